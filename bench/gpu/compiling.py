@@ -21,6 +21,7 @@ from bench.gpu.models import BUNDLED, paged, random_model, scribble
 from bench.gpu.shapes import ModelShape
 from bench.gpu.verify import VerifyStep
 from kvpaging import PagePool, PageTable
+from server.engine.device import GPU_CHUNK
 from spec.protocols import Rows
 from spec.sampling import SamplingParams
 from verifier.model.config import ModelConfig
@@ -28,8 +29,8 @@ from verifier.model.config import ModelConfig
 #: In the place of a model's name: the ways of a product that are tried.
 SWEEP = "sweep"
 ROOT = Path(__file__).resolve().parents[2]
-#: Tokens of a prompt's chunk, as the scheduler cuts them.
-CHUNK = 256
+#: Rows of a prompt that are read at once: as the scheduler cuts them, and of a short one.
+CHUNK, SHORT = GPU_CHUNK, 128
 
 
 def compile_model(device: Device, shape: ModelShape, rows: Sequence[int], contexts: Sequence[int]) -> int:
@@ -51,9 +52,10 @@ def compile_model(device: Device, shape: ModelShape, rows: Sequence[int], contex
                 calls += 1
     table = PageTable(pool)
     table.reserve(CHUNK)
-    model.run([Rows(table, torch.zeros(CHUNK, dtype=torch.int64), 0, wanted="last")])
+    for count in (CHUNK, SHORT):
+        model.run([Rows(table, torch.zeros(count, dtype=torch.int64), 0, wanted="last")])
     device.synchronize()
-    return calls + 1
+    return calls + 2
 
 
 def compile_all(arguments: Sequence[str], names: Sequence[str], limit: float) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """What a step should take on a GPU, over its floor, before any was measured: ``python -m bench.gpu.model``.
 
 The launches are those that the code makes, counted without a GPU (:mod:`bench.gpu.binder`); what each takes is
-arithmetic: bytes, launches, trips to memory. Constants are assumptions, named so that a measurement can correct them.
+arithmetic: bytes, launches, trips to memory; for prompts products and attention, too. Constants are assumptions, named
+so that a measurement can correct them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bench.gpu.shapes import EagleShape, eagle_bytes, kv_bytes_per_token, step_b
 from drafters.eagle import EagleDrafter
 from drafters.proposer import Drafts
 from kvpaging import PagePool
+from server.engine.device import GPU_CHUNK
 from spec.tree import TreeShape
 from verifier.graphs.plain import RootOnly
 from verifier.graphs.proposer import Proposer
@@ -30,8 +32,7 @@ from verifier.graphs.step import SpeculativeStep
 from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
 from verifier.model.weights import allocate
-from verifier.ops.kernels.blocked import TILE
-from verifier.ops.kernels.linear import tile_of
+from verifier.ops.kernels.linear import ENOUGH, tile_of
 from verifier.paged_model import PagedModel
 
 #: Trips to memory, one behind the other, of the kernels that read little; those not named take two.
@@ -41,12 +42,15 @@ TRIPS = {"tree_partials": 5, "tree_merge": 4, "scan": 3, "weigh": 3, "settle": 4
 @dataclass(frozen=True, slots=True)
 class Card:
     """A GPU. read: bytes per second of a pass that only reads: 92 % of the data sheet. cached: of the L2, to all
-    processors. multiply: bf16 operations per second in 64 x 64 tiles, half of the data sheet."""
+    processors. multiply: bf16 operations per second by instructions of 16 rows, half of the data sheet; attend: of
+    attention in tiles of 64 x 64. processors: that run programs."""
 
     name: str
     read: float
     cached: float = 5.5e12
     multiply: float = 0.5e15
+    attend: float = 0.2e15
+    processors: int = 132
 
 
 CARDS = (Card("H100", 0.92 * 3.35e12), Card("H200", 0.92 * 4.8e12))
@@ -57,12 +61,13 @@ class Costs:
     """Seconds. gap: from a kernel's end to the first byte that the next one asks for, inside a graph, where the next
     is there already (programmatic dependent launch). alone: the same of a kernel of torch, that is launched behind it.
     ramp: until a product whose weight is on its way reads at full speed, and from its last byte to its end. trip: to
-    memory and back."""
+    memory and back. host: of a launch that is in no graph, by the host."""
 
     gap: float = 0.4e-6
     alone: float = 1.2e-6
     ramp: float = 0.6e-6
     trip: float = 0.8e-6
+    host: float = 25e-6
 
 
 COSTS = Costs()
@@ -92,13 +97,37 @@ class Step:
         return self.seconds(card, costs) * card.read / self.floor
 
 
-def product_seconds(card: Card, costs: Costs, outer: int, inner: int, rows: int) -> float:
-    """A product: its weight once from memory, and the rows for every tile of outputs from the L2."""
-    weight, tiles = 2 * outer * inner, math.ceil(outer / TILE)
-    partials = 4 * rows * outer * (cut(outer, inner)[0] - 1)
-    cached = weight + tiles * 2 * rows * inner + partials
-    operations = 2 * tile_of(rows) * math.ceil(rows / tile_of(rows)) * outer * inner
+def product_seconds(card: Card, costs: Costs, outer: int, inner: int, rows: int, large: bool = True) -> float:
+    """A product: its weight once from memory, and both sides for every tile from the L2. large: whether more than 64
+    rows have tiles of their own."""
+    weight, tile = 2 * outer * inner, tile_of(rows, large)
+    high, wide = tile.grid(rows, outer)
+    several = 1 if high * wide >= ENOUGH and large else cut(outer, inner)[0]
+    cached = high * weight + wide * 2 * rows * inner + 4 * rows * outer * (several - 1)
+    programs, places = high * wide * several, card.processors * 8 // tile.warps
+    idle = math.ceil(programs / places) * places / programs if high > 1 else 1.0
+    operations = 2 * idle * high * tile.rows * outer * inner
     return costs.gap + costs.ramp + max(weight / card.read, cached / card.cached, operations / card.multiply)
+
+
+def prompt_seconds(
+    card: Card, step: Step, config: ModelConfig, tokens: int, chunk: int, large: bool = True, costs: Costs = COSTS
+) -> float:
+    """Of reading a prompt in chunks, of which only the last row has logits. step: a plain one, for its launches."""
+    *layers, head = step.weights
+    heads, groups = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    total = 0.0
+    for begin in range(0, tokens, chunk):
+        rows = min(chunk, tokens - begin)
+        products = sum(product_seconds(card, costs, *weight, rows, large) for weight in layers)
+        seen = rows * (begin + rows / 2)
+        tiles = 2 * 2 * groups * seen * config.num_heads // config.num_kv_heads / 64
+        attention = max(4 * heads * seen / card.attend, tiles / card.cached)
+        moved = 2 * rows * (8 * config.hidden_size + 4 * heads + 4 * groups)  # by norms, rotation and attention
+        small = 5 * costs.gap + 10 * costs.trip + moved / card.cached
+        whole = products + config.num_layers * (attention + small) + product_seconds(card, costs, *head, 1)
+        total += max(whole, step.launches.total * costs.host)
+    return total
 
 
 def target_of(shape: shapes.ModelShape) -> PagedModel:
@@ -162,10 +191,16 @@ def main() -> int:
     """Print the table."""
     torch.set_grad_enabled(False)
     chosen = settings.full()
-    rows, made = [], steps(chosen.bar, chosen.eagle, 5, 1024)
+    rows, prompts, made = [], [], steps(chosen.bar, chosen.eagle, 5, 1024)
     for step in (*made, *(replace(made[0], name=f"plain, {count} rows", rows=count) for count in (8, 32, 64))):
         rows.append([step.name, step.launches.total, *(step.over_floor(card) for card in CARDS)])
     record.table("expected, over the floor", [chosen.bar.name, "launches", *(card.name for card in CARDS)], rows)
+    config = chosen.bar.config(ModelConfig.from_directory(BUNDLED / "target"))
+    for name, chunk, large in (("64 x 64, chunks of 256", 256, False), (f"128 x 128, of {GPU_CHUNK}", GPU_CHUNK, True)):
+        for tokens in chosen.prompts_read:
+            taken = [1e3 * prompt_seconds(card, made[0], config, tokens, chunk, large) for card in CARDS]
+            prompts.append([f"{tokens} tokens in tiles of {name}", *taken])
+    record.table("expected, ms", ["reading a prompt", *(card.name for card in CARDS)], prompts)
     print("Arithmetic, nothing was measured.")
     return 0
 

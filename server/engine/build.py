@@ -118,7 +118,8 @@ def build_engine(
     root, shape, budget = ProfileRun(info, verifier, pool, runner).root_seconds(), drafting.shape, drafting.budget
     info = msgspec.structs.replace(info, draft_shape=shape.widths, root_seconds=root, chosen=budget is not None)
     prefix = PrefixIndex(pool) if config.prefix_cache else None
-    scheduler = Scheduler(pool, prefix, shape, drafting.cost, config.max_seqs, budget=budget, root_seconds=root)
+    most = config.max_seqs, chosen.loading.device.chunk
+    scheduler = Scheduler(pool, prefix, shape, drafting.cost, *most, budget=budget, root_seconds=root)
     give_back()
     return Engine(
         info=info,
@@ -171,7 +172,7 @@ def _drafting(
         return Drafting.of(config, drafters, profile_run, say), None
     say("compiling kernels")  # first: what is measured is not to be a compiler's time
     for member in [*drafters, None][: max(1, len(drafters))]:
-        profile_run.compile(member, pinned(config) or DRAFTED, config.max_seqs)
+        profile_run.compile(member, pinned(config) or DRAFTED, config.max_seqs, loading.device.chunk)
     drafting = Drafting.of(config, drafters, profile_run, say)
     capture_levels(verifier, drafting, loading.length, config.max_seqs, capture, say)
     return drafting, runner_of(verifier, drafting, loading.length, config.max_seqs, capture, say)

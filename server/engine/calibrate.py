@@ -24,7 +24,7 @@ from spec.price import Price
 from spec.protocols import Drafter, FeatureRequest, Rows, Verifier
 from spec.request import EngineInfo, Request
 from spec.sampling import SamplingParams
-from spec.scheduler import Scheduler
+from spec.scheduler import MAX_CHUNK, Scheduler
 from spec.sequence import SequenceState
 from spec.step import StepRunner
 from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
@@ -83,11 +83,16 @@ class ProfileRun:
         engine.runner.rest()
         return times
 
-    def compile(self, drafter: Drafter | None, shape: TreeShape, most: int) -> None:
+    def compile(self, drafter: Drafter | None, shape: TreeShape, most: int, chunk: int) -> None:
         """Let a GPU's kernels be compiled for whatever requests may bring, for later all streams would wait: short and
-        long prompts, steps from graphs and op by op, of one sequence up to ``most``; kernels tell powers of two apart.
+        long prompts and one that fills a chunk, steps from graphs and op by op, of one sequence up to ``most``; kernels
+        tell powers of two apart.
         """
-        engine = self._engine(drafter, shape, most)
+        engine = self._engine(drafter, shape, most, chunk)
+        whole = max(2, min(chunk, self._info.max_model_len - MAX_NODES))
+        engine.add(Request(id="profile", prompt=[0] * whole, params=SamplingParams(seed=0, ignore_eos=True)))
+        engine.step()
+        engine.cancel("profile")
         long = min(MAX_NODES + 1, self._info.max_model_len // 2)
         for count in sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)}):
             for penalty in (0.0, 0.5):
@@ -101,8 +106,10 @@ class ProfileRun:
                     engine.cancel(name)
         engine.runner.rest()
 
-    def _engine(self, drafter: Drafter | None, shape: TreeShape = ROOT_ONLY, most: int = 1) -> Engine:
-        scheduler = Scheduler(self._pool, None, shape, CostModel([1], [1.0]), max_seqs=most, plain_every=0)
+    def _engine(
+        self, drafter: Drafter | None, shape: TreeShape = ROOT_ONLY, most: int = 1, chunk: int = MAX_CHUNK
+    ) -> Engine:
+        scheduler = Scheduler(self._pool, None, shape, CostModel([1], [1.0]), most, chunk, plain_every=0)
         return Engine(
             info=self._info,
             pool=self._pool,

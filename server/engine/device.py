@@ -11,12 +11,16 @@ import torch
 
 from server.settings.config import EngineConfig
 from server.settings.resolved import Unfit
+from spec.scheduler import MAX_CHUNK
 from verifier.ops.kernels.cpu.walk import unsupported
 
 #: Where a container's limit is written (cgroup v2, v1); on a bare machine there is none.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 #: GPUs multiply bf16 from this compute capability on.
 _BF16_SINCE = (8, 0)
+#: Rows of prompts in one step of a GPU that has tiles of 128 rows: four beside each other, so that the smallest weights
+#: of a large model keep all processors busy.
+GPU_CHUNK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,11 @@ class Device:
     def is_gpu(self) -> bool:
         """Whether it is a GPU."""
         return self.capability is not None
+
+    @property
+    def chunk(self) -> int:
+        """Rows of prompts in one step, at most."""
+        return GPU_CHUNK if self.capability is not None and self.capability >= (9, 0) else MAX_CHUNK
 
     @property
     def has_bf16(self) -> bool:

@@ -22,7 +22,6 @@ from server.engine.memory import MOST_UTILIZATION, Demand, MemoryPlan, item_byte
 from server.settings.config import EngineConfig
 from server.settings.resolved import Unfit
 from server.settings.units import bytes_in_words
-from spec.scheduler import MAX_CHUNK
 from spec.tree import MAX_NODES, TreeShape
 from verifier.graphs.buckets import passes, sizes, widths
 from verifier.model.config import ModelConfig
@@ -113,7 +112,8 @@ class _Case:
         shapes = [self.target, *(shape for drafter in self.drafters for shape in drafter.shapes(self.target))]
         positions, trees = self.length + MAX_NODES, self.config.max_seqs * MAX_NODES
         largest = max(
-            workspace_bytes(shape, item_bytes(self.dtype), positions, MAX_CHUNK + trees, trees) for shape in shapes
+            workspace_bytes(shape, item_bytes(self.dtype), positions, self.device.chunk + trees, trees)
+            for shape in shapes
         )
         workspace = largest + sum(rope_bytes(shape, item_bytes(self.dtype), positions) for shape in shapes)
         return {"workspace": workspace} | ({"graphs": self._graphs(shapes)} if self.config.graphs else {})

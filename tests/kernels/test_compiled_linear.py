@@ -58,12 +58,21 @@ def test_every_product_is_made_of_one_instruction(dtype, capability, rows, tmp_p
                 assert "cp.async" in kernel.ptx, "the weight is fetched ahead"
 
 
-def test_tiles_have_the_rows_that_there_are_and_at_most_64(tmp_path) -> None:
+@pytest.mark.parametrize("rows", [128, 512], ids="{} rows".format)
+@pytest.mark.parametrize("call", [1, 2], ids=["segments", "gated"])
+def test_so_it_is_for_chunks_of_a_prompt(call, rows, tmp_path) -> None:
+    """Of 512 rows a program adds up all segments, and keeps what it has of them on the stack meanwhile."""
+    kernel = compile_launches(calls(torch.bfloat16, rows)[call], tmp_path, 90)["linear_tiles"]
+    assert products(kernel.ptx) == {INSTRUCTION[90].format("bf16")}
+    assert kernel.stack <= (80 if (call, rows) == (1, 512) else 0) and kernel.shared <= 227 << 10
+    assert kernel.ptx.count("cp.async.cg") and "wgmma.wait_group.sync.aligned 15" in kernel.ptx, "chains side by side"
+
+
+def test_tiles_have_the_rows_that_there_are_and_at_most_128(tmp_path) -> None:
     """And what adds segments is the same for any number of them."""
     codes = []
-    for rows in (1, 16, 17, 32, 33, 64, 512):
+    for rows in (1, 16, 17, 32, 33, 64, 65, 128):
         made = compile_launches(calls(torch.bfloat16, rows)[1], tmp_path, 90)
         codes.append((made["linear_tiles"].ptx, made["add_segments"].ptx))
-    one, _, two, _, four, *_ = codes
-    assert codes == [one, one, two, two, four, four, four] and len({each for each, _ in codes}) == 3
+    assert codes[::2] == codes[1::2] and len({each for each, _ in codes}) == 4
     assert len({each for _, each in codes}) == 1

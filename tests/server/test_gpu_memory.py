@@ -111,7 +111,7 @@ def test_a_tied_output_head_is_held_once() -> None:
 
 def test_the_workspace_is_counted_from_the_shapes() -> None:
     model = llama(LLAMA_8B)
-    rows, trees, positions = 256 + 4 * 64, 4 * 64, 131072 + 64
+    rows, trees, positions = 512 + 4 * 64, 4 * 64, 131072 + 64
     logits, partials = rows * 128256 * 4, trees * 32 * (128 + 2) * 4 * (131136 // 1024 + 16 + 2)
     least = logits + partials + rows * (6144 + 28672) * 2
     found = workspace_bytes(model, 2, positions, rows, trees)

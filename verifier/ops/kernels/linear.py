@@ -1,12 +1,12 @@
-"""Skinny linears in Triton: the weight is streamed once, 64 of its rows against 16, 32 or 64 rows of x at a time.
+"""Linears in Triton: 64 outputs against 16, 32 or 64 rows of x at a time; of a prompt's chunk 128 against 128.
 
-    weight [O, K]   64 outputs x (segment 0 | segment 1 | ...)   one program each, for up to 64 rows of x
+    weight [O, K]   outputs of a tile x (segment 0 | segment 1 | ...)   one program each, for a tile's rows of x
 
 A segment is a fixed range of the inner width, chosen by the weight's shape alone. Its sum is one chain of MMAs in order
 of k (:mod:`verifier.ops.kernels.tile`); segments are added in order by whoever reads the product
-(:mod:`verifier.ops.kernels.segments`), so nothing is added by whoever comes first. One row and a prefill chunk run
-chains of one instruction, so a row's bits do not depend on the number of rows. Programs for other rows of the same
-outputs run side by side: the weight is read from memory once.
+(:mod:`verifier.ops.kernels.segments`), or by one program for each tile where that makes enough of them, so nothing is
+added by whoever comes first. One row and a prefill chunk run chains of one instruction, so a row's bits do not depend
+on the number of rows. Programs for other rows of the same outputs run side by side: a weight is read from memory once.
 
 A gate and what it is for are outputs I apart. A tile of a gated weight takes eight of the former and eight of the
 latter in turns: so they come to lie in one thread, and it is a product like any other.
@@ -14,21 +14,45 @@ latter in turns: so they come to lie in one thread, and it is a product like any
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from verifier.ops.kernels.blocked import TILE, BlockedWeight
-from verifier.ops.kernels.chain import chained, wait_turn
+from verifier.ops.kernels.chain import capability, chained, wait_turn
 from verifier.ops.kernels.segments import ROWS, finish, finished, gated
-from verifier.ops.kernels.tile import DOT, bring_tile, tile_product
+from verifier.ops.kernels.tile import DOT, added, bring_tile, nothing, tile_product
 from verifier.ops.linear import Partials
 
-#: Rows of a program, and blocks of floats that are on their way at once: a GPU of compute capability 8.9 has 99 KB.
-_STAGES_OF_FLOATS = {16: 4, 32: 4, 64: 3}
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program multiplies: rows and outputs, by how many warps; stages: blocks of floats on their way at once."""
+
+    rows: int
+    outputs: int = TILE
+    warps: int = 4
+    stages: int = 4
+
+    def grid(self, rows: int, outer: int) -> tuple[int, int]:
+        """How many of them rows and outputs fill."""
+        return triton.cdiv(rows, self.rows), triton.cdiv(outer, self.outputs)
+
+
+#: Of up to 64 rows; a GPU of compute capability 8.9 has 99 KB.
+SMALL = (Tile(16), Tile(32), Tile(64, stages=3))
+#: Of more, from compute capability 9.0 on, and of blocks that eight warps can fetch ahead: each program reads half as
+#: much for each product.
+LARGE, _BLOCK = Tile(128, 128, warps=8, stages=3), 128
+#: Programs that keep all processors busy: with so many one program adds up all segments of its outputs. Rows behind
+#: which that stays as it is: what a full chunk of a prompt launches more rows do, too.
+ENOUGH, _FULL = 128, 512
 #: Blocks of few bits, by their length: they are small.
 _STAGES = {128: 4, 64: 6, 32: 8, 16: 8}
 
@@ -46,10 +70,11 @@ def _halved(pairs):
 def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.constexpr, K: tl.constexpr,
                  TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
                  OFFSETS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SEGMENT: tl.constexpr,
-                 BIAS: tl.constexpr, GATED: tl.constexpr, AHEAD: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (R / ROWS, outputs / TILE, segments). out: [R, O], or [R, O / 2] if gated, finished; or
-    fp32[segments, R, O] where there are several. WIDTH: the filled inner width. AHEAD: blocks that are asked for before
-    there is anything to multiply them with."""
+                 ALL: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, AHEAD: tl.constexpr,
+                 CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R / ROWS, outputs / TILE, segments; 1 if a program adds up ALL of them). out: [R, O], or [R, O / 2] if
+    gated, finished; or fp32[segments, R, O] where there are several programs. WIDTH: the filled inner width. AHEAD:
+    blocks that are asked for before there is anything to multiply them with."""
     row, part = tl.program_id(0) * ROWS, tl.program_id(2)
     number = tl.arange(0, TILE)
     columns = tl.program_id(1) * TILE + number
@@ -63,8 +88,16 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.cons
     if CHAINED:
         bring_tile(weight, columns, start, end, OUTER, K, BLOCK, KIND, AHEAD)
     wait_turn(CHAINED)
-    sums = tile_product(x, weight, scales, offsets, steps, row, columns, start, end, R, OUTER, K, ROWS, BLOCK, KIND,
-                        GROUPS, SPAN, OFFSETS)  # fmt: skip
+    if ALL:
+        sums = nothing(TILE, ROWS)
+        for begin in tl.range(0, WIDTH, SEGMENT):
+            more = tile_product(x, weight, scales, offsets, steps, row, columns, begin,
+                                tl.minimum(begin + SEGMENT, WIDTH), R, OUTER, K, ROWS, BLOCK, KIND, GROUPS, SPAN,
+                                OFFSETS)  # fmt: skip
+            sums = added(sums, more, ROWS)
+    else:
+        sums = tile_product(x, weight, scales, offsets, steps, row, columns, start, end, R, OUTER, K, ROWS, BLOCK, KIND,
+                            GROUPS, SPAN, OFFSETS)  # fmt: skip
     for chain in tl.static_range(ROWS // DOT):
         rows = row + chain * DOT + tl.arange(0, DOT)
         result = finished(sums[chain], bias, columns[:, None], (columns < OUTER)[:, None], out.dtype.element_ty, BIAS)
@@ -98,29 +131,32 @@ def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor | Pa
     assert x.is_contiguous() and weight.values.is_contiguous(), "rows lie one behind the other"
     assert x.data_ptr() % 16 == 0 and weight.values.data_ptr() % 16 == 0, "they begin on 16 bytes, as a new tensor does"
     segments, segment = weight.cut
-    if segments > 1:
+    tile = tile_of(len(x), weight.block == _BLOCK and (knobs.runtime.interpret or capability() >= 90))
+    programs = 1 if math.prod(tile.grid(min(len(x), _FULL), weight.outer)) >= ENOUGH else segments
+    if programs > 1:
         sums = x.new_empty(segments, len(x), weight.outer, dtype=torch.float32)
-        _launch(x, weight, sums, segments, segment)
+        _launch(x, weight, sums, tile, programs, segment)
         return Partials(sums, weight.bias)
     out = x.new_empty(len(x), weight.outer // (2 if weight.gated else 1), dtype=dtype)
-    _launch(x, weight, out, segments, segment)
+    _launch(x, weight, out, tile, programs, segment)
     return out
 
 
-def tile_of(rows: int) -> int:
-    """Rows of a program, where there are so many in all."""
-    return next((tile for tile in _STAGES_OF_FLOATS if tile >= rows), 64)
+def tile_of(rows: int, large: bool) -> Tile:
+    """That of a program, where there are so many rows in all. large: whether there is a large one."""
+    return next((tile for tile in SMALL if tile.rows >= rows), LARGE if large else SMALL[-1])
 
 
-def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, segments: int, segment: int) -> None:
-    rows, whole = tile_of(len(x)), segments == 1
+def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs: int, segment: int) -> None:
+    """programs: for each tile."""
+    whole = programs == 1
     bias = weight.bias if whole else None
-    grid = (triton.cdiv(len(x), rows), triton.cdiv(weight.outer, TILE), segments)
-    stages = _STAGES_OF_FLOATS[rows] if weight.scales is None else _STAGES[weight.block]
-    linear_tiles[grid](
+    stages = tile.stages if weight.scales is None else _STAGES[weight.block]
+    linear_tiles[(*tile.grid(len(x), weight.outer), programs)](
         x, weight.values, *(_given(one, x) for one in (weight.scales, weight.offsets, weight.steps, bias)), out, len(x),
-        **_about(weight), ROWS=rows, SEGMENT=segment, BIAS=bias is not None, GATED=whole and weight.gated, AHEAD=stages,
-        num_warps=4, num_stages=stages, enable_fp_fusion=False, **chained(),
+        **_about(weight), TILE=tile.outputs, ROWS=tile.rows, SEGMENT=segment, ALL=programs < weight.cut[0],
+        BIAS=bias is not None, GATED=whole and weight.gated, AHEAD=stages, num_warps=tile.warps, num_stages=stages,
+        enable_fp_fusion=False, **chained(),
     )  # fmt: skip
 
 
@@ -134,7 +170,6 @@ def _about(weight: BlockedWeight) -> dict[str, Any]:
     return {
         "OUTER": weight.outer,
         "K": weight.inner,
-        "TILE": TILE,
         "BLOCK": weight.block,
         "KIND": weight.kind,
         "GROUPS": weight.groups,

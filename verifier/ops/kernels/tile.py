@@ -1,7 +1,7 @@
 """The product of one tile of outputs and rows: chains of MMAs in order of k, each of 16 rows, however many there are.
 
-A tile of 16, 32 or 64 rows is one, two or four such chains: one instruction (on ``sm_90`` wgmma of m64n16k16), so that
-a row's sums are formed alike in a tile of any size.
+A tile of 16 to 128 rows is one to eight such chains: one instruction (on ``sm_90`` wgmma of m64n16k16), so that a row's
+sums are formed alike in a tile of any size.
 
 Weights stand as :mod:`verifier.ops.kernels.blocked` has them. Whole numbers become halves by bits: behind the exponent
 of 2^23 they are fp32 of 2^23 more, which a difference takes away, with what means zero. e4m3 has the bits of fp32 but
@@ -48,6 +48,24 @@ def _sums(TILE: tl.constexpr, ROWS: tl.constexpr):
     for _ in tl.static_range(ROWS // DOT):
         sums += (tl.full([TILE, DOT], 0.0, tl.float32),)
     return sums
+
+
+@triton.jit
+def nothing(TILE: tl.constexpr, ROWS: tl.constexpr):
+    """-0.0 of each chain, to which any number can be added and stays what it is."""
+    sums = ()
+    for _ in tl.static_range(ROWS // DOT):  # by its bits: of a float that is zero Triton takes the sign
+        sums += (tl.full([TILE, DOT], -0x80000000, tl.int32).to(tl.float32, bitcast=True),)
+    return sums
+
+
+@triton.jit
+def added(sums, more, ROWS: tl.constexpr):
+    """``sums + more`` of each chain."""
+    total = ()
+    for chain in tl.static_range(ROWS // DOT):
+        total += (sums[chain] + more[chain],)
+    return total
 
 
 @triton.jit
