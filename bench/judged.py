@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from bench import record
 from bench.drive import Options
+from drafters.heads.dflash_model import DFlashModel, DFlashShape
 from drafters.heads.eagle_model import EagleModel, EagleShape
 from drafters.heads.lesson import Depth, Lesson
 from drafters.heads.lesson import judge as compare
@@ -26,11 +27,13 @@ from drafters.heads.medusa_model import MedusaModel
 from drafters.training.teacher import Teacher
 from server.engine.vocabulary import overlap
 from spec.names import DRAFT_MODEL
+from verifier.heads.dflash_config import DFlashConfig
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.files import HeadTensors
 from verifier.model.config import ModelConfig
 from verifier.model.hub import resolve
 
+Learner = MedusaModel | EagleModel | DFlashModel
 #: What a drafter makes of one text.
 Judge = Callable[[Lesson, torch.Generator], list[Depth]]
 
@@ -53,22 +56,23 @@ def draft_judge(directory: Path, target: Path) -> Judge:
     return judged
 
 
-def learner(kind: str, directory: Path, target: Path, teacher: Teacher, depths: int) -> MedusaModel | EagleModel:
-    """A trained head in the form in which it was trained; judged ``depths`` tokens ahead.
+def learner(kind: str, directory: Path, target: Path, teacher: Teacher, depths: int) -> Learner:
+    """A trained head in the form in which it was trained; judged ``depths`` tokens ahead, a block as far as it guesses.
 
     Raises CannotJudge where its tensors are not those that training writes.
     """
     stored = HeadTensors.read(directory).tensors
-    model: MedusaModel | EagleModel
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    model: Learner
     if kind == "medusa":
         model = MedusaModel(teacher.lm_head, len({name.partition(".")[0] for name in stored}))
+    elif kind == "dflash":
+        model = DFlashModel(dflash_shape(directory, target, config), teacher.embedding, teacher.lm_head)
     else:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         layers = EagleConfig.read(directory, ModelConfig.from_directory(target)).aux
-        known = {field.name: config[field.name] for field in fields(EagleShape) if field.name in config}
         count = config["draft_vocab_size"]
         ids = torch.arange(count) + stored.get("d2t", torch.zeros(count, dtype=torch.int64))
-        shape = EagleShape(**known, layers=layers)
+        shape = EagleShape(**known(EagleShape, config), layers=layers)
         model = EagleModel(shape, teacher.embedding, ids, teacher.lm_head, passes=depths)
     own = model.published()
     if own.keys() != stored.keys():
@@ -77,6 +81,18 @@ def learner(kind: str, directory: Path, target: Path, teacher: Teacher, depths: 
     for name, tensor in own.items():
         tensor.copy_(stored[name])
     return model
+
+
+def dflash_shape(directory: Path, target: Path, config: Mapping[str, Any]) -> DFlashShape:
+    """The shape of a block head, from what its configuration says by any of its layouts."""
+    read = DFlashConfig.read(directory, ModelConfig.from_directory(target))
+    layers, depth = tuple(int(name.removeprefix("layer.")) for name in read.names), int(config["num_target_layers"])
+    own: dict[str, Any] = {"layers": layers, "target_layers": depth, "mask_token_id": read.mask}
+    return DFlashShape(**known(DFlashShape, config), **own)
+
+
+def known(shape: type[EagleShape] | type[DFlashShape], config: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: config[field.name] for field in fields(shape) if field.name in config}
 
 
 def entropy(logits: Tensor) -> float:

@@ -46,7 +46,7 @@ def serve_file(config: ServeConfig) -> str:
 COMMAND = Command(
     "deploy",
     "write what Ray Serve needs to run the engines",
-    ("foresay deploy ray --replicas 2", "foresay deploy Qwen/Qwen3-8B ray --replicas 1-4 --draft suffix"),
+    ("foresay deploy ray --replicas 2", "foresay deploy ray Qwen/Qwen3-8B --replicas 1-4 --draft suffix"),
     ServeConfig,
     run,
     _add_arguments,

@@ -9,12 +9,12 @@ import msgspec
 
 from server.settings.config import EngineConfig, ServeConfig
 from spec.errors import ConfigurationError
-from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE, SUFFIX
+from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE, SUFFIX
 from verifier.model.hub import resolve
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 #: Drafters that come with the bundled target. The heads fit it alone.
-BUNDLED_HEADS = (MEDUSA, EAGLE3)
+BUNDLED_HEADS = (MEDUSA, EAGLE3, DFLASH)
 BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
 #: Drafters that every target has, of those that bring something beside the others: ngram finds what suffix finds too.
 AUTO = (SUFFIX,)
@@ -36,7 +36,7 @@ def target_directory(config: EngineConfig) -> Path:
 def choose_draft(config: EngineConfig) -> Resolved:
     """Who drafts, in one word or several with commas between them.
 
-    Raises ConfigurationError for a bundled head (``medusa``, ``eagle3``) with another target.
+    Raises ConfigurationError for a bundled head (``medusa``, ``eagle3``, ``dflash``) with another target.
     """
     if config.draft == "auto":
         if config.target == "bundled":

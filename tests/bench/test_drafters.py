@@ -14,8 +14,9 @@ import torch
 from bench import drafters, record, report
 from bench.drafters import APART, check_nodes, figures
 from bench.drive import BadMode, Options, Run
-from bench.judged import CannotJudge, entropy, learner
+from bench.judged import CannotJudge, Learner, entropy, learner
 from bench.summary import Sample
+from drafters.heads.dflash_model import DFlashModel, DFlashShape
 from drafters.heads.eagle_model import EagleModel, EagleShape
 from drafters.heads.medusa_model import MedusaModel
 from drafters.training.teacher import Teacher
@@ -79,19 +80,23 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def write_heads(kind: str, teacher: Teacher, path: Path) -> MedusaModel | EagleModel:
+def write_heads(kind: str, teacher: Teacher, path: Path) -> Learner:
     """Random heads, published; stored in fp32, so that they read back as they are."""
     torch.manual_seed(3)
-    made: MedusaModel | EagleModel
+    made: Learner
+    layer: Any = {
+        "vocab_size": VOCAB, "hidden_size": teacher.config.hidden_size, "intermediate_size": 40,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0, "max_position_embeddings": 64,
+    }  # fmt: skip
     if kind == "medusa":
         made = MedusaModel(teacher.lm_head, 2)
+    elif kind == "dflash":
+        block = DFlashShape(**layer, num_hidden_layers=2, layers=(1, 2), target_layers=3, block_size=4, mask_token_id=7)
+        made = DFlashModel(block, teacher.embedding, teacher.lm_head)
     else:
-        ids, width = torch.arange(0, VOCAB, 2), teacher.config.hidden_size
-        shape = EagleShape(
-            vocab_size=VOCAB, draft_vocab_size=len(ids), hidden_size=width, intermediate_size=40,
-            num_attention_heads=2, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-5, rope_theta=10_000.0,
-            max_position_embeddings=64, layers=(0, 1, 2),
-        )  # fmt: skip
+        ids = torch.arange(0, VOCAB, 2)
+        shape = EagleShape(**layer, draft_vocab_size=len(ids), layers=(0, 1, 2))
         made = EagleModel(shape, teacher.embedding, ids, teacher.lm_head, passes=3)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -100,7 +105,7 @@ def write_heads(kind: str, teacher: Teacher, path: Path) -> MedusaModel | EagleM
     return made
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash"])
 def test_heads_are_judged_as_trained(kind: str, target: Path, tmp_path: Path) -> None:
     teacher = Teacher(target, "cpu", torch.float32)
     with torch.enable_grad():
@@ -125,12 +130,19 @@ def test_other_heads_are_not_judged(target: Path, tmp_path: Path) -> None:
 def test_a_whole_run(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     teacher = Teacher(target, "cpu", torch.float32)
     with torch.enable_grad():
-        for kind in ("medusa", "eagle3"):
+        for kind in ("medusa", "eagle3", "dflash"):
             write_heads(kind, teacher, tmp_path / kind)
     (tmp_path / "prompts.jsonl").write_text('{"text": "the quick brown fox"}\n{"text": "says the lazy dog"}\n')
     flags = ["--target", str(target), "--draft", str(target), "--medusa", str(tmp_path / "medusa")]
-    flags += ["--eagle3", str(tmp_path / "eagle3"), "--prompts", str(tmp_path / "prompts.jsonl")]
-    flags += ["--modes", "none", "ngram:3", "draft_model:2", "medusa:3,2", "eagle3:3,2,2"]
+    flags += [
+        "--eagle3",
+        str(tmp_path / "eagle3"),
+        "--dflash",
+        str(tmp_path / "dflash"),
+        "--prompts",
+        str(tmp_path / "prompts.jsonl"),
+    ]
+    flags += ["--modes", "none", "ngram:3", "draft_model:2", "medusa:3,2", "eagle3:3,2,2", "dflash:3"]
     flags += ["--dtype", "float32", "--max-tokens", "12", "--seeds", "1"]
     monkeypatch.setattr(sys, "argv", ["bench/drafters.py", *flags])
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
@@ -138,7 +150,7 @@ def test_a_whole_run(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     entry = json.loads(next((tmp_path / "results").glob("*-drafters.json")).read_text())
     for temperature in ("0", "1"):
         found = entry["temperature"][temperature]
-        assert list(found) == ["none", "ngram:3", "draft_model:2", "medusa:3,2", "eagle3:3,2,2"]
+        assert list(found) == ["none", "ngram:3", "draft_model:2", "medusa:3,2", "eagle3:3,2,2", "dflash:3"]
         assert found["none"]["tokens_per_step"]["ratio"] == 1.0
         # The draft model is the target itself, so all it drafts is right: 12 tokens in a prompt's and four more steps.
         assert found["draft_model:2"]["tokens_per_step"]["ratio"] == pytest.approx(12 / 5)
@@ -149,4 +161,4 @@ def test_a_whole_run(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     judged = entry["judged"]
     assert judged["depths"]["draft_model"]["loss"] == [pytest.approx(judged["entropy_of_target"], abs=1e-3)]
     assert "| eagle3:3,2,2 | 1 |" in report.report(tmp_path / "results")
-    assert [len(judged["depths"][kind]["loss"]) for kind in ("medusa", "eagle3")] == [2, 3]
+    assert [len(judged["depths"][kind]["loss"]) for kind in ("medusa", "eagle3", "dflash")] == [2, 3, 3]

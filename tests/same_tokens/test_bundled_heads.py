@@ -14,7 +14,7 @@ from tests.same_tokens.test_bundled import PROMPTS
 from tests.same_tokens.witness import Job, Text, Witness, run
 
 #: Tokens per step that each must reach on these few texts; docs/choosing-a-drafter.md has the measured figures.
-LEAST = {"eagle3": 1.9, "medusa": 1.5}
+LEAST = {"eagle3": 1.9, "medusa": 1.5, "dflash": 1.5}
 
 
 def jobs() -> list[Job]:
@@ -57,7 +57,7 @@ def test_bundled_heads_write_the_same_sooner(plain, draft, tree) -> None:
 
 def test_they_take_little_room() -> None:
     sizes = [file.stat().st_size for head in BUNDLED_HEADS for file in (BUNDLED / head).iterdir()]
-    assert sum(sizes) <= 14e6
+    assert sum(sizes) <= 18e6
 
 
 @pytest.mark.parametrize("draft", BUNDLED_HEADS)

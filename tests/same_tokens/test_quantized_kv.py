@@ -11,7 +11,7 @@ import torch
 
 from server.engine.build import build_engine
 from server.settings.config import EngineConfig, KVDtype
-from server.settings.resolved import BUNDLED
+from server.settings.resolved import BUNDLED, BUNDLED_HEADS
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.heads import KINDS, SHAPES, head_drafter, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
@@ -142,7 +142,7 @@ def kept_plain(request) -> tuple[KVDtype, dict[str, Text]]:
 
 def test_bundled_drafters(kept_plain) -> None:
     kv_dtype, texts = kept_plain
-    for draft in ("auto", "medusa", "eagle3"):
+    for draft in ("auto", *BUNDLED_HEADS):
         assert_same(texts, bundled(draft, kv_dtype))
 
 
