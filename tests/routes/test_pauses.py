@@ -47,12 +47,10 @@ class Probe:
 
 
 @pytest.fixture(autouse=True)
-def frozen() -> Iterator[None]:
+def frozen() -> None:
     """As in a server that has loaded: the garbage collector does not look through all that stays."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @contextmanager

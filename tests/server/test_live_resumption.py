@@ -297,7 +297,7 @@ async def test_a_prompt_that_the_engine_dies_of_takes_nobody_along(
     try:
         await asyncio.wait_for(engine.until_ready(), SECONDS)
         asked = [
-            Request(id=str(n), prompt=[5, 6, n], params=SamplingParams(max_tokens=600, seed=n, ignore_eos=True))
+            Request(id=str(n), prompt=[5, 6, n], params=SamplingParams(max_tokens=300, seed=n, ignore_eos=True))
             for n in range(7, 11)
         ]
         right = [(await told(engine, request))[0] for request in asked]

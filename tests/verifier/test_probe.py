@@ -70,7 +70,7 @@ SHAPES = [
     (320, 1280, 3, 5),
     (576, 1536, 1, 9),
     (2048, 4096, 1, 16),
-    (4096, 2048, 1, 32),
+    pytest.param((4096, 2048, 1, 32), marks=pytest.mark.soak),
 ]
 #: Numbers of rows that are held against the probe's word: of small steps, of trees, of chunks and beyond.
 NUMBERS = [1, 2, 5, 6, 7, 13, 33, 64, 100, 257]
