@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 from statistics import median
 from typing import Any
@@ -23,6 +23,7 @@ from bench.gpu.device import Device
 from bench.gpu.kernels import error
 from bench.gpu.session import Clock
 from verifier.model.config import ModelConfig
+from verifier.ops.kernels import linear
 from verifier.ops.kernels.blocked import segments_of
 
 #: Launches of the chain of empty kernels.
@@ -66,11 +67,11 @@ def gaps(device: Device, patience: float) -> dict[str, float]:
 @triton.jit(do_not_specialize=("R",))
 def swept_tiles(x, weight, out, R, OUTER, K, SEGMENT, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, TILED: tl.constexpr,
                 TILE: tl.constexpr):  # fmt: skip
-    """As verifier.ops.kernels.linear.linear_tiles, of whole widths alone. Grid (O / TILE, R / ROWS, segments).
+    """As verifier.ops.kernels.linear.linear_tiles, of whole widths alone. Grid (R / ROWS, O / TILE, segments).
 
     TILED: the weight lies as [O / TILE, K / BLOCK_K, TILE, BLOCK_K]. out: fp32[segments, R, O].
     """
-    column, row, part = tl.program_id(0) * TILE, tl.program_id(1) * ROWS, tl.program_id(2)
+    row, column, part = tl.program_id(0) * ROWS, tl.program_id(1) * TILE, tl.program_id(2)
     rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, TILE)
     total = tl.full([TILE, ROWS], 0.0, tl.float32)
     begin = part * SEGMENT
@@ -92,7 +93,7 @@ def widths(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """The five weights of a model, [outer, inner]."""
     heads, inner, hidden = config.num_heads * config.head_dim, config.intermediate_size, config.hidden_size
     qkv = heads + 2 * config.num_kv_heads * config.head_dim
-    head = config.vocab_size // 64 * 64
+    head = config.vocab_size // 128 * 128
     pairs = ((qkv, hidden), (hidden, heads), (2 * inner, hidden), (hidden, inner), (head, hidden))
     return dict(zip(("qkv", "output", "gate_up", "down", "head"), pairs, strict=True))
 
@@ -104,31 +105,40 @@ def cut(outer: int, inner: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of a product: tile of rows, stages of the pipeline, inner positions of one step, weight in tiles."""
+    """One way of a product: tile of rows, stages of the pipeline, inner positions of one step, weight in tiles. served:
+    by the kernel that is served, whose instruction has 16 rows; the others' has all of a tile."""
 
     rows: int = 64
     stages: int = 3
     block: int = 128
     tiled: bool = False
+    served: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """Of a tile; as many warps as there are 16 of them."""
+        return max(64, self.rows)
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        return 2 * self.stages * self.block * (64 + self.rows)
+        return 2 * self.stages * self.block * (self.outputs + self.rows)
 
     def product(self, x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
-        """fp32[segments, R, O] by this way, the weight laid out as it wants it."""
+        """fp32[segments, R, O] by this way, the weight laid out as it wants it; [R, O] as served."""
+        if self.served:
+            return partial(linear.linear, x, weight)
         outer, inner = weight.shape
         segment = -(-cut(outer, inner)[1] // self.block) * self.block
         if self.tiled:
             weight = weight.view(outer // 64, 64, inner // self.block, self.block).transpose(1, 2).contiguous()
         out = x.new_empty(-(-inner // segment), len(x), outer, dtype=torch.float32)
-        grid = (outer // 64, triton.cdiv(len(x), self.rows), len(out))
+        grid = (triton.cdiv(len(x), self.rows), outer // self.outputs, len(out))
 
         def launch() -> Tensor:
             swept_tiles[grid](
-                x, weight, out, len(x), outer, inner, segment, self.rows, self.block, self.tiled, 64,
-                num_warps=4, num_stages=self.stages,
+                x, weight, out, len(x), outer, inner, segment, self.rows, self.block, self.tiled, self.outputs,
+                num_warps=self.outputs // 16, num_stages=self.stages,
             )  # fmt: skip
             return out
 
@@ -144,6 +154,8 @@ WAYS = (
         if way.shared <= SHARED and way != Way()
     ),
 )
+#: Of more than 64 rows: as served, and by one instruction for all rows of a tile.
+CHUNK_WAYS = (Way(128, served=True), *(Way(128, *each) for each in ((3, 128), (3, 64), (4, 64))))
 
 
 def sweep(
@@ -158,16 +170,19 @@ def sweep(
         weights = [torch.randn(outer, inner, device=device.torch).to(device.dtype) for _ in range(copies)]
         x = torch.randn(count, inner, device=device.torch).to(device.dtype)
         wanted, served = x.double() @ weights[0].double().T, None
-        for way in WAYS if device.cuda else WAYS[:1]:
+        ways = CHUNK_WAYS if count > 64 else WAYS
+        for way in ways if device.cuda else WAYS[:1]:
             if inner % way.block:
                 continue
             calls = [_call(device, way, x, weight) for weight in weights]
             result = calls[0]().clone()
             served = result if served is None else served
+            if result.dim() > served.dim():
+                result = _added(result).to(served.dtype)
             seconds = median(device.sample(device.captured(partial(_all, calls)), patience)) / copies
             share = device.dtype.itemsize * outer * inner / seconds / read
             same = served.shape == result.shape and torch.equal(served, result)
-            found = {"us": 1e6 * seconds, "share": share, "error": error(result.sum(0), wanted), "same_bits": same}
+            found = {"us": 1e6 * seconds, "share": share, "error": error(_added(result), wanted), "same_bits": same}
             yield {"weight": name, "of_rows": count, **asdict(way), **found}
             device.free()
 
@@ -177,6 +192,11 @@ def _call(device: Device, way: Way, x: Tensor, weight: Tensor) -> Callable[[], T
     return way.product(x, weight) if device.cuda else lambda: functional.linear(x, weight)[None]
 
 
+def _added(sums: Tensor) -> Tensor:
+    """[R, O]: segments in order, if there are several."""
+    return reduce(torch.add, sums) if sums.dim() == 3 else sums
+
+
 def _all(calls: Sequence[Callable[[], Tensor]]) -> None:
     for call in calls:
         call()
@@ -184,10 +204,10 @@ def _all(calls: Sequence[Callable[[], Tensor]]) -> None:
 
 def compile_ways(device: Device) -> int:
     """Compile every way, on a small weight; how many there are."""
-    x, weight = (torch.zeros(n, 512, device=device.torch).to(device.dtype) for n in (16, 64))
-    for way in WAYS:
+    x, weight = (torch.zeros(n, 512, device=device.torch).to(device.dtype) for n in (128, 128))
+    for way in (*WAYS, *CHUNK_WAYS):
         _call(device, way, x, weight)()
-    return len(WAYS)
+    return len(WAYS) + len(CHUNK_WAYS)
 
 
 def show(found: Sequence[dict[str, Any]]) -> None:
@@ -196,7 +216,11 @@ def show(found: Sequence[dict[str, Any]]) -> None:
     for name, count in dict.fromkeys((one["weight"], one["of_rows"]) for one in found):
         mine = [one for one in found if (one["weight"], one["of_rows"]) == (name, count)]
         best = max(mine, key=lambda one: one["share"])
-        how = f"{best['rows']} rows, {best['stages']} stages, {best['block']} deep{', tiled' * best['tiled']}"
+        how = (
+            "as served"
+            if best is mine[0]
+            else f"{best['rows']} rows, {best['stages']} stages, {best['block']} deep{', tiled' * best['tiled']}"
+        )
         same = all(one["same_bits"] for one in mine)
         rows.append([f"{name}, {count} rows", mine[0]["share"], best["share"], how, same])
     columns = ["weight", "as served", "best", "how", "all have the same bits"]

@@ -71,7 +71,7 @@ def full() -> Settings:
         bits=(1_100, 8_300),
         tree="4,8,12,12,12",
         prompts_read=(128, 1024),
-        swept=(1, 16, 64),
+        swept=(1, 16, 64, 512),
     )
 
 
@@ -98,5 +98,5 @@ def tiny() -> Settings:
         bits=(70,),
         tree="3,2,1",
         prompts_read=(20,),
-        swept=(2,),
+        swept=(2, 70),
     )

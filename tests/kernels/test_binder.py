@@ -94,9 +94,10 @@ def test_what_tells_of_gaps_and_tiles_compiles_as_it_is_meant() -> None:
             data = torch.empty(1, dtype=torch.int32, device=DEVICE)
             gaps.empty_step[(1,)](data, bool(options), num_warps=1, **options)
         gaps.compile_ways(device)
-    assert launches.variants == {"empty_step": 2, "swept_tiles": len(gaps.WAYS)}
+    wide = [*gaps.WAYS, *(way for way in gaps.CHUNK_WAYS if not way.served)]
+    assert launches.variants == {"empty_step": 2, "swept_tiles": len(wide), "linear_tiles": 1}
     codes = {name: made.asm["ptx"] for name, made in launches.binaries.items()}
     assert "griddepcontrol.wait" in codes["empty_step 2"] and "griddepcontrol" not in codes["empty_step 1"]
-    for number, way in enumerate(gaps.WAYS, start=1):
+    for number, way in enumerate(wide, start=1):
         assert f"wgmma.mma_async.sync.aligned.m64n{way.rows}k16" in codes[f"swept_tiles {number}"], way
         assert launches.binaries[f"swept_tiles {number}"].metadata.shared <= gaps.SHARED
