@@ -74,6 +74,9 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(kind, programs, device
         whole = linear.whole(x, each, torch.float32)
         for rows in (slice(0, 1), slice(17, 19), slice(3, 67), slice(69, 70)):
             assert torch.equal(linear.whole(x[rows].clone(), each, torch.float32), whole[rows])
+        with monkeypatch.context() as patched:
+            patched.setattr(linear, "ENOUGH", 1)
+            assert torch.equal(linear.whole(x, each, torch.float32), whole), "one program adds up all segments"
 
 
 def test_every_value_becomes_what_it_means(device) -> None:
