@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 CLIENTS := $(VENV)/.installed-guidellm $(VENV)/.installed-litellm $(VENV)/.installed-npm
 # The spine of the suite: the same tokens from everybody who drafts, what they stand on, the floors, one server.
 SAME := $(patsubst %,tests/same_tokens/test_%.py,drafters budget company heads customs directories bundled bundled_heads)
-QUICK := $(SAME) tests/spec tests/kvpaging tests/test_imports.py tests/test_floors.py tests/server/test_live.py
+QUICK := tests/test_imports.py tests/server/test_live.py $(SAME) tests/spec tests/kvpaging tests/test_floors.py
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
