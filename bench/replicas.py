@@ -31,7 +31,7 @@ ADMIN = "an admin key of the bench"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}, "maxItems": 60}}}
 LONG: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 700, "ignore_eos": True}
 ASKED: list[dict[str, Any]] = [
-    LONG | {"temperature": 0.0, "repetition_penalty": 1.2},
+    LONG | {"temperature": 0.0, "seed": 0, "repetition_penalty": 1.2},
     LONG | {"temperature": 0.7, "seed": 1, "logprobs": 2, "max_tokens": 300},
     LONG | {"temperature": 1.0, "seed": 2, "stream": True},
     LONG | {"temperature": 1.0, "seed": 3, "n": 3, "presence_penalty": 0.5, "max_tokens": 250},
