@@ -17,6 +17,7 @@ from tests.verifier.families import make
 NEEDED = {
     "quantize": ["bundled", "--out", "out"],
     "generate": ["--prompt", "x"],
+    "deploy": ["ray"],
     "train": ["eagle3", "--prompts", "p", "--out", "o"],
     "pull": ["owner/model"],
     "replay": ["t"],
