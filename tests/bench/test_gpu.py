@@ -239,7 +239,6 @@ def test_flags_that_make_no_sense(flags, says, capsys) -> None:
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.soak
 def test_the_half_hour_rehearsed(tmp_path) -> None:
     """Every part, by the script that a GPU will see; what was found is there after each of them."""
     state, out = tmp_path / "state", tmp_path / "out"
