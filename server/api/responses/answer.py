@@ -18,13 +18,7 @@ from server.api.common import statistics
 from server.api.common.answer import Answer
 from server.api.common.route import NAMED_EVENTS
 from server.api.responses import events
-from server.api.responses.answer_items import (
-    CallInProgress,
-    CustomCallInProgress,
-    ItemInProgress,
-    MessageInProgress,
-    ReasoningInProgress,
-)
+from server.api.responses.answer_items import ItemInProgress
 from server.api.responses.events import ItemDelta, ResponseEvent
 from server.api.responses.schemas import (
     IncompleteDetails,
@@ -43,7 +37,7 @@ from server.schemas.errors import ApiError
 from server.schemas.shared import ErrorBody
 from server.schemas.tokens import ChatTokenLogprob, Provenance
 from server.text.choice import Choice, Piece
-from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
+from server.text.parts import Part, TextPart
 
 #: OpenAI's words for why a response failed; every other reason is the server's.
 FAILURES = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
@@ -161,15 +155,7 @@ class ResponseAnswer(Answer):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _begun(self, part: Part) -> ItemInProgress:
-        place = len(self.response.output)
-        match part:
-            case TextPart():
-                return MessageInProgress(place)
-            case ReasoningPart():
-                return ReasoningInProgress(place)
-            case ToolCallPart():
-                name = self._toolbox.client_name(part.name or "")
-                return (CustomCallInProgress if name.custom else CallInProgress)(place, part, name)
+        return ItemInProgress(len(self.response.output), part, self._toolbox)
 
     def _taken_logprobs(self, part: Part) -> list[ChatTokenLogprob]:
         """The tokens since the last text; those of reasoning and calls are nobody's."""

@@ -1,16 +1,17 @@
-"""Output items of a response while they grow: each knows which parts it takes and the events of its life."""
+"""An output item of a response while it grows, and the events of its life."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from server.api.responses import events
 from server.api.responses.events import ResponseEvent
+from server.api.responses.items import new_id
 from server.api.responses.schemas import (
     CustomToolCall,
     FunctionCall,
@@ -21,164 +22,110 @@ from server.api.responses.schemas import (
     ReasoningItem,
     ReasoningText,
 )
-from server.api.responses.tools import ClientName, spoken_input
+from server.api.responses.tools import Toolbox, spoken_input
 from server.schemas.tokens import ChatTokenLogprob
 from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
-Logprobs = list[ChatTokenLogprob]
+#: What tells of more of an item.
+DELTAS: dict[type[OutputItem], Callable[..., ResponseEvent]] = {
+    OutputMessage: events.OutputTextDelta,
+    ReasoningItem: events.ReasoningTextDelta,
+    FunctionCall: events.ArgumentsDelta,
+    CustomToolCall: events.CustomInputDelta,
+}
 
 
 class ItemInProgress:
-    """An item that may still grow: ``item`` as it is so far. Its events are numbered by whoever sends them."""
+    """An item that began with the part ``first`` and may still grow. Its text, which is a message's or what the model
+    thinks, a call's arguments or what a custom tool reads, is in ``item`` once it is over. Its events are numbered by
+    whoever sends them.
+    """
 
-    delta: ClassVar[Callable[..., ResponseEvent]]
-
-    def __init__(self, item: OutputItem, place: int) -> None:
-        self.item = item
-        self._place = place
-        self._inside: dict[str, Any] = {"item_id": item.id, "output_index": place}
+    def __init__(self, place: int, first: Part, toolbox: Toolbox) -> None:
+        self.item = _begun(first, toolbox)
+        self._first, self._place = first, place
+        self._text, self._logprobs = "", list[ChatTokenLogprob]()
+        self._inside: dict[str, Any] = {"item_id": self.item.id, "output_index": place}
+        if self._content() is not None:
+            self._inside["content_index"] = 0
 
     def takes(self, part: Part) -> bool:
-        """Whether the part continues this item."""
-        raise NotImplementedError
+        """Whether the part continues this item: of a call only more of the same one."""
+        if isinstance(part, ToolCallPart) and isinstance(self._first, ToolCallPart):
+            return part.index == self._first.index
+        return type(part) is type(self._first)
 
     def opening(self) -> list[ResponseEvent]:
-        """The item begins; copied, since the event may be sent later."""
-        return [events.OutputItemAdded(output_index=self._place, item=msgspec.structs.replace(self.item))]
+        """The item begins, and the only part of its content; copied, since the event may be sent later."""
+        added = events.OutputItemAdded(output_index=self._place, item=msgspec.structs.replace(self.item))
+        part = self._content()
+        return [added] if part is None else [added, events.ContentPartAdded(**self._inside, part=part)]
 
-    def more(self, part: Part, logprobs: Logprobs) -> list[ResponseEvent]:
-        """The item grows by a part that it takes."""
-        raise NotImplementedError
+    def more(self, part: Part, logprobs: Sequence[ChatTokenLogprob]) -> list[ResponseEvent]:
+        """The item grows by a part that it takes. What a custom tool reads is known when its arguments are complete."""
+        text = part.arguments if isinstance(part, ToolCallPart) else part.text
+        self._text += text
+        self._logprobs += logprobs
+        if isinstance(self.item, CustomToolCall) or (isinstance(part, ToolCallPart) and not text):
+            return []
+        more = {"logprobs": logprobs} if isinstance(self.item, OutputMessage) else {}
+        return [self._delta(text, **more)]
 
     def nothing(self) -> ResponseEvent:
         """The item grows by nothing: an event for what there is to say of tokens without text."""
         return self._delta("")
 
-    def closing(self, status: ItemStatus, logprobs: Logprobs) -> list[ResponseEvent]:
+    def closing(self, status: ItemStatus, logprobs: Sequence[ChatTokenLogprob]) -> list[ResponseEvent]:
         """The item ends. logprobs: of tokens whose text was never shown."""
         self.item.status = status
-        return [*self._done(logprobs), events.OutputItemDone(output_index=self._place, item=self.item)]
+        self._logprobs += logprobs
+        return [*self._done(), events.OutputItemDone(output_index=self._place, item=self.item)]
 
     def _delta(self, text: str, **more: Any) -> ResponseEvent:
-        return self.delta(**self._inside, delta=text, **more)
+        return DELTAS[type(self.item)](**self._inside, delta=text, **more)
 
-    def _done(self, logprobs: Logprobs) -> list[ResponseEvent]:
-        """What is inside the item is complete."""
-        raise NotImplementedError
+    def _content(self) -> OutputText | ReasoningText | None:
+        """The only part of the item's content so far; a call has none."""
+        match self.item:
+            case OutputMessage():
+                return OutputText(text=self._text, logprobs=list(self._logprobs))
+            case ReasoningItem():
+                return ReasoningText(text=self._text)
+        return None
 
-
-class MessageInProgress(ItemInProgress):
-    """Text of the assistant, the only part of its message."""
-
-    delta = events.OutputTextDelta
-    item: OutputMessage
-
-    def __init__(self, place: int) -> None:
-        super().__init__(OutputMessage(id=f"msg_{uuid.uuid4().hex}", status="in_progress"), place)
-        self._inside["content_index"] = 0
-        self._part = OutputText(text="", annotations=[], logprobs=[])
-
-    def takes(self, part: Part) -> bool:
-        """More text."""
-        return isinstance(part, TextPart)
-
-    def opening(self) -> list[ResponseEvent]:
-        """The message and its only part."""
-        return [*super().opening(), events.ContentPartAdded(**self._inside, part=OutputText(text=""))]
-
-    def more(self, part: Part, logprobs: Logprobs) -> list[ResponseEvent]:
-        """A delta."""
-        assert isinstance(part, TextPart)
-        self._part.text += part.text
-        self._part.logprobs += logprobs
-        return [self._delta(part.text, logprobs=logprobs)]
-
-    def _done(self, logprobs: Logprobs) -> list[ResponseEvent]:
-        part = self._part
-        part.logprobs += logprobs
-        self.item.content = [part]
-        done = events.OutputTextDone(**self._inside, text=part.text, logprobs=part.logprobs)
-        return [done, events.ContentPartDone(**self._inside, part=part)]
+    def _done(self) -> list[ResponseEvent]:
+        """The text is complete."""
+        inside, text, part = self._inside, self._text, self._content()
+        match self.item, part:
+            case OutputMessage() as item, OutputText():
+                item.content = [part]
+                done = events.OutputTextDone(**inside, text=text, logprobs=part.logprobs)
+                return [done, events.ContentPartDone(**inside, part=part)]
+            case ReasoningItem() as item, ReasoningText():
+                item.content = [part]
+                return [events.ReasoningTextDone(**inside, text=text), events.ContentPartDone(**inside, part=part)]
+            case FunctionCall() as item, _:
+                item.arguments = text
+                return [events.ArgumentsDone(**inside, name=item.name, arguments=text)]
+            case CustomToolCall() as item, _:
+                item.input = spoken_input(text)
+                return [self._delta(item.input), events.CustomInputDone(**inside, input=item.input)]
+        raise AssertionError("these are all kinds of items")
 
 
-class ReasoningInProgress(ItemInProgress):
-    """What the model thinks, the only part of its item."""
-
-    delta = events.ReasoningTextDelta
-    item: ReasoningItem
-
-    def __init__(self, place: int) -> None:
-        super().__init__(ReasoningItem(id=f"rs_{uuid.uuid4().hex}", status="in_progress"), place)
-        self._inside["content_index"] = 0
-        self._part = ReasoningText(text="")
-
-    def takes(self, part: Part) -> bool:
-        """More reasoning."""
-        return isinstance(part, ReasoningPart)
-
-    def opening(self) -> list[ResponseEvent]:
-        """The item and its only part."""
-        return [*super().opening(), events.ContentPartAdded(**self._inside, part=ReasoningText(text=""))]
-
-    def more(self, part: Part, logprobs: Logprobs) -> list[ResponseEvent]:
-        """A delta."""
-        assert isinstance(part, ReasoningPart)
-        self._part.text += part.text
-        return [self._delta(part.text)]
-
-    def _done(self, logprobs: Logprobs) -> list[ResponseEvent]:
-        self.item.content = [self._part]
-        done = events.ReasoningTextDone(**self._inside, text=self._part.text)
-        return [done, events.ContentPartDone(**self._inside, part=self._part)]
-
-
-class CallInProgress(ItemInProgress):
-    """A call of a function, or, in a subclass, of a custom tool."""
-
-    delta: ClassVar[Callable[..., ResponseEvent]] = events.ArgumentsDelta
-    item: FunctionCall | CustomToolCall
-    kind: ClassVar[tuple[type[FunctionCall | CustomToolCall], str]] = FunctionCall, "fc"
-
-    def __init__(self, place: int, first: ToolCallPart, name: ClientName) -> None:
-        make, prefix = self.kind
-        item = make(
-            id=f"{prefix}_{uuid.uuid4().hex}",
-            status="in_progress",
-            call_id=first.id or f"call_{uuid.uuid4().hex}",
-            name=name.name,
-            namespace=name.namespace or UNSET,
-        )
-        super().__init__(item, place)
-        self._index, self._arguments = first.index, ""
-
-    def takes(self, part: Part) -> bool:
-        """More of the same call."""
-        return isinstance(part, ToolCallPart) and part.index == self._index
-
-    def more(self, part: Part, logprobs: Logprobs) -> list[ResponseEvent]:
-        """More of the arguments, if there are more."""
-        assert isinstance(part, ToolCallPart) and isinstance(self.item, FunctionCall)
-        self.item.arguments += part.arguments
-        return [self._delta(part.arguments)] if part.arguments else []
-
-    def _done(self, logprobs: Logprobs) -> list[ResponseEvent]:
-        assert isinstance(self.item, FunctionCall)
-        return [events.ArgumentsDone(**self._inside, name=self.item.name, arguments=self.item.arguments)]
-
-
-class CustomCallInProgress(CallInProgress):
-    """A call of a custom tool. Its text is known when the arguments that hold it are complete."""
-
-    delta = events.CustomInputDelta
-    kind = CustomToolCall, "ctc"
-
-    def more(self, part: Part, logprobs: Logprobs) -> list[ResponseEvent]:
-        """Nothing yet."""
-        assert isinstance(part, ToolCallPart)
-        self._arguments += part.arguments
-        return []
-
-    def _done(self, logprobs: Logprobs) -> list[ResponseEvent]:
-        assert isinstance(self.item, CustomToolCall)
-        self.item.input = spoken_input(self._arguments)
-        return [self._delta(self.item.input), events.CustomInputDone(**self._inside, input=self.item.input)]
+def _begun(first: Part, toolbox: Toolbox) -> OutputItem:
+    match first:
+        case TextPart():
+            return OutputMessage(id=new_id("message"), status="in_progress")
+        case ReasoningPart():
+            return ReasoningItem(id=new_id("reasoning"), status="in_progress")
+        case ToolCallPart():
+            name = toolbox.client_name(first.name or "")
+            make, kind = (CustomToolCall, "custom_tool_call") if name.custom else (FunctionCall, "function_call")
+            return make(
+                id=new_id(kind),
+                status="in_progress",
+                call_id=first.id or f"call_{uuid.uuid4().hex}",
+                name=name.name,
+                namespace=name.namespace or UNSET,
+            )

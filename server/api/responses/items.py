@@ -10,32 +10,33 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from server.api.responses.schemas import (
-    CustomToolCall,
-    FunctionCall,
-    InputItem,
-    InputPart,
-    OutputItem,
-    OutputMessage,
-    ReasoningItem,
-)
+from server.api.responses.schemas import InputItem, InputPart, OutputItem
 from server.api.responses.tools import ADDITIONAL, arguments_of, full_name
 from server.schemas.bounds import MOST_MESSAGES
 from spec.errors import ContextLengthExceeded, InvalidRequest
 
 ROLES = ("user", "system", "developer", "assistant")
-PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-    ADDITIONAL: "at",
+
+
+class Kind(NamedTuple):
+    """A type of item. prefix: of its ids. required: fields without which there is none."""
+
+    prefix: str
+    required: tuple[str, ...] = ()
+
+
+KINDS = {
+    "message": Kind("msg", ("content",)),
+    "function_call": Kind("fc", ("call_id", "name", "arguments")),
+    "function_call_output": Kind("fco", ("call_id", "output")),
+    "custom_tool_call": Kind("ctc", ("call_id", "name", "input")),
+    "custom_tool_call_output": Kind("ctco", ("call_id", "output")),
+    "reasoning": Kind("rs"),
+    ADDITIONAL: Kind("at", ("tools",)),
 }
 REFERENCE = "item_reference"
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
@@ -45,7 +46,7 @@ TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summ
 
 def new_id(kind: str) -> str:
     """A fresh id for an item of type ``kind``."""
-    return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
+    return f"{KINDS[kind].prefix}_{uuid.uuid4().hex}"
 
 
 def given_items(
@@ -76,36 +77,23 @@ def _found(item: InputItem, place: str, find: Callable[[str], InputItem | None])
 
 def _normal(item: InputItem, place: str) -> InputItem:
     kind = item.type or ("message" if item.role is not None else None)
-    if kind not in PREFIXES:
-        known = ", ".join([*PREFIXES, REFERENCE])
+    if kind not in KINDS:
+        known = ", ".join([*KINDS, REFERENCE])
         raise InvalidRequest(f"{place}.type", f"{place}.type must be one of {known}, got {item.type!r}")
-    changes: dict[str, Any] = {"type": kind, "id": item.id or new_id(kind)}
-    match kind:
-        case "message":
-            changes |= _message(item, place)
-        case "function_call":
-            _require(item, place, "call_id", "name", "arguments")
-        case "custom_tool_call":
-            _require(item, place, "call_id", "name", "input")
-        case "function_call_output" | "custom_tool_call_output":
-            _require(item, place, "call_id", "output")
-            if not isinstance(item.output, str):
-                _parts(item.output, f"{place}.output")
-        case "reasoning":
-            changes |= {"summary": item.summary or [], "content": _parts(item.content, f"{place}.content")}
-        case "additional_tools":
-            _require(item, place, "tools")
-    return msgspec.structs.replace(item, status=item.status or "completed", **changes)
-
-
-def _message(item: InputItem, place: str) -> dict[str, Any]:
-    if item.role not in ROLES:
+    if kind == "message" and item.role not in ROLES:
         raise InvalidRequest(f"{place}.role", f"{place}.role must be one of {', '.join(ROLES)}, got {item.role!r}")
-    _require(item, place, "content")
-    kind = "output_text" if item.role == "assistant" else "input_text"
-    if isinstance(item.content, str):
-        return {"content": [InputPart(type=kind, text=item.content)]}
-    return {"content": _parts(item.content, f"{place}.content")}
+    _require(item, place, *KINDS[kind].required)
+    changes: dict[str, Any] = {}
+    if kind == "message":
+        text = "output_text" if item.role == "assistant" else "input_text"
+        changes = {"content": _parts(item.content, f"{place}.content", text)}
+    elif kind == "reasoning":
+        content = _parts(item.content, f"{place}.content", "reasoning_text")
+        changes = {"summary": item.summary or [], "content": content}
+    elif kind.endswith("_output"):
+        _parts(item.output, f"{place}.output", "input_text")
+    id, status = item.id or new_id(kind), item.status or "completed"
+    return msgspec.structs.replace(item, type=kind, id=id, status=status, **changes)
 
 
 def _require(item: InputItem, place: str, *fields: str) -> None:
@@ -114,9 +102,10 @@ def _require(item: InputItem, place: str, *fields: str) -> None:
             raise InvalidRequest(f"{place}.{field}", f"{place}.{field} is required")
 
 
-def _parts(content: str | list[InputPart] | None, place: str) -> list[InputPart]:
+def _parts(content: str | list[InputPart] | None, place: str, kind: str) -> list[InputPart]:
+    """The parts of some content; a text alone is one of type ``kind``."""
     if isinstance(content, str):
-        return [InputPart(type="reasoning_text", text=content)]
+        return [InputPart(type=kind, text=content)]
     for index, part in enumerate(content or ()):
         if part.type not in TEXTS or (part.refusal if part.type == "refusal" else part.text) is None:
             raise InvalidRequest(f"{place}[{index}]", f"{place}[{index}]: only parts with text are supported")
@@ -124,27 +113,8 @@ def _parts(content: str | list[InputPart] | None, place: str) -> list[InputPart]
 
 
 def said_items(output: Sequence[OutputItem]) -> list[InputItem]:
-    """What the model wrote, as items of the conversation that goes on."""
-    return [_said(item) for item in output]
-
-
-def _said(item: OutputItem) -> InputItem:
-    match item:
-        case OutputMessage():
-            parts = [InputPart(type="output_text", text=part.text, annotations=[]) for part in item.content]
-            return InputItem(id=item.id, type="message", status=item.status, role="assistant", content=parts)
-        case FunctionCall(arguments=arguments):
-            return msgspec.structs.replace(_said_call(item), type="function_call", arguments=arguments)
-        case CustomToolCall(input=text):
-            return msgspec.structs.replace(_said_call(item), type="custom_tool_call", input=text)
-        case ReasoningItem():
-            parts = [InputPart(type="reasoning_text", text=part.text) for part in item.content]
-            return InputItem(id=item.id, type="reasoning", status=item.status, summary=[], content=parts)
-
-
-def _said_call(item: FunctionCall | CustomToolCall) -> InputItem:
-    namespace = item.namespace or None
-    return InputItem(id=item.id, status=item.status, call_id=item.call_id, name=item.name, namespace=namespace)
+    """What the model wrote, as items of the conversation that goes on: just as a client would send it back."""
+    return msgspec.json.decode(msgspec.json.encode(output), type=list[InputItem])
 
 
 # -- as a chat -----------------------------------------------------------------------------------------------------

@@ -133,8 +133,8 @@ class ResponseStore:
     def item(self, tenant: str, id: str, place: str = "") -> InputItem | None:
         """An item that a response said, by its id; None if no such response is kept."""
         record = self.find(tenant, self._shelves.get(tenant, Shelf()).said.get(id, ""), place)
-        said = () if record is None else said_items(record.response.output)
-        return next((item for item in said if item.id == id), None)
+        said = [] if record is None else [item for item in record.response.output if item.id == id]
+        return next(iter(said_items(said)), None)
 
     def drop(self, tenant: str, id: str) -> bool:
         """Forget a record; returns whether it was there."""
