@@ -75,6 +75,8 @@ class Turn:
             with in_words(NAMES):
                 async with self._service.generation(choices, keeps_text=stored) as generation:
                     self._generation = generation
+                    if self._cancelled:  # while the engine was being asked
+                        generation.abort(Cancelled())
                     yield generation
         except (InvalidRequest, ApiError) as error:
             self._fail(error)
