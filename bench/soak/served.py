@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from bench.http import running
 from bench.soak.clients import session
+from server.host.spare import SPARE
 
 #: An engine of the bundled target starts in seconds; this is for large ones on busy machines.
 RETURN_SECONDS = 300.0
@@ -58,7 +59,9 @@ class Served:
         for task in Path(f"/proc/{self.process_id}/task").iterdir():
             for child in (task / "children").read_text().split():
                 with suppress(OSError):  # one that is dead and not yet buried has no command line
-                    if b"server.host.process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    process = Path(f"/proc/{child}")
+                    spare = (process / "comm").read_bytes().strip() == SPARE
+                    if not spare and b"server.host.process" in (process / "cmdline").read_bytes():
                         return int(child)
         return None
 

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol
 
 #: The looks that make up the timeout.
 LOOKS = 6
@@ -55,66 +55,64 @@ SECRETS = frozenset({"FORESAY_API_KEY", "FORESAY_ADMIN_KEY"})
 STARTING = "starting the engine process"
 
 
+class Process(Protocol):
+    """A child, as :class:`subprocess.Popen` has it."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it lives."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, once it is over; :class:`subprocess.TimeoutExpired` after so many seconds."""
+
+    def kill(self) -> None:
+        """Kill it, if it lives."""
+
+
 class Spawned(NamedTuple):
     """An engine process that waits for its first frame, and the server's end of the socket pair."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     connection: socket.socket
 
 
-def spawn(arrivals: socket.socket | None = None) -> Spawned:
+def spawn(arrivals: socket.socket | None = None, control: socket.socket | None = None) -> Spawned:
     """Start the engine process on its end of a socket pair, running the same code as this one.
 
     It dies with the thread that calls this (see :func:`server.host.process.main`): the event loop's. arrivals: where it
-    is handed the connections of front doors; it is closed here.
+    is handed the connections of front doors. control: where it leaves a spare. Both are closed here.
     """
     ours, theirs = socket.socketpair()
     try:
-        return Spawned(_started(theirs, *[] if arrivals is None else [arrivals]), ours)
+        return Spawned(_started(control, theirs, *[] if arrivals is None else [arrivals]), ours)
     except BaseException:
         ours.close()
         raise
 
 
-class Ahead:
-    """Starts the first engine process before anybody has a word for it: it imports what engines are made of while the
-    server does the same. Called as :func:`spawn` is, which it is from the second time on."""
-
-    def __init__(self) -> None:
-        self._first: Spawned | None = None
-        with contextlib.suppress(OSError):  # then it will be tried again, and told
-            self._first = spawn()
-
-    def __call__(self) -> Spawned:
-        """An engine process; whoever asks has to see to its end."""
-        spawned, self._first = self._first or spawn(), None
-        return spawned
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if self._first is not None:  # nobody asked
-            self._first.connection.close()
-            self._first.process.kill()
-            self._first.process.wait()
-
-
-def _started(*theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _started(control: socket.socket | None, *given: socket.socket) -> subprocess.Popen[bytes]:
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-    descriptors = [each.fileno() for each in theirs]
+    theirs = [each for each in (*given, control) if each is not None]
+    descriptors = [-1 if control is None else control.fileno(), *(each.fileno() for each in given)]
     with contextlib.ExitStack() as ends:
         for each in theirs:
             ends.enter_context(each)
         return subprocess.Popen(
             # -P: a server.py or torch.py where the user happens to be is none of ours.
             [sys.executable, "-P", "-m", "server.host.process", str(os.getpid()), *map(str, descriptors)],
-            pass_fds=descriptors,
+            pass_fds=[each.fileno() for each in theirs],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the server, which drains first
-            env={name: value for name, value in os.environ.items() if name not in SECRETS} | {"PYTHONPATH": path},
+            env=_environment() | {"PYTHONPATH": path},
         )
+
+
+def _environment() -> dict[str, str]:
+    """Of an engine. OpenBLAS's threads, which numpy would start at once, compute nothing there: torch's do."""
+    given = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    return {"OPENBLAS_NUM_THREADS": "1"} | given
 
 
 def cpu_ticks(process_id: int) -> int:
@@ -126,11 +124,16 @@ def cpu_ticks(process_id: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def stopped(process_id: int) -> bool:
-    """Whether somebody stopped the process (SIGSTOP, a debugger)."""
+def state_of(process_id: int) -> str:
+    """A letter of the kernel's: T or t if somebody stopped the process (SIGSTOP, a debugger), Z or X if it is over."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    return False
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    return "X"
+
+
+def stopped(process_id: int) -> bool:
+    """Whether somebody stopped the process."""
+    return state_of(process_id) in "Tt"
 
 
 def oom_kills() -> int | None:
@@ -141,7 +144,7 @@ def oom_kills() -> int | None:
     return None
 
 
-def reap(process: subprocess.Popen[bytes]) -> int:
+def reap(process: Process) -> int:
     """Wait for the process; one that lingers without its socket is killed."""
     try:
         return process.wait(STOP_SECONDS)

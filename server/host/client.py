@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 from server.engine.generation import Cause, EngineStatus
 from server.host import frames
 from server.host.asked import Asked
-from server.host.child import STARTING, Spawned, oom_kills, reap, spawn, stopped
+from server.host.child import STARTING, Process, Spawned, oom_kills, reap, spawn, stopped
 from server.host.frames import Channel
 from server.host.models.resident import NoPlace
 from server.host.replacement import Progress, Standby, make_ready, refusal, until_hung
@@ -232,7 +231,7 @@ class EngineClient(Supervised, Asked):
         self._is_ready(standby.info)
         return standby.channel
 
-    async def _until_over(self, process: subprocess.Popen[bytes], channel: Channel) -> Ended:
+    async def _until_over(self, process: Process, channel: Channel) -> Ended:
         """Wait until the process is gone or hangs; then nobody waits any longer for this one."""
         timeout, loading = self._config.engine_timeout, lambda: self.status.state == "loading"
         watching = asyncio.create_task(until_hung(process.pid, channel, timeout, loading))
@@ -255,7 +254,7 @@ class EngineClient(Supervised, Asked):
         self._lose(self.status.starts, hung, among)
         return Ended(hung, "hung", among)
 
-    async def _buried(self, process: subprocess.Popen[bytes]) -> int:
+    async def _buried(self, process: Process) -> int:
         """The exit status, which is there at once as a rule; if it is long in dying, those who wait are told before."""
         for _ in range(DYING_LOOKS):
             if (status := process.poll()) is not None:
@@ -277,7 +276,7 @@ class EngineClient(Supervised, Asked):
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         return f"the engine process died ({how})"
 
-    async def _end(self, process: subprocess.Popen[bytes], channel: Channel | None) -> None:
+    async def _end(self, process: Process, channel: Channel | None) -> None:
         """Make sure the process is gone, politely if it is idle or stepping."""
         if channel is not None:
             channel.send(frames.Stop())

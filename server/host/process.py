@@ -1,26 +1,27 @@
 """The engine process: reads frames between steps, steps, sends what the step emitted.
 
-Started by :mod:`server.host.child` as ``python -P -m server.host.process SERVER FD [ARRIVALS]``: the server's process
-id, and descriptors. With the third one front doors may ask it too (:mod:`server.host.replicas.doors`). It imports what
-engines are made of before the first frame says which one to build. It ends when told to, when the server dies, when the
-other end of its socket closes, or when a step raises (the server then starts a fresh one).
+Started by :mod:`server.host.child` as ``python -P -m server.host.process SERVER CONTROL FD [ARRIVALS]``: the server's
+process id, and descriptors. With the last one front doors may ask it too (:mod:`server.host.replicas.doors`); CONTROL
+is where it leaves a spare, or -1 (:mod:`server.host.spare`). It imports what engines are made of before the first frame
+says which one to build. It ends when told to, when the server dies, when the other end of its socket closes, or when a
+step raises (the server then starts a fresh one).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from server.host import frames
 from server.host.frames import GONE, Link
 from server.host.imports import uncollected
+from server.host.spare import ENGINE, PR_SET_NAME, die_with, leave_spare, prctl
 from server.settings.config import EngineConfig
 from spec.errors import ConfigurationError, ForesayError
 from spec.request import EngineInfo
@@ -30,7 +31,6 @@ if TYPE_CHECKING:  # torch and all that is built of it: see _import
     from server.text.grammars.compiler import GrammarCompiler
     from spec.engine import Engine
 
-PR_SET_PDEATHSIG = 1
 log = logging.getLogger("foresay.engine")
 
 
@@ -117,17 +117,7 @@ def serve(link: Link) -> int:
     return 0
 
 
-def die_with(server: int) -> bool:
-    """Be killed when the thread that started this process ends, even if this one is stopped; False: it is over already.
-
-    server: its process id.
-    """
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        log.warning("prctl: %s; if the server is killed, an engine that hangs stays", os.strerror(ctypes.get_errno()))
-    return os.getppid() == server
-
-
-def linked(connection: socket.socket, arrivals: int | None) -> Link:
+def linked(connection: socket.socket, arrivals: int | None = None) -> Link:
     """The link to whoever asks the engine."""
     if arrivals is None:
         return Link(connection)
@@ -136,15 +126,19 @@ def linked(connection: socket.socket, arrivals: int | None) -> Link:
     return Doors(connection, socket.socket(fileno=arrivals))
 
 
-def main(server: int, descriptor: int, arrivals: int | None = None) -> int:
+def main(server: int, control: int, *descriptors: int) -> int:
     """Run until the server is done with it; the exit status is 0 for an orderly end."""
     if not die_with(server):
         return 0
     # A service manager's SIGTERM reaches every process; the server drains first and then ends this one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with socket.socket(fileno=descriptor) as connection, contextlib.closing(linked(connection, arrivals)) as link:
+    prctl(PR_SET_NAME, ENGINE)
+    _import()
+    given: Sequence[int] = descriptors
+    if control >= 0:
+        given = leave_spare(socket.socket(fileno=control), server, given)
+    with socket.socket(fileno=given[0]) as connection, contextlib.closing(linked(connection, *given[1:])) as link:
         try:
-            _import()
             return serve(link)
         except GONE:
             return 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from server.host import frames
-from server.host.child import Spawned, Watchdog, cpu_ticks, reap
+from server.host.child import Process, Spawned, Watchdog, cpu_ticks, reap
 from server.host.frames import Channel
 from server.host.models.resident import NoPlace
 from server.schemas.errors import EngineFailed
@@ -22,7 +21,7 @@ Progress = Callable[[str, float | None], None]
 class Standby(NamedTuple):
     """An engine process that is ready, and that nobody asks yet."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     channel: Channel
     info: EngineInfo
 
@@ -65,7 +64,7 @@ async def make_ready(spawned: Spawned, start: frames.Start, timeout: float, tell
         watching.cancel()
 
 
-async def _ended(process: subprocess.Popen[bytes], channel: Channel) -> None:
+async def _ended(process: Process, channel: Channel) -> None:
     channel.close()
     process.kill()
     await asyncio.shield(asyncio.to_thread(reap, process))

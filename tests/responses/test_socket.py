@@ -207,6 +207,21 @@ async def test_cancel_ends_a_lane_and_what_waits_in_it(tokenizer):
     assert "cancelled" in [event["response"]["status"] for event in rest["a"] if event["type"] in LAST[:3]]
 
 
+async def test_a_cancel_in_the_moment_in_which_the_engine_is_asked_counts(tokenizer, monkeypatch):
+    engine = saying(tokenizer, "fox " * 100, pause=0.01)
+    async with serving(engine, tokenizer) as (http, service), http.ws_connect(PATH) as socket:
+        add = engine.add
+
+        def add_and_cancel(*asked: Any) -> None:
+            add(*asked)
+            (turn,) = service.server.of(Responses).running.values()
+            asyncio.get_running_loop().call_soon(turn.cancel)
+
+        monkeypatch.setattr(engine, "add", add_and_cancel)
+        assert (await answer(socket, {"input": "Tell"}))[-1]["error"]["code"] == "cancelled"
+    assert len(engine.cancelled) == 1
+
+
 async def test_cancel_over_http_ends_a_response_of_a_socket(tokenizer):
     engine = saying(tokenizer, "fox " * 100, pause=0.01)
     async with serving(engine, tokenizer) as (http, _), http.ws_connect(PATH) as socket:

@@ -18,6 +18,8 @@ from typing import Self
 import aiohttp
 import openai
 
+from server.host.spare import SPARE
+
 START_SECONDS = 600.0
 
 
@@ -65,15 +67,23 @@ class LiveServer:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def processes(self) -> dict[int, str]:
+        """Ids and names of the processes it has started."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        found = {}
+        for child in map(int, children):
+            with contextlib.suppress(OSError):
+                found[child] = Path(f"/proc/{child}/comm").read_text().strip()
+        return found
+
     def engine_processes(self) -> list[int]:
-        """Ids of the processes it has started."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(child) for child in children.read_text().split()]
+        """Ids of the processes it has started, without the spare that waits to be the next."""
+        return [child for child, name in self.processes().items() if name != SPARE.decode()]
 
     def resident_bytes(self) -> int:
         """Memory of the server and of the processes it has started."""
         found = 0
-        for process in (self.process.pid, *self.engine_processes()):
+        for process in (self.process.pid, *self.processes()):
             with contextlib.suppress(OSError):
                 found += 1024 * int(Path(f"/proc/{process}/smaps_rollup").read_text().split("Pss:")[1].split()[0])
         return found

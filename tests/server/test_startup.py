@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from server.cli.main import main
-from server.host import child
-from server.host.child import Ahead
+from server.host import spare
+from server.host.spare import Spares
 from tests.server.live import LiveServer
 
 
@@ -31,11 +31,11 @@ def children() -> set[str]:
 
 def test_the_engine_process_is_started_before_anything_large_is_imported() -> None:
     code = (
-        "import sys; from server.host import child\n"
-        "def spawn():\n"
+        "import sys; from server.host import spare\n"
+        "def spawn(*given):\n"
         "    print(*sys.modules.keys() & {'aiohttp', 'asyncio', 'numpy', 'torch', 'transformers'}, len(sys.modules))\n"
         "    raise SystemExit\n"
-        "child.spawn = spawn\n"
+        "spare.spawn = spawn\n"
         "from server.cli.main import main; main(['serve'])"
     )
     *large, count = printed(code).split()
@@ -72,18 +72,18 @@ def test_a_process_that_nobody_asked_for_is_ended(capsys) -> None:
 
 def test_the_first_who_asks_has_the_process_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Iterator[Any] = iter(("first", "second", "third"))
-    monkeypatch.setattr(child, "spawn", lambda: next(made))
-    with Ahead() as spawn:
+    monkeypatch.setattr(spare, "spawn", lambda *given: next(made))
+    with Spares(ahead=True) as spawn:
         assert next(made) == "second", "the first one is there already"
         assert [str(spawn()), str(spawn())] == ["first", "third"]
 
 
 def test_where_none_can_be_started_it_is_tried_again_when_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused() -> None:
+    def refused(*given: object) -> None:
         raise OSError("too many")
 
-    monkeypatch.setattr(child, "spawn", refused)
-    with Ahead() as spawn, pytest.raises(OSError, match="too many"):
+    monkeypatch.setattr(spare, "spawn", refused)
+    with Spares(ahead=True) as spawn, pytest.raises(OSError, match="too many"):
         spawn()
 
 

@@ -74,7 +74,7 @@ class Turn:
             choices, stored = self.answer.choices, self.record.response.store
             with in_words(NAMES):
                 async with self._service.generation(choices, keeps_text=stored) as generation:
-                    self._generation = generation
+                    self._run(generation)
                     yield generation
         except (InvalidRequest, ApiError) as error:
             self._fail(error)
@@ -83,6 +83,11 @@ class Turn:
             self._generation = None
             del registry[key]
             self._keep()
+
+    def _run(self, generation: Generation) -> None:
+        self._generation = generation
+        if self._cancelled:  # while the engine was being asked
+            generation.abort(Cancelled())
 
     async def batches(self, generation: Generation, patience: float | None) -> AsyncIterator[list[msgspec.Struct]]:
         """Events, as many at once as an engine step gives. The first wait for the engine, but no longer than
