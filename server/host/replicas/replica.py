@@ -90,12 +90,10 @@ class Replica(Asked):
         )
 
     def lose(self, reason: str) -> None:
-        """It has ended: whoever cannot go on is told, the others wait to leave. Where it did not say of what, that may
-        be its machine, or somebody who killed it: nothing of its requests."""
-        if self.failure is None:
-            self._lose(1, reason, ())
-        else:
-            self._lose(1, self.failure.message, self.failure.running)
+        """It has ended: whoever cannot go on is told, the others wait to leave. Where nobody said of what, its machine
+        may be gone, or somebody has killed the replica: nothing of its requests."""
+        failed = self.failure or frames.Failed(reason)
+        self._lose(1, failed.message, failed.running)
 
     def _received(self, frame: frames.DownFrame) -> None:
         match frame:
@@ -104,7 +102,7 @@ class Replica(Asked):
                 self._in_flight.ready(len(info.draft_shape))
                 self._on_ready()
             case frames.Failed():
-                self.failure = frame
+                self.failure = self.failure or frame  # the engine knows more of it than its replica, which speaks next
             case _:
                 super()._received(frame)
 
