@@ -95,13 +95,13 @@ class Ready(msgspec.Struct, tag="ready"):
 class Failed(msgspec.Struct, tag="failed"):
     """The engine process is about to exit. building: it never got ready, and would not another time. usage: because
     settings are wrong. footprint: what it would hold, if all that is wrong is that there is no room for it beside the
-    others. running: the requests in the step that failed."""
+    others. running: the requests that it may have died of; None if that may be any that it had."""
 
     message: str
     building: bool = False
     usage: bool = False
     footprint: Footprint | None = None
-    running: list[str] = []
+    running: list[str] | None = []
 
 
 class Deltas(msgspec.Struct, tag="deltas"):

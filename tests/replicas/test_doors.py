@@ -116,6 +116,19 @@ def test_a_failed_step_tells_each_of_its_own(house):
     assert [house.heard(end)[0].running for end in (*ends, house.server)] == [[], ["a", "b"], []]
 
 
+def test_a_failed_step_tells_against_nobody_where_another_is_as_suspicious(house):
+    ends = [house.enter(), house.enter()]
+    for end in ends:
+        house.heard(end)
+        end.send(add("a"))
+    list(house.doors.receive(wait=True))
+    for told in ([[], []], [["a"], []]):
+        house.doors.send(frames.Failed("why", running=["1/a", "2/a"]))
+        assert [house.heard(end)[-1].running for end in ends] == told
+        house.doors.send(frames.Deltas([Delta(id="2/a", tokens=[7])], TRACE))
+        house.doors.send(frames.Deltas([Delta(id="2/a", tokens=[7])], TRACE))
+
+
 def test_inspections_are_answered_to_whom_asked(house):
     end = house.enter()
     house.heard(end), house.heard(house.server)

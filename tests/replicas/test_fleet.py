@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from server.engine.generation import Generation
 from server.host.replicas.fleet import Fleet
-from server.schemas.errors import Unavailable
+from server.schemas.errors import KillsEngine, Unavailable
 from spec.request import Request
 from tests.replicas.local import ASKED, CONFIG, SECONDS, Local, asking, text, written
+from tests.server.test_live_resumption import let_engines_die
 
 pytestmark = pytest.mark.slow
 
@@ -110,6 +111,22 @@ async def test_a_rolling_update_to_another_draft_loses_nothing(cluster, expected
         assert fleet.info is not None and fleet.info.drafter.startswith("draft_model")
     assert texts == expected
     assert all(resumed)
+
+
+@pytest.mark.parametrize("dies", ["os._exit(3)", "os.kill(os.getpid(), 11)", "raise RuntimeError('a bug')"])
+async def test_a_prompt_that_engines_die_of_takes_nobody_along(dies, expected, tmp_path, monkeypatch):
+    let_engines_die(dies, tmp_path, monkeypatch)
+    async with Local() as cluster:
+        await cluster.start("a", "b")
+        async with asking(cluster) as fleet:
+
+            async def ask() -> None:
+                with pytest.raises(KillsEngine, match="twice"):
+                    await written(fleet, replace(ASKED[0], id="killer", prompt=[5, 999]))
+
+            texts, _ = await disturbed(fleet, ask)
+        assert sum(hosted.status.starts for hosted in cluster.hosted.values()) <= 4
+    assert texts == expected
 
 
 async def test_two_front_doors_whose_requests_are_called_alike(cluster, expected):

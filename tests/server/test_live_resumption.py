@@ -266,7 +266,7 @@ async def test_without_resumption_the_error_is_the_one_of_before(tmp_path: Path)
             assert "signal 9" in error["message"] and "please send it again" in error["message"]
 
 
-#: An engine that ends in the step in which a prompt with this token is read.
+#: An engine process that ends in the step in which a prompt with this token is read.
 KILLER = """
 import os, sys
 
@@ -284,14 +284,19 @@ if "server.host.process" in sys.orig_argv:
 """
 
 
+def let_engines_die(dies: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that are started from now on. dies: a statement."""
+    (folder / "sitecustomize.py").write_text(KILLER.replace("DIES", dies))
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
 @pytest.mark.parametrize(
     ("dies", "told_so"), [("os._exit(3)", "exit status 3"), ("raise RuntimeError('a bug')", "RuntimeError: a bug")]
 )
 async def test_a_prompt_that_the_engine_dies_of_takes_nobody_along(
     dies: str, told_so: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(KILLER.replace("DIES", dies))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    let_engines_die(dies, tmp_path, monkeypatch)
     engine = EngineClient(ServeConfig(max_seqs=8, max_model_len=1024))
     await engine.start()
     try:

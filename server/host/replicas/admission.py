@@ -15,8 +15,9 @@ import asyncio
 import contextlib
 import hmac
 import secrets
+import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from server.schemas.errors import EngineFailed
 
@@ -47,6 +48,25 @@ def prompt(connection: socket.socket) -> None:
     for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Close a connection for good, whoever else holds it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+def still_open(connections: Sequence[socket.socket]) -> list[socket.socket]:
+    """Those that neither end has shut, the others are closed; reads nothing."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection, select.POLLRDHUP)
+    shut = {descriptor for descriptor, _ in poll.poll(0)}
+    for connection in connections:
+        if connection.fileno() in shut:
+            connection.close()
+    return [connection for connection in connections if connection.fileno() >= 0]
 
 
 async def admit(listener: socket.socket, secret: bytes, hand_over: Callable[[socket.socket], None]) -> None:

@@ -19,6 +19,8 @@ from msgspec.structs import replace
 
 from server.host import frames
 from server.host.frames import GONE, READ_BYTES, DownFrame, FrameSplitter, Link, UpFrame, pack
+from server.host.replicas.admission import hang_up
+from server.host.resumption import PROOF
 from spec.request import Delta
 
 #: Bytes that one may leave unread.
@@ -28,11 +30,11 @@ NEWS_SECONDS = 0.25
 
 
 class Door:
-    """One connection. number: what its requests bear. running: those that run, by their names in here."""
+    """One connection. number: what its requests bear. running: deltas of those that run, by their names in here."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number, self.connection = number, connection
-        self.running: set[str] = set()
+        self.running: dict[str, int] = {}
         self.unread = bytearray()
         self._splitter = FrameSplitter()
 
@@ -80,7 +82,7 @@ class Doors(Link):
     def close(self) -> None:
         """Show everybody out."""
         for door in self._doors.values():
-            door.connection.close()
+            hang_up(door.connection)
         self._arrivals.close()
         super().close()
 
@@ -123,7 +125,7 @@ class Doors(Link):
     def _show_out(self, door: Door) -> Iterator[UpFrame]:
         """Nobody wants what it asked for."""
         self._poll.unregister(door.connection)
-        door.connection.close()
+        hang_up(door.connection)
         del self._doors[door.number]
         self._asking = deque(one for one in self._asking if one is not door)
         yield from map(frames.Cancel, list(door.running))
@@ -134,10 +136,10 @@ class Doors(Link):
             case frames.Add(request):
                 request.id = door.named(request.id)
                 request.fork_of = None if request.fork_of is None else door.named(request.fork_of)
-                door.running.add(request.id)
+                door.running[request.id] = 0
                 yield frame
             case frames.Cancel(id):
-                door.running.discard(door.named(id))
+                door.running.pop(door.named(id), None)
                 yield frames.Cancel(door.named(id))
             case frames.Finish(id, at_token):
                 yield frames.Finish(door.named(id), at_token)
@@ -166,11 +168,18 @@ class Doors(Link):
                 for door in self._doors.values():
                     door.put(frame)
             case frames.Failed(running=running):
-                for door in (self._own, *self._doors.values()):
-                    door.put(replace(frame, running=[id for who, id in map(self._whose, running) if who is door]))
+                self._tell_failure(frame, running or [])
             case _:
                 self._ready = frame if isinstance(frame, frames.Ready) else self._ready
                 self._own.put(frame)
+
+    def _tell_failure(self, frame: frames.Failed, running: list[str]) -> None:
+        """To each, which of its requests were in the step; none where that of another is as suspicious."""
+        whose = [(id, *self._whose(id)) for id in running]
+        suspects = {door.number for id, door, _ in whose if door.running.get(id, 0) < PROOF}
+        for door in (self._own, *self._doors.values()):
+            its_own = [own for _, one, own in whose if one is door and not suspects - {door.number}]
+            door.put(replace(frame, running=its_own))
 
     def _whose(self, id: str) -> tuple[Door, str]:
         """Who asked for a request, and what it is called there."""
@@ -183,8 +192,10 @@ class Doors(Link):
         for delta in frame.deltas:
             door, own = self._whose(delta.id)
             deltas[door.number].append(replace(delta, id=own))
+            if delta.id in door.running:
+                door.running[delta.id] += 1
             if delta.finish_reason is not None:
-                door.running.discard(delta.id)
+                door.running.pop(delta.id, None)
         for number, door in self._doors.items():
             if frame.trace is not None or number in deltas:
                 door.put(frames.Deltas(deltas[number], frame.trace))

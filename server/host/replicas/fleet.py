@@ -6,39 +6,34 @@
     (unknown) ──────────────────────> connecting ───────> asked ───────────────────> (gone)
                                                             requests ───> another replica, else they wait for one
 
-What starts, places, watches and ends replicas is the cluster (:mod:`server.host.replicas.cluster`). Here they are
-found, asked over the frames of any engine, and left.
+What starts, places, watches and ends replicas is the cluster (:mod:`server.host.replicas.cluster`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from server.engine.generation import Cause, EngineStatus, Sink, unavailable
 from server.host import frames
-from server.host.asked import Asked
-from server.host.frames import Channel
 from server.host.replacement import Progress
-from server.host.replicas.admission import introduce
 from server.host.replicas.hosted import Address
-from server.host.replicas.router import Router, Standing
+from server.host.replicas.replica import Replica
+from server.host.replicas.router import Router
 from server.host.resumption import AGAIN, InFlight, InFlights
 from server.host.supervised import Supervised, log
 from server.observe.telemetry import report
 from server.schemas.errors import EngineFailed
 from server.settings.config import ServeConfig
 from spec.errors import ConfigurationError, ForesayError
-from spec.request import EngineInfo, Request
+from spec.request import Request
 from spec.trace import ShadowReport, StepTrace
 
-#: How often the cluster is asked for its replicas, and how long the last step of an idle one tells of others' requests.
-LOOK_SECONDS, STALE_SECONDS = 0.5, 2.0
+#: How often the cluster is asked for its replicas.
+LOOK_SECONDS = 0.5
 
 
 class Cluster(Protocol):
@@ -60,97 +55,6 @@ class Cluster(Protocol):
     async def close(self) -> None:
         """This server asks no replica any more."""
         ...
-
-
-class Replica(Asked):
-    """One engine of a fleet. on_ready, on_step: told when it takes requests, and of its steps."""
-
-    def __init__(
-        self,
-        address: Address,
-        most_losses: int,
-        on_ready: Callable[[], None],
-        on_step: Callable[[Replica, StepTrace], None],
-    ) -> None:
-        super().__init__(most_losses)
-        self.address = address
-        self.status = EngineStatus("loading", "connecting")
-        self.info: EngineInfo | None = None
-        self.failure: frames.Failed | None = None
-        self.last: StepTrace | None = None
-        self.observe = partial(on_step, self)
-        self._on_ready = on_ready
-        self._others, self._stepped_at = 0, 0.0
-
-    async def until_closed(self) -> None:
-        """Connect, and ask it until it is gone. OSError or :class:`EngineFailed` if it cannot be reached."""
-        connection = await introduce(self.address.host, self.address.port, self.address.secret)
-        loop = asyncio.get_running_loop()
-        _, self._channel = await loop.create_connection(lambda: Channel(self._received), sock=connection)
-        try:
-            await self._channel.closed
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Ask it no more."""
-        if self._channel is not None:
-            self._channel.hand_to(lambda frame: None)
-            self._channel.close()
-        self.status = EngineStatus("down", "gone")
-
-    @property
-    def in_flight(self) -> InFlights:
-        """What this server has there."""
-        return self._in_flight
-
-    @property
-    def standing(self) -> Standing:
-        """How it stands, for the router."""
-        assert self.info is not None, "it is ready"
-        others = self._others if time.monotonic() < self._stepped_at + STALE_SECONDS else 0
-        pages = self.info.kv_tokens // self.info.page_size
-        return Standing(len(self.in_flight) + others, self.info.max_seqs, self.in_flight.unread, pages)
-
-    @property
-    def told(self) -> report.Replica:
-        """How it is."""
-        assert self.info is not None, "it is ready"
-        address, load, places = self.address, self.standing.load, self.info.max_seqs
-        pages = self.last.pages if self.last is not None and load else 0
-        return report.Replica(
-            name=address.name,
-            address=f"{address.host}:{address.port}",
-            drafter=self.info.drafter,
-            running=min(load, places),
-            waiting=max(0, load - places),
-            own=len(self.in_flight),
-            kv_used=pages * self.info.page_size / self.info.kv_tokens,
-        )
-
-    def lose(self, reason: str) -> None:
-        """It has ended: whoever cannot go on is told, the others wait to leave. Where it did not say of what, that may
-        be its machine, or somebody who killed it: nothing of its requests."""
-        if self.failure is None:
-            self._lose(1, reason, ())
-        else:
-            self._lose(1, self.failure.message, self.failure.running)
-
-    def _received(self, frame: frames.DownFrame) -> None:
-        match frame:
-            case frames.Ready(info):
-                self.info, self.status = info, EngineStatus("ready")
-                self._in_flight.ready(len(info.draft_shape))
-                self._on_ready()
-            case frames.Failed():
-                self.failure = frame
-            case _:
-                super()._received(frame)
-
-    def _stepped(self, trace: StepTrace) -> None:
-        self.last, self._stepped_at = trace, time.monotonic()
-        self._others = max(0, trace.running + trace.waiting - len(self.in_flight))
-        super()._stepped(trace)
 
 
 class Fleet(Supervised):

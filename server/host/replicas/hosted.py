@@ -7,6 +7,7 @@ import contextlib
 import platform
 import socket
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,8 @@ import msgspec
 from server.engine.generation import EngineStatus
 from server.host.child import Spawned, spawn
 from server.host.client import EngineClient
-from server.host.replicas.admission import MOST_STRANGERS, admit
+from server.host.frames import Failed, pack
+from server.host.replicas.admission import MOST_STRANGERS, admit, hang_up, still_open
 from server.settings.config import ServeConfig
 from spec.request import EngineInfo
 from spec.trace import StepTrace
@@ -35,14 +37,27 @@ class Address(msgspec.Struct, frozen=True):
     text: str
 
 
+class Watcher(EngineClient):
+    """An engine client that says how each engine process ended. ended: told why, and whether of a request, as far as
+    the process could not say so itself."""
+
+    def __init__(self, config: ServeConfig, spawn: Callable[[], Spawned], ended: Callable[[str, bool], None]) -> None:
+        super().__init__(config, spawn)
+        self._ended = ended
+
+    def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
+        super()._lose(number, reason, among)
+        self._ended(reason, among is None)
+
+
 class Hosted:
     """name: of the replica. host: the address it listens on. deployed, weights: how often settings, and weights among
-    them, were changed."""
+    them, were changed. It holds what it hands over to the engine itself too, to tell front doors how that ended."""
 
     def __init__(
         self, config: ServeConfig, name: str, host: str, secret: bytes, deployed: int = 0, weights: int = 0
     ) -> None:
-        self.client = EngineClient(config, self._spawn)
+        self.client = Watcher(config, self._spawn, self._show_out)
         self.client.observe = self._stepped
         self._last: StepTrace | None = None
         self._stepped_at = 0.0
@@ -51,6 +66,7 @@ class Hosted:
         self._listener = socket.create_server((host, 0), family=_family(host), backlog=MOST_STRANGERS)
         self._listener.setblocking(False)
         self._arrivals: socket.socket | None = None
+        self._doors: list[socket.socket] = []
         self._admitting: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -67,6 +83,7 @@ class Hosted:
         await self.client.stop()
         if self._arrivals is not None:
             self._arrivals.close()
+        self._show_out("the replica ends", False)
 
     @property
     def status(self) -> EngineStatus:
@@ -101,6 +118,17 @@ class Hosted:
     def _hand_over(self, connection: socket.socket) -> None:
         assert self._arrivals is not None, "an engine was started"
         socket.send_fds(self._arrivals, [b"!"], [connection.fileno()])
+        self._doors = [*still_open(self._doors), connection.dup()]
+
+    def _show_out(self, reason: str, of_a_request: bool) -> None:
+        doors, self._doors = still_open(self._doors), []
+        whose: list[str] | None = (
+            None if of_a_request and len(doors) == 1 else []
+        )  # of several doors nobody knows whose it was
+        for door in doors:
+            with contextlib.suppress(OSError):
+                door.send(pack(Failed(reason, running=whose)), socket.MSG_DONTWAIT)
+            hang_up(door)
 
 
 def _family(host: str) -> socket.AddressFamily:

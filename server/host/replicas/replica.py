@@ -1,0 +1,112 @@
+"""One engine of several that are one for the server: found, asked over the frames of any engine, and left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from server.engine.generation import EngineStatus
+from server.host import frames
+from server.host.asked import Asked
+from server.host.frames import Channel
+from server.host.replicas.admission import introduce
+from server.host.replicas.hosted import Address
+from server.host.replicas.router import Standing
+from server.host.resumption import InFlights
+from server.observe.telemetry import report
+from spec.request import EngineInfo
+from spec.trace import StepTrace
+
+#: How long the last step of an idle replica tells of others' requests.
+STALE_SECONDS = 2.0
+
+
+class Replica(Asked):
+    """One engine of a fleet. on_ready, on_step: told when it takes requests, and of its steps."""
+
+    def __init__(
+        self,
+        address: Address,
+        most_losses: int,
+        on_ready: Callable[[], None],
+        on_step: Callable[[Replica, StepTrace], None],
+    ) -> None:
+        super().__init__(most_losses)
+        self.address = address
+        self.status = EngineStatus("loading", "connecting")
+        self.info: EngineInfo | None = None
+        self.failure: frames.Failed | None = None
+        self.last: StepTrace | None = None
+        self.observe = partial(on_step, self)
+        self._on_ready = on_ready
+        self._others, self._stepped_at = 0, 0.0
+
+    async def until_closed(self) -> None:
+        """Connect, and ask it until it is gone. OSError or :class:`EngineFailed` if it cannot be reached."""
+        connection = await introduce(self.address.host, self.address.port, self.address.secret)
+        loop = asyncio.get_running_loop()
+        _, self._channel = await loop.create_connection(lambda: Channel(self._received), sock=connection)
+        try:
+            await self._channel.closed
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ask it no more."""
+        if self._channel is not None:
+            self._channel.hand_to(lambda frame: None)
+            self._channel.close()
+        self.status = EngineStatus("down", "gone")
+
+    @property
+    def in_flight(self) -> InFlights:
+        """What this server has there."""
+        return self._in_flight
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands, for the router."""
+        assert self.info is not None, "it is ready"
+        others = self._others if time.monotonic() < self._stepped_at + STALE_SECONDS else 0
+        pages = self.info.kv_tokens // self.info.page_size
+        return Standing(len(self.in_flight) + others, self.info.max_seqs, self.in_flight.unread, pages)
+
+    @property
+    def told(self) -> report.Replica:
+        """How it is."""
+        assert self.info is not None, "it is ready"
+        address, load, places = self.address, self.standing.load, self.info.max_seqs
+        pages = self.last.pages if self.last is not None and load else 0
+        return report.Replica(
+            name=address.name,
+            address=f"{address.host}:{address.port}",
+            drafter=self.info.drafter,
+            running=min(load, places),
+            waiting=max(0, load - places),
+            own=len(self.in_flight),
+            kv_used=pages * self.info.page_size / self.info.kv_tokens,
+        )
+
+    def lose(self, reason: str) -> None:
+        """It has ended: whoever cannot go on is told, the others wait to leave. Where nobody said of what, its machine
+        may be gone, or somebody has killed the replica: nothing of its requests."""
+        failed = self.failure or frames.Failed(reason)
+        self._lose(1, failed.message, failed.running)
+
+    def _received(self, frame: frames.DownFrame) -> None:
+        match frame:
+            case frames.Ready(info):
+                self.info, self.status = info, EngineStatus("ready")
+                self._in_flight.ready(len(info.draft_shape))
+                self._on_ready()
+            case frames.Failed():
+                self.failure = self.failure or frame  # the engine knows more of it than its replica, which speaks next
+            case _:
+                super()._received(frame)
+
+    def _stepped(self, trace: StepTrace) -> None:
+        self.last, self._stepped_at = trace, time.monotonic()
+        self._others = max(0, trace.running + trace.waiting - len(self.in_flight))
+        super()._stepped(trace)
