@@ -73,7 +73,7 @@ def _add(path: Path, name: str) -> None:
 def _list(path: Path) -> None:
     """A line for each key on stdout: whose it is, its id, the limits that are its own."""
     from server.gateway import keys
-    from server.gateway.rate_limiter import Limits
+    from server.gateway.caller import Limits
 
     entries = (keys.read(path) or []) if path.exists() else []
     width = max((len(entry.name) for entry in entries), default=0)

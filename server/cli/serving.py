@@ -1,23 +1,31 @@
-"""``foresay serve`` from loaded settings to the exit status: what is printed meanwhile, and how the process ends."""
+"""``foresay serve`` from loaded settings to the exit status: what is printed meanwhile, what it prints once it is ready
+(what runs, why, whether it is exact, and one line to try), and how the process ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
+import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TextIO
 
-from server.cli import banner
+import msgspec
+
 from server.cli.command import told
 from server.cli.progress import Stages
 from server.engine.generation import EngineStatus
+from server.gateway.keys import default_path
 from server.host.child import Spawned, spawn
 from server.http.life import BESIDE, CLOSING_SECONDS, run_server
 from server.settings.config import ServeConfig
 from server.settings.resolved import model_names
+from server.settings.units import span_in_words
 from spec.request import EngineInfo
 
 
@@ -30,9 +38,9 @@ def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = sp
     def ready(info: EngineInfo | None, port: int) -> None:
         stages.close()
         if info is None:
-            banner.show_models(config, port)
+            show_models(config, port)
         else:
-            banner.show(info, config, model_names(config)[0], port, stages.summary())
+            show(info, config, model_names(config)[0], port, stages.summary())
 
     def changed(status: EngineStatus) -> None:
         if status.state == "loading":
@@ -58,3 +66,169 @@ def _leave_the_busy() -> None:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(status)
+
+
+# -- the banner --------------------------------------------------------------------------------------------------------
+
+
+Row = tuple[str, str]
+
+
+def base_url(host: str, port: int, scheme: str = "http") -> str:
+    """Where clients reach the server; a wildcard address is reached as localhost."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
+    literal = f"[{reachable}]" if ":" in reachable and not reachable.startswith("[") else reachable
+    return f"{scheme}://{literal}:{port}"
+
+
+def rows(info: EngineInfo) -> list[Row]:
+    """The banner as name and value, in order."""
+    return [
+        ("target", info.target),
+        ("drafter", _reasoned((info.draft or info.drafter) + _shape(info), info.drafter_reason)),
+        ("dtype", _reasoned(f"{info.dtype} on {info.device}", info.dtype_reason)),
+        *([("weights", info.quantization)] if info.quantization else []),
+        ("exact", _reasoned("yes" if info.exact else "no", info.exact_reason)),
+        (
+            "KV cache",
+            f"{info.kv_tokens:,} tokens{_kept(info)} in pages of {info.page_size}, "
+            f"up to {info.max_seqs} sequences at once",
+        ),
+        *([("memory", info.memory)] if info.memory else []),
+        ("context", f"{info.max_model_len:,} tokens"),
+    ]
+
+
+def addresses(url: str) -> list[Row]:
+    """Where people and programs go."""
+    return [("page", f"{url}/"), ("API", f"{url}/v1")]
+
+
+def access(config: ServeConfig) -> str:
+    """Who may use the server."""
+    if not config.api_key and config.api_key_file is None:
+        return "this machine alone" if _is_loopback(config.host) else "anyone who can reach it; no API key is needed"
+    told = [f"{len(config.api_key)} from the settings"] if config.api_key else []
+    told += [] if config.api_key_file is None else [f"those in {config.api_key_file}"]
+    return "needs an API key: " + " and ".join(told)
+
+
+def try_line(url: str, model: str, keyed: bool = False) -> str:
+    """A command that streams a completion from this server. keyed: it needs a key, taken from FORESAY_API_KEY."""
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 60, "stream": True}
+    sent = shlex.quote(msgspec.json.encode(body).decode())
+    key = ' -H "Authorization: Bearer $FORESAY_API_KEY"' if keyed else ""
+    return f"curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d {sent}"
+
+
+def warnings(config: ServeConfig) -> list[str]:
+    """What the operator should know about where it listens."""
+    if _is_loopback(config.host):
+        return []
+    where = f"listening on {config.host or 'all addresses'}"
+    if not config.api_key and config.api_key_file is None:
+        return [
+            f"{where} WITHOUT AN API KEY: anyone who can reach this machine can use the model. "
+            f"Make a key (foresay keys add NAME) and start with --api-key-file {default_path()}, or listen on 127.0.0.1"
+        ]
+    if config.ssl_certfile is None:
+        return [f"{where} without HTTPS: keys and texts cross the network readable; see --ssl-certfile"]
+    return []
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def show(
+    info: EngineInfo, config: ServeConfig, model: str, port: int, took: str = "", out: TextIO | None = None
+) -> None:
+    """Print the banner on stderr, in colour on a terminal unless ``NO_COLOR`` is set.
+
+    model: the name clients use. port: the one really listened on, which differs from the setting if that was 0.
+    took: how long the start took, in words.
+    """
+    table = [*rows(info), *([("start-up", took)] if took else [])]
+    _tell(table, info.warnings, config, model, port, out or sys.stderr)
+
+
+def show_models(config: ServeConfig, port: int, out: TextIO | None = None) -> None:
+    """The same for several models, each of which is loaded when it is asked for first."""
+    table = [("model", f"{name}: {one.target}") for name, one in config.models.items()]
+    _tell([*table, ("loaded", _how_long(config))], (), config, next(iter(config.models)), port, out or sys.stderr)
+
+
+def _how_long(config: ServeConfig) -> str:
+    """When models come and go."""
+    most = config.max_loaded_models
+    together = "as many as there is room for" if most is None else f"at most {most} at the same time"
+    left = "" if config.idle_seconds is None else f", until nobody asked for {span_in_words(config.idle_seconds)}"
+    return f"when they are asked for, {together}{left}"
+
+
+def _tell(table: Sequence[Row], notes: Sequence[str], config: ServeConfig, model: str, port: int, out: TextIO) -> None:
+    """The table, where and for whom the server is, what to know and what to try."""
+    url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
+    table, notes = [*table, *addresses(url), ("access", access(config))], [*notes, *warnings(config)]
+    line = try_line(url, model, bool(config.api_key or config.api_key_file))
+    if out.isatty() and not os.environ.get("NO_COLOR"):
+        _show_rich(table, notes, line, out)
+    else:
+        out.write(plain(table, notes, line))
+        out.flush()
+
+
+def plain(table: list[Row], notes: list[str], line: str) -> str:
+    """The banner as text."""
+    width = max(len(name) for name, _ in table)
+    lines = [f"{name:<{width}}  {value}" for name, value in table]
+    lines += [f"{'warning':<{width}}  {note}" for note in notes]
+    return "\n".join(["Foresay is ready.", *lines, "try it:", f"  {line}", ""])
+
+
+def _show_rich(table: list[Row], notes: list[str], line: str, out: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    for name, value in table:
+        grid.add_row(Text(name, style="dim"), Text(value, style=_style(name, value)))
+    for note in notes:
+        grid.add_row(Text("warning", style="bold yellow"), Text(note, style="bold yellow"))
+    console = Console(file=out, highlight=False)
+    console.print(Text("Foresay is ready.", style="bold green"))
+    console.print(grid)
+    # Not through the console, which would break the line where the terminal ends; it is there to be copied.
+    out.write(f"try it:\n  {line}\n")
+    out.flush()
+
+
+def _style(name: str, value: str) -> str:
+    if name == "exact":
+        return "green" if value.startswith("yes") else "yellow"
+    return "bold" if name in ("target", "page", "API") else ""
+
+
+def _reasoned(value: str, reason: str) -> str:
+    if not reason:
+        return value
+    return f"{value}: {reason}" if "(" in reason else f"{value} ({reason})"
+
+
+def _kept(info: EngineInfo) -> str:
+    return f" of {info.kv_token_bytes:,} bytes ({info.kv_dtype})" if info.kv_token_bytes else ""
+
+
+def _shape(info: EngineInfo) -> str:
+    widths = info.draft_shape
+    if not widths:
+        return ""
+    if info.chosen:
+        return f", chosen at every step, up to {len(widths)} tokens ahead"
+    if set(widths) == {1}:
+        return f", {len(widths)} tokens ahead"
+    return f", a tree of {','.join(map(str, widths))}"

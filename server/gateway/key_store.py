@@ -7,9 +7,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.gateway.caller import Caller
+from server.gateway.caller import Caller, Limits, RateLimiter
 from server.gateway.keys import ApiKey, HashedKey, KeyRing, exposed, read
-from server.gateway.rate_limiter import Limits, RateLimiter
 from spec.errors import ConfigurationError
 
 LOOK_SECONDS = 0.5

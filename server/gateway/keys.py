@@ -35,7 +35,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from server.gateway.rate_limiter import Limits
+from server.gateway.caller import Limits
 from spec.errors import ConfigurationError, ForesayError
 
 PREFIX = "sk-foresay-"

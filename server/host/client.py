@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 
 from server.engine.generation import Cause, EngineStatus
 from server.host import frames
-from server.host.asked import Asked
+from server.host.asked import Asked, Supervised, log
 from server.host.child import STARTING, Process, Spawned, oom_kills, reap, spawn, stopped
 from server.host.frames import Channel
 from server.host.models.resident import NoPlace
 from server.host.replacement import Progress, Standby, make_ready, refusal, until_hung
 from server.host.resumption import AGAIN
-from server.host.supervised import Supervised, log
 from server.schemas.errors import EngineFailed
 from server.settings.config import ServeConfig
 from spec.errors import ForesayError

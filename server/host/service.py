@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 import msgspec
 
 from server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
-from server.gateway.caller import Shared, admitted
-from server.gateway.rate_limiter import Pace
+from server.gateway.caller import Pace, Shared, admitted
 from server.host.imports import import_tokenizers
 from server.host.models.resident import LEASE, WAITED
 from server.host.state import ServerState

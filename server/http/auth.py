@@ -21,10 +21,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import web
 
-from server.gateway.caller import ANYONE, CALLER, Caller
+from server.gateway.caller import ANYONE, CALLER, Caller, Limits, RateLimiter, TokenBucket
 from server.gateway.key_store import KeyStore
 from server.gateway.keys import HashedKey
-from server.gateway.rate_limiter import Limits, RateLimiter, TokenBucket
 from server.host.models.models import MODELS
 from server.schemas.errors import Compressed, Forbidden, ModelNotFound, NotAdmin, TooLarge, Unauthorized
 from server.settings.config import ServeConfig

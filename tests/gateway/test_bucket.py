@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.gateway.rate_limiter import LONGEST, Limits, Pace, RateLimiter, TokenBucket
+from server.gateway.caller import LONGEST, Limits, Pace, RateLimiter, TokenBucket
 from server.schemas.errors import RateLimited, Unauthorized
 from tests.gateway.guarded import Clock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli import banner
+from server.cli import serving
 from server.cli.main import main
 from server.host.service import ServiceOptions
 from server.http.auth import AuthMiddleware
@@ -106,7 +106,7 @@ NETWORK = {"host": "0.0.0.0"}
     ],
 )
 def test_a_server_that_others_can_reach_is_warned_about_and_told_what_to_do(given, warning):
-    notes = banner.warnings(ServeConfig(**given))
+    notes = serving.warnings(ServeConfig(**given))
     assert len(notes) == (warning is not None)
     if warning is not None:
         assert warning in notes[0]
@@ -114,9 +114,9 @@ def test_a_server_that_others_can_reach_is_warned_about_and_told_what_to_do(give
 
 
 def test_the_banner_says_who_may_ask_and_shows_no_key():
-    assert "no API key is needed" in banner.access(ServeConfig(host="0.0.0.0"))
-    told = banner.access(ServeConfig(api_key=(ALICE, BOB), api_key_file="keys.toml"))
+    assert "no API key is needed" in serving.access(ServeConfig(host="0.0.0.0"))
+    told = serving.access(ServeConfig(api_key=(ALICE, BOB), api_key_file="keys.toml"))
     assert told == "needs an API key: 2 from the settings and those in keys.toml"
-    line = banner.try_line("https://127.0.0.1:1", "m", keyed=True)
+    line = serving.try_line("https://127.0.0.1:1", "m", keyed=True)
     assert '-H "Authorization: Bearer $FORESAY_API_KEY"' in line
-    assert banner.base_url("0.0.0.0", 8000, "https") == "https://127.0.0.1:8000"
+    assert serving.base_url("0.0.0.0", 8000, "https") == "https://127.0.0.1:8000"

@@ -14,10 +14,9 @@ import pytest
 
 from server.cli.main import main
 from server.gateway import key_store, keys
-from server.gateway.caller import Caller
+from server.gateway.caller import Caller, Limits
 from server.gateway.key_store import KeyStore
 from server.gateway.keys import ApiKey, HashedKey, KeyRing
-from server.gateway.rate_limiter import Limits
 from server.http.auth import AuthMiddleware
 from server.schemas.errors import Unauthorized
 from server.settings.config import ServeConfig

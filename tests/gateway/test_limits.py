@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from server.engine.generation import Generation
+from server.gateway.caller import Limits
 from server.gateway.key_store import KeyStore
-from server.gateway.rate_limiter import Limits
 from server.host.models.models import MODELS
 from server.http.auth import AuthMiddleware
 from server.text.tokenizer import Tokenizer

@@ -15,9 +15,8 @@ import pytest
 
 from server.api.about import dashboard
 from server.api.responses.store import Responses, SocketLimits
-from server.gateway.caller import CALLER, Caller, Shared
+from server.gateway.caller import CALLER, Caller, RateLimiter, Shared
 from server.gateway.key_store import KeyStore
-from server.gateway.rate_limiter import RateLimiter
 from server.host.models.models import MODELS
 from server.http.auth import AuthMiddleware
 from server.http.life import SharedThreads

@@ -10,8 +10,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from server.api.responses.store import Responses, SocketLimits
-from server.gateway.caller import CALLER, Caller
-from server.gateway.rate_limiter import RateLimiter
+from server.gateway.caller import CALLER, Caller, RateLimiter
 from server.http.auth import AuthMiddleware
 from tests.responses.bare import BINARY, PING, Bare
 from tests.responses.serving import STORY, saying, serving

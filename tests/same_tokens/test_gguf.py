@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.banner import rows
 from server.cli.main import main
+from server.cli.serving import rows
 from server.engine.build import build_engine
 from server.settings.config import EngineConfig
 from server.settings.resolved import BUNDLED

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from server.cli import banner
+from server.cli import serving
 from server.settings.config import ServeConfig
 from spec.request import EngineInfo
 
@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
 
 
 def shown(config: ServeConfig, out: io.StringIO) -> str:
-    banner.show(INFO, config, "bundled", 8123, out=out)
+    serving.show(INFO, config, "bundled", 8123, out=out)
     return out.getvalue()
 
 
@@ -60,7 +60,7 @@ def test_the_banner_says_how_long_it_took_and_what_the_engine_warns_of() -> None
 
     out = io.StringIO()
     info = msgspec.structs.replace(INFO, warnings=("--draft x knows only 10 of the target's 290 tokens",))
-    banner.show(info, ServeConfig(), "bundled", 80, "7.7 s: probing exactness 0.6", out)
+    serving.show(info, ServeConfig(), "bundled", 80, "7.7 s: probing exactness 0.6", out)
     assert "start-up  7.7 s: probing exactness 0.6\n" in out.getvalue()
     assert "warning   --draft x knows only 10 of the target's 290 tokens\n" in out.getvalue()
 
@@ -93,9 +93,9 @@ def test_colour_only_on_a_terminal_and_not_against_the_users_wish(monkeypatch: p
     ],
 )
 def test_an_address_others_can_reach_is_warned_about(host: str, url: str, warned: bool) -> None:
-    assert banner.base_url(host, 80) == url
-    assert bool(banner.warnings(ServeConfig(host=host))) is warned
-    assert banner.access(ServeConfig(host=host)).startswith("anyone" if warned else "this machine")
+    assert serving.base_url(host, 80) == url
+    assert bool(serving.warnings(ServeConfig(host=host))) is warned
+    assert serving.access(ServeConfig(host=host)).startswith("anyone" if warned else "this machine")
 
 
 def test_a_tree_is_told_from_a_chain() -> None:
@@ -103,5 +103,5 @@ def test_a_tree_is_told_from_a_chain() -> None:
 
     tree = msgspec.structs.replace(INFO, draft_shape=(3, 2, 1))
     none = msgspec.structs.replace(INFO, draft_shape=(), drafter="none", drafter_reason="")
-    assert dict(banner.rows(tree))["drafter"].startswith("bundled/draft, a tree of 3,2,1")
-    assert dict(banner.rows(none))["drafter"] == "none"
+    assert dict(serving.rows(tree))["drafter"].startswith("bundled/draft, a tree of 3,2,1")
+    assert dict(serving.rows(none))["drafter"] == "none"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvpaging import KVStore
-from server.cli.banner import rows
 from server.cli.main import main
+from server.cli.serving import rows
 from server.engine.build import build_engine, plan
 from server.engine.device import Device
 from server.engine.memory import token_bytes

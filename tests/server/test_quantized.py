@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 
-from server.cli.banner import rows
 from server.cli.main import main
+from server.cli.serving import rows
 from server.engine.build import build_engine
 from server.engine.memory import model_bytes, packed_bytes
 from server.engine.parameters import quantized, stored_parameters

@@ -1,20 +1,34 @@
-"""Replacing the engine of a running server: ``POST /admin/reload``."""
+"""Replacing the engine of a running server: ``POST /admin/reload``.
+
+It goes on with other settings of its engine, other weights, or another model (docs/resumption.md)::
+
+    the same model     another engine gets ready, and whatever runs goes on in it at the next token
+    another one        whatever runs ends in the engine that has it; new requests wait until the other is loaded
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
 
 from server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
-from server.host.models.models import MODELS
-from server.host.models.reload import reload
-from server.schemas.errors import ApiError, described
+from server.host.models.model import Model
+from server.host.models.models import MODELS, Entry, Models
+from server.host.replacement import Progress
+from server.schemas.errors import ApiError, NotNow, described
 from server.schemas.shared import ErrorDetail
-from spec.errors import InvalidRequest
+from server.settings.config import EngineConfig, ServeConfig
+from server.settings.load import changed
+from server.settings.resolved import target_directory
+from spec.errors import ForesayError, InvalidRequest
 
 
 class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +102,91 @@ async def _progress(events: EventStream, told: asyncio.Queue[Reloading], reloadi
             await events.send([hearing.result()])
         else:
             hearing.cancel()
+
+
+# -- what is done ------------------------------------------------------------------------------------------------------
+
+
+#: Settings with which the same weights may write another text.
+OF_THE_TEXT = frozenset({"target", "dtype", "quantize", "kv_dtype", "device"})
+#: What a config.json says besides the shape of the model.
+_LOOSE = frozenset(
+    {"_name_or_path", "torch_dtype", "dtype", "transformers_version", "quantization_config", "use_cache"}
+)
+
+
+async def reload(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progress) -> int:
+    """Go on with these settings; returns how many requests that were running go on in another engine.
+
+    An :class:`InvalidRequest` names the setting that cannot be: then the engine before serves on.
+    """
+    model = entry.model
+    if not isinstance(model, Model):
+        raise InvalidRequest("model", "the engine of this model is not the server's to replace")
+    if model.reloading.locked():
+        raise NotNow(f"the engine of {entry.name} is being replaced already")
+    async with model.reloading:
+        try:
+            return await _reload(models, entry, model, settings, tell)
+        except (ApiError, InvalidRequest):
+            raise
+        except ForesayError as error:
+            raise InvalidRequest(_field(str(error), settings), str(error)) from None
+
+
+async def _reload(models: Models, entry: Entry, model: Model, settings: Mapping[str, Any], tell: Progress) -> int:
+    config = changed(model.config, settings)
+    info = entry.info
+    if info is not None and config.max_model_len is not None and config.max_model_len < info.max_model_len:
+        message = (
+            f"max_model_len ({config.max_model_len}) can only grow: what runs may need {info.max_model_len} tokens"
+        )
+        raise InvalidRequest("max_model_len", message)
+    if not entry.loaded or info is None:
+        model.become(config)
+        return 0
+    if config.target != model.config.target:
+        tell("looking at the files", None)
+        if not await asyncio.to_thread(_the_same, model.config, config):
+            if config.replicas is not None:
+                raise InvalidRequest("target", f"target: replicas of another model ({config.target}) are deployed anew")
+            before = model.config
+            await models.residency.renew(
+                entry.resident, lambda: model.become(config, other=True), lambda: model.become(before, other=True)
+            )
+            return 0
+    weights = not settings or bool(OF_THE_TEXT & settings.keys())
+    moved = await model.engine.replace(config, tell, weights)
+    model.become(config)
+    if weights:
+        await model.read_text()
+    return moved
+
+
+def _the_same(before: ServeConfig, after: ServeConfig) -> bool:
+    """Whether two targets are the same model with other weights: of one shape, with one tokenizer."""
+    wanted = _what_it_is(after)
+    try:
+        return _what_it_is(before) == wanted
+    except ForesayError:  # its files are gone
+        return False
+
+
+def _what_it_is(config: ServeConfig) -> tuple[dict[str, Any], bytes]:
+    directory = Path(target_directory(config))
+    try:
+        told = json.loads((directory / "config.json").read_bytes())
+        shape = {name: value for name, value in told.items() if name not in _LOOSE}
+        return shape, (directory / "tokenizer.json").read_bytes()
+    except (OSError, ValueError) as error:
+        raise ForesayError(f"the target {directory} cannot be read: {error}") from None
+
+
+def _field(message: str, settings: Mapping[str, Any]) -> str:
+    """The setting that an error is about, by its name or its flag."""
+    words: list[str] = [word.strip("_") for word in re.findall(r"[a-z_]+", message.replace("-", "_"))]
+    known = [word for word in words if word in settings or word in EngineConfig.__struct_fields__]
+    return next((word for word in known if word in settings), (known or ["settings"])[0])
 
 
 ROUTES = [

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 
 from server.engine.generation import Cause, EngineStatus, Sink, unavailable
 from server.host import frames
+from server.host.asked import Supervised, log
 from server.host.replacement import Progress
 from server.host.replicas.hosted import Address
 from server.host.replicas.replica import Replica
 from server.host.replicas.router import Router
 from server.host.resumption import AGAIN, InFlight, InFlights
-from server.host.supervised import Supervised, log
 from server.observe.telemetry import report
 from server.schemas.errors import EngineFailed
 from server.settings.config import ServeConfig
