@@ -10,7 +10,7 @@ from aiohttp import web
 
 from server.engine.generation import ServedEngine
 from server.observe.selfcheck.check import SelfCheck
-from server.observe.telemetry.families import SelfCheckCounts
+from server.observe.telemetry.counts import SelfCheckCounts
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 from tests.server.scripted import ScriptedEngine

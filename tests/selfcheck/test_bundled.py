@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from kvpaging import KVStore
 from server.host.service import Service, ServiceOptions, Text
 from server.http.app import create_app
-from server.observe.telemetry.families import SelfCheckCounts
+from server.observe.telemetry.counts import SelfCheckCounts
 from server.settings.config import ServeConfig
 from spec.engine import Engine
 from tests.selfcheck.checking import until

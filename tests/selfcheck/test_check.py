@@ -11,7 +11,7 @@ import pytest
 from server.engine.generation import Sink
 from server.observe.selfcheck import check
 from server.observe.selfcheck.answer import MOST_ANSWERS
-from server.observe.telemetry.families import SelfCheckCounts
+from server.observe.telemetry.counts import SelfCheckCounts
 from server.schemas.errors import EngineFailed, Unavailable
 from spec.request import Request
 from tests.provenance import clock

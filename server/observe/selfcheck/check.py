@@ -23,7 +23,7 @@ from aiohttp import web
 
 from server.engine.generation import ServedEngine, Sink
 from server.observe.selfcheck.answer import Answer, Backlog, Difference, Recorder, Rerun
-from server.observe.telemetry.families import SelfCheckCounts
+from server.observe.telemetry.counts import SelfCheckCounts
 from server.schemas.errors import Unavailable
 from spec.request import EngineInfo, Request
 

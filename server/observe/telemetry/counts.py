@@ -1,4 +1,4 @@
-"""Counts of values by size, of clients' connections, and of what the engine process went through."""
+"""Counts: of values by size, of clients' connections, of what the engine process went through and re-runs found."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import get_args
+
+import msgspec
 
 from server.engine.generation import Cause, EngineStatus
 
@@ -120,3 +122,16 @@ class Startup:
             self.seconds["total"] = now - self._began
         self._phase = status.message.replace(" ", "_") if status.state == "loading" else ""
         self._phase_began = now
+
+
+class SelfCheckCounts(msgspec.Struct):
+    """share: of the finished requests, how many are decoded again plainly. checked: those that were; tokens: compared
+    with them; mismatches: requests whose tokens differ. waiting: for the engine to be idle. skipped: had to give way to
+    newer ones, or were lost with the engine."""
+
+    share: float = 0.0
+    checked: int = 0
+    tokens: int = 0
+    mismatches: int = 0
+    waiting: int = 0
+    skipped: int = 0

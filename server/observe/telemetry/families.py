@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
 
-import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
@@ -36,76 +36,73 @@ COMPATIBLE = {name: name for name in _SAME} | {"inter_chunk_latency_seconds": "i
 
 #: One series: the values of its labels, and its own.
 Series = tuple[Sequence[str], float]
+#: What a family tells: a number, numbers by the only label, series, or a histogram.
+Told = float | Mapping[str, float] | Sequence[Series] | Histogram
 
 
-class Families:
-    """Makes the families of one model; each label list is behind those that vLLM puts on all of its series: the model's
-    name and the number of the engine, of which there is one here."""
+class Family(NamedTuple):
+    """What is told under one name: ours, and vLLM's if tools look it up.
 
-    def __init__(self, model: str) -> None:
-        self._labels, self._values = ("model_name", "engine"), (model, "0")
+    read: what is told of a reading; as a text, where it stands in that. keep: which labels vLLM has too, by index; the
+    series that agree in these are one there. Before the labels of its own each series has those that vLLM puts on all
+    of its: the model's name and the number of the engine, of which there is one here.
+    """
 
-    def counter(
-        self, name: str, about: str, series: Sequence[Series], labels: Sequence[str] = (), keep: Sequence[int] = ()
-    ) -> Iterator[Metric]:
-        """A counter; its name gets ``_total``. keep: which labels vLLM has too, by index; the others are summed up."""
-        ours, *compatible = _names(name)
-        yield self._simple(CounterMetricFamily, ours, about, series, labels)
-        for full in compatible:
-            yield self._simple(
-                CounterMetricFamily, full, about, merged(series, keep), [labels[index] for index in keep]
-            )
+    kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
+    name: str
+    about: str
+    read: str | Callable[[Any], Told]
+    labels: Sequence[str] = ()
+    keep: Sequence[int] = ()
 
-    def gauge(self, name: str, about: str, series: Sequence[Series], labels: Sequence[str] = ()) -> Iterator[Metric]:
-        """A gauge."""
-        for full in _names(name):
-            yield self._simple(GaugeMetricFamily, full, about, series, labels)
+    def told(self, reading: Any) -> Told:
+        """What there is to tell."""
+        told: Told = attrgetter(self.read)(reading) if isinstance(self.read, str) else self.read(reading)
+        return told
 
-    def histogram(self, name: str, about: str, histogram: Histogram) -> Iterator[Metric]:
-        """A histogram."""
-        bounds = [*map(str, histogram.bounds), "+Inf"]
-        for full in _names(name):
-            family = HistogramMetricFamily(full, about, labels=self._labels)
-            below = map(float, accumulate(histogram.counts))
-            family.add_metric(self._values, list(zip(bounds, below, strict=True)), histogram.sum)
-            yield family
+    def metrics(self, told: Sequence[tuple[str, Told]]) -> Iterator[Metric]:
+        """As Prometheus has it. told: by model, the name first."""
+        yield self._metric(PREFIX + self.name, self.labels, told)
+        if self.name in COMPATIBLE:
+            labels = [self.labels[index] for index in self.keep]
+            fewer = [(model, merged(value, self.keep)) for model, value in told]
+            yield self._metric(COMPATIBLE_PREFIX + COMPATIBLE[self.name], labels, fewer)
 
-    def _simple(
-        self,
-        kind: type[CounterMetricFamily | GaugeMetricFamily],
-        name: str,
-        about: str,
-        series: Sequence[Series],
-        labels: Sequence[str],
-    ) -> Metric:
-        family = kind(name, about, labels=[*self._labels, *labels])
-        for values, value in series:
-            family.add_metric([*self._values, *values], value)
-        return family
+    def _metric(self, name: str, labels: Sequence[str], told: Sequence[tuple[str, Told]]) -> Metric:
+        metric: Any = self.kind(name, self.about, labels=["model_name", "engine", *labels])
+        for model, value in told:
+            if isinstance(value, Histogram):
+                bounds = [*map(str, value.bounds), "+Inf"]
+                below = map(float, accumulate(value.counts))
+                metric.add_metric((model, "0"), list(zip(bounds, below, strict=True)), value.sum)
+            else:
+                for values, number in series(value):
+                    metric.add_metric((model, "0", *values), number)
+        made: Metric = metric
+        return made
 
 
-def merged(series: Sequence[Series], keep: Sequence[int]) -> list[Series]:
+counter, gauge, histogram = (
+    partial(Family, kind) for kind in (CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily)
+)
+
+
+def series(told: float | Mapping[str, float] | Sequence[Series]) -> Sequence[Series]:
+    """A number as the only series; numbers by label in the label's order."""
+    if isinstance(told, Mapping):
+        return [((label,), number) for label, number in sorted(told.items())]
+    return told if isinstance(told, Sequence) else [((), told)]
+
+
+def merged(told: Told, keep: Sequence[int]) -> Told:
     """The sums of series that agree in the labels ``keep``; one of 0 where there is none and no label is left."""
+    if isinstance(told, Histogram):
+        return told
     sums: dict[tuple[str, ...], float] = {} if keep else {(): 0.0}
-    for values, value in series:
+    for values, value in series(told):
         key = tuple(values[index] for index in keep)
         sums[key] = sums.get(key, 0.0) + value
     return list(sums.items())
-
-
-def by(counts: Mapping[str, float]) -> list[Series]:
-    """Series with one label, in its order."""
-    return [((label,), count) for label, count in sorted(counts.items())]
-
-
-def one(value: float) -> list[Series]:
-    """The only series of a family without labels."""
-    return [((), value)]
-
-
-def _names(name: str) -> list[str]:
-    """Ours, and vLLM's if tools look it up."""
-    return [PREFIX + name, *([COMPATIBLE_PREFIX + COMPATIBLE[name]] if name in COMPATIBLE else [])]
 
 
 #: Schemes that leave names as ours are as they are.
@@ -144,16 +141,3 @@ class Registry:
     def collect(self) -> Iterable[Metric]:
         """Them."""
         return self._families
-
-
-class SelfCheckCounts(msgspec.Struct):
-    """share: of the finished requests, how many are decoded again plainly. checked: those that were; tokens: compared
-    with them; mismatches: requests whose tokens differ. waiting: for the engine to be idle. skipped: had to give way to
-    newer ones, or were lost with the engine."""
-
-    share: float = 0.0
-    checked: int = 0
-    tokens: int = 0
-    mismatches: int = 0
-    waiting: int = 0
-    skipped: int = 0

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from server.observe.telemetry.families import SelfCheckCounts
+from server.observe.telemetry.counts import SelfCheckCounts
 from spec.acceptance import ByDepth
 
 S = TypeVar("S", bound=msgspec.Struct)

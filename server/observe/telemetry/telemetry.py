@@ -20,9 +20,8 @@ import foresay
 from server.engine.generation import Watched
 from server.gateway.caller import CALLER, REQUEST_ID
 from server.observe.telemetry import views
-from server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, Startup
+from server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Startup
 from server.observe.telemetry.drafting import Shadowing
-from server.observe.telemetry.families import SelfCheckCounts
 from server.observe.telemetry.report import (
     Gauges,
     HistoryReport,

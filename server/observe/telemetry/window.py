@@ -102,6 +102,11 @@ class Window:
         return max(doubted, key=doubted.__getitem__) if 2 * sum(doubted.values()) > self.decode_seconds else ""
 
     @property
+    def unsure(self) -> bool:
+        """Whether there is such a reason."""
+        return bool(self.doubt)
+
+    @property
     def crowded(self) -> float:
         """The share of the steps' time in which the engine waited for a core that something else had, estimated."""
         return self.waited_seconds / self.step_seconds.sum if self.waited_seconds else 0.0
