@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from bench.inflate import inflate
+from server.host.spare import Spares
 from server.settings.resolved import BUNDLED
 from server.text import tokenizer
 from tests.server.live import LiveServer, openai_client
@@ -63,6 +64,13 @@ def no_collection() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def spares() -> Iterator[Spares]:
+    """Starts engine processes for clients in this process: after the first one they need no second for importing."""
+    with Spares() as spares:
+        yield spares
 
 
 @pytest.fixture(scope="session")

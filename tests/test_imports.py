@@ -42,12 +42,13 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_each_module_imports_alone() -> None:
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 5])
+def test_each_module_imports_alone(every: int) -> None:
     names = [name for package in PACKAGES for name in modules_of(package)]
     if importlib.util.find_spec("ray") is None:
         names.remove("server.host.replicas.cluster")
     assert {"spec.accept", "server.cli.main", "verifier.model.config"} <= set(names)
-    done = python("-W", "error", "-c", ALONE, *names)
+    done = python("-W", "error", "-c", ALONE, *names[::every])
     assert done.returncode == 0, done.stderr
 
 

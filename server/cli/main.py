@@ -32,6 +32,7 @@ from server.cli.check import command as check
 from server.cli.command import USAGE_ERROR, Command, told
 from server.settings.fields import Setting, settings_of
 from server.settings.load import load, nearest
+from server.settings.resolved import check_target
 from spec.errors import ForesayError
 
 COMMANDS: dict[str, Command] = {
@@ -165,6 +166,7 @@ def _run(command: Command, arguments: Sequence[str]) -> int:
     known = settings_of(command.config)
     given = {name: value for name, value in vars(parsed).items() if name in known}
     loaded = load(command.config, given, os.environ, parsed.config)
+    check_target(loaded.config)
     return command.run(loaded.config, parsed)
 
 

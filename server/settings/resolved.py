@@ -10,7 +10,7 @@ import msgspec
 from server.settings.config import EngineConfig, ServeConfig
 from spec.errors import ConfigurationError
 from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE, SUFFIX
-from verifier.model.hub import resolve
+from verifier.model.hub import is_local, resolve
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 #: Drafters that come with the bundled target. The heads fit it alone.
@@ -31,6 +31,12 @@ class Resolved:
 def target_directory(config: EngineConfig) -> Path:
     """The target's local directory (downloaded first, for a hub id)."""
     return BUNDLED / "target" if config.target == "bundled" else resolve(config.target, flag="TARGET")
+
+
+def check_target(config: EngineConfig) -> None:
+    """Raise ModelNotFound where the target can only be a path and nothing is there: before a second of importing."""
+    if is_local(config.target) and not Path(config.target).expanduser().exists():
+        target_directory(config)
 
 
 def choose_draft(config: EngineConfig) -> Resolved:

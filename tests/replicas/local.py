@@ -14,6 +14,7 @@ from server.engine.generation import generate
 from server.host.replacement import Progress
 from server.host.replicas.fleet import Fleet
 from server.host.replicas.hosted import Address, Hosted
+from server.host.spare import Spares
 from server.settings.config import ServeConfig
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
@@ -29,9 +30,10 @@ ASKED = [
 
 
 class Local:
-    """A :class:`~server.host.replicas.fleet.Cluster` of replicas that a test starts and ends."""
+    """A :class:`~server.host.replicas.fleet.Cluster` of replicas that a test starts and ends. spares: start them."""
 
-    def __init__(self) -> None:
+    def __init__(self, spares: Spares) -> None:
+        self._spares = spares
         self.hosted: dict[str, Hosted] = {}
         self.coming: dict[str, Hosted] = {}
         self.wrong: dict[str, Address] = {}  # told beside them
@@ -44,8 +46,9 @@ class Local:
 
     async def start(self, *names: str, config: ServeConfig = CONFIG, deployed: int = 1) -> None:
         """More replicas, once they are ready; those of other settings come when they are deployed."""
-        made = {name: Hosted(config, name, "127.0.0.1", os.urandom(32), deployed) for name in names}
-        await asyncio.wait_for(asyncio.gather(*[hosted.open() for hosted in made.values()]), SECONDS)
+        made = {name: Hosted(config, name, "127.0.0.1", os.urandom(32), deployed, start=self._spares) for name in names}
+        for hosted in made.values():  # one after the other: each from the spare that the last one left
+            await asyncio.wait_for(hosted.open(), SECONDS)
         (self.hosted if config is CONFIG else self.coming).update(made)
 
     async def open(self, config: ServeConfig, tell: Progress) -> None:

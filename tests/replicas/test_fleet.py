@@ -12,20 +12,21 @@ from msgspec.structs import replace
 
 from server.engine.generation import Generation
 from server.host.replicas.fleet import Fleet
+from server.host.spare import Spares
 from server.schemas.errors import KillsEngine, Unavailable
 from spec.request import Request
 from tests.replicas.local import ASKED, CONFIG, SECONDS, Local, asking, text, written
-from tests.server.test_live_resumption import let_engines_die
+from tests.server.test_live_resumption import dying_engines
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, list[int]]:
+def expected(spares: Spares) -> dict[str, list[int]]:
     """The texts of one replica that nobody disturbs."""
 
     async def undisturbed() -> dict[str, list[int]]:
-        async with Local() as cluster:
+        async with Local(spares) as cluster:
             await cluster.start("alone")
             async with asking(cluster) as fleet:
                 return {request.id: text(await written(fleet, request)) for request in ASKED}
@@ -34,8 +35,8 @@ def expected() -> dict[str, list[int]]:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Local]:
-    async with Local() as cluster:
+async def cluster(spares: Spares) -> AsyncIterator[Local]:
+    async with Local(spares) as cluster:
         await cluster.start("a", "b")
         yield cluster
 
@@ -115,17 +116,16 @@ async def test_a_rolling_update_to_another_draft_loses_nothing(cluster, expected
 
 @pytest.mark.parametrize("dies", ["os._exit(3)", "os.kill(os.getpid(), 11)", "raise RuntimeError('a bug')"])
 async def test_a_prompt_that_engines_die_of_takes_nobody_along(dies, expected, tmp_path, monkeypatch):
-    let_engines_die(dies, tmp_path, monkeypatch)
-    async with Local() as cluster:
-        await cluster.start("a", "b")
-        async with asking(cluster) as fleet:
+    async def ask() -> None:
+        with pytest.raises(KillsEngine, match="twice"):
+            await written(fleet, replace(ASKED[0], id="killer", prompt=[5, 999]))
 
-            async def ask() -> None:
-                with pytest.raises(KillsEngine, match="twice"):
-                    await written(fleet, replace(ASKED[0], id="killer", prompt=[5, 999]))
-
-            texts, _ = await disturbed(fleet, ask)
-        assert sum(hosted.status.starts for hosted in cluster.hosted.values()) <= 4
+    with dying_engines(dies, tmp_path, monkeypatch) as spares:
+        async with Local(spares) as cluster:
+            await cluster.start("a", "b")
+            async with asking(cluster) as fleet:
+                texts, _ = await disturbed(fleet, ask)
+            assert sum(hosted.status.starts for hosted in cluster.hosted.values()) <= 4
     assert texts == expected
 
 

@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestServer
 from server.api.responses.store import Responses
 from server.host.client import EngineClient
 from server.host.service import Service, ServiceOptions, Text
+from server.host.spare import Spares
 from server.http.app import create_app
 from server.http.auth import AuthMiddleware
 from server.settings.config import ServeConfig
@@ -32,10 +33,10 @@ CODES = {None, 1002, 1003, 1007, 1009}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def real() -> AsyncIterator[tuple[Service, EngineClient, int]]:
+async def real(spares: Spares) -> AsyncIterator[tuple[Service, EngineClient, int]]:
     """A server around the real engine with the bundled pair: its service, its engine, its port."""
     config = ServeConfig(max_seqs=4)
-    engine = EngineClient(config)
+    engine = EngineClient(config, spares)
     await engine.start()
     await engine.until_ready()
     service = Service(engine, ServiceOptions(model="bundled"), Text.load(config))

@@ -234,8 +234,8 @@ def test_settings_that_cannot_work_end_the_server(tmp_path):
 
 
 @pytest.mark.slow
-async def test_200_cancels_leave_the_pool_whole_and_the_others_right():
-    engine = EngineClient(ServeConfig(max_seqs=4))
+async def test_200_cancels_leave_the_pool_whole_and_the_others_right(spares):
+    engine = EngineClient(ServeConfig(max_seqs=4), spares)
     await engine.start()
     try:
         await engine.until_ready()

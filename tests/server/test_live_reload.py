@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from server.engine.generation import EngineStatus, generate
 from server.host.child import Spawned
 from server.host.client import EngineClient
+from server.host.spare import Spares
 from server.settings.config import ServeConfig
 from server.settings.resolved import BUNDLED
 from spec.errors import ForesayError
@@ -44,8 +45,8 @@ async def right_texts(engine: EngineClient) -> list[tuple[list[int], list[object
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[EngineClient]:
-    engine = EngineClient(CONFIG)
+async def engine(spares: Spares) -> AsyncIterator[EngineClient]:
+    engine = EngineClient(CONFIG, spares)
     await engine.start()
     try:
         await asyncio.wait_for(engine.until_ready(), SECONDS)

@@ -17,6 +17,7 @@ from bench.soak.clients import LONGEST_LINE, Heard, visit
 from bench.soak.requests import Ask
 from server.engine.generation import EngineStatus, generate
 from server.host.client import EngineClient
+from server.host.spare import Spares
 from server.schemas.errors import EngineFailed, KillsEngine
 from server.settings.config import ServeConfig
 from spec.request import Delta, Grammar, Request
@@ -195,8 +196,8 @@ async def told(engine: EngineClient, request: Request, kills: tuple[int, ...] = 
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[EngineClient]:
-    engine = EngineClient(ServeConfig(max_seqs=4, max_model_len=1024))
+async def engine(spares: Spares) -> AsyncIterator[EngineClient]:
+    engine = EngineClient(ServeConfig(max_seqs=4, max_model_len=1024), spares)
     await engine.start()
     try:
         await asyncio.wait_for(engine.until_ready(), SECONDS)
@@ -284,10 +285,11 @@ if "server.host.process" in sys.orig_argv:
 """
 
 
-def let_engines_die(dies: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that are started from now on. dies: a statement."""
+def dying_engines(dies: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Spares:
+    """What starts such engine processes. dies: a statement."""
     (folder / "sitecustomize.py").write_text(KILLER.replace("DIES", dies))
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    return Spares()
 
 
 @pytest.mark.parametrize(
@@ -296,8 +298,11 @@ def let_engines_die(dies: str, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_prompt_that_the_engine_dies_of_takes_nobody_along(
     dies: str, told_so: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    let_engines_die(dies, tmp_path, monkeypatch)
-    engine = EngineClient(ServeConfig(max_seqs=8, max_model_len=1024))
+    with dying_engines(dies, tmp_path, monkeypatch) as spares:
+        await dies_of_a_prompt(EngineClient(ServeConfig(max_seqs=8, max_model_len=1024), spares), told_so)
+
+
+async def dies_of_a_prompt(engine: EngineClient, told_so: str) -> None:
     await engine.start()
     try:
         await asyncio.wait_for(engine.until_ready(), SECONDS)

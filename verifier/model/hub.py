@@ -49,7 +49,7 @@ def resolve(
             return _unpacked(path)
         if there:
             raise ModelNotFound("is a file; name the directory that holds it")
-        if _is_local(name_or_path):
+        if is_local(name_or_path):
             raise ModelNotFound("no such directory")
         repository, _, wanted = str(name_or_path).partition(":")
         directory = _snapshot(repository, revision, [*PATTERNS, *extra])
@@ -79,8 +79,8 @@ def cached(name: str) -> Path | None:
     if _is_there(path) and _is_gguf(path):
         return path
     if ":" in name or _of_gguf(name):
-        return None if _is_there(path) or _is_local(name) else _cached_gguf(name)
-    if _is_there(path) or _is_local(name):
+        return None if _is_there(path) or is_local(name) else _cached_gguf(name)
+    if _is_there(path) or is_local(name):
         directory: Path | None = path
     else:
         directory = _cached_snapshot(name)
@@ -167,7 +167,7 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _is_local(name: str | Path) -> bool:
+def is_local(name: str | Path) -> bool:
     """Whether the name can only mean a path: a hub id is NAME or OWNER/NAME."""
     return isinstance(name, Path) or _is_path(name.partition(":")[0])
 

@@ -29,6 +29,7 @@ from ray.serve.schema import ApplicationStatus
 from server.host.child import SECRETS
 from server.host.replacement import Progress
 from server.host.replicas.hosted import Address, Hosted
+from server.host.spare import Spares
 from server.settings.config import EngineConfig, ServeConfig
 from server.settings.load import load
 from spec.errors import ConfigurationError, ForesayError
@@ -60,7 +61,7 @@ class Engine:
     async def __init__(self, config: ServeConfig, host: str | None, deployed: int, weights: int) -> None:  # type: ignore[misc]
         name = serve.get_replica_context().replica_id.unique_id
         host = host or ray.util.get_node_ip_address()
-        self._hosted = Hosted(config, name, host, secrets.token_bytes(32), deployed, weights)
+        self._hosted = Hosted(config, name, host, secrets.token_bytes(32), deployed, weights, Spares())
         self._places = config.max_seqs
         try:
             await self._hosted.open()

@@ -51,12 +51,21 @@ class Watcher(EngineClient):
 
 
 class Hosted:
-    """name: of the replica. host: the address it listens on. deployed, weights: how often settings, and weights among
-    them, were changed. It holds what it hands over to the engine itself too, to tell front doors how that ended."""
+    """name: of the replica. host: the address it listens on. deployed, weights: how often settings, and weights
+    among them, were changed. start: starts its engine processes. It holds what it hands over to the engine
+    itself too, to tell front doors how that ended."""
 
     def __init__(
-        self, config: ServeConfig, name: str, host: str, secret: bytes, deployed: int = 0, weights: int = 0
+        self,
+        config: ServeConfig,
+        name: str,
+        host: str,
+        secret: bytes,
+        deployed: int = 0,
+        weights: int = 0,
+        start: Callable[[socket.socket], Spawned] = spawn,
     ) -> None:
+        self._start = start
         self.client = Watcher(config, self._spawn, self._show_out)
         self.client.observe = self._stepped
         self._last: StepTrace | None = None
@@ -113,7 +122,7 @@ class Hosted:
             self._arrivals.close()
         self._arrivals = ours
         ours.setblocking(False)
-        return spawn(theirs)
+        return self._start(theirs)
 
     def _hand_over(self, connection: socket.socket) -> None:
         assert self._arrivals is not None, "an engine was started"
