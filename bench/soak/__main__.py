@@ -28,7 +28,8 @@ ENGINE_SECONDS = 4.0
 #: Harm comes more often here than in any life: a request is resumed as often as it takes.
 MANY = 1000
 BUNDLED_DRAFTS = {flag: str(BUNDLED / flag) for flag in FROM_DIRECTORY.values() if (BUNDLED / flag).exists()}
-MODES = ("auto", "ngram", "suffix", "draft_model:4", "draft_model:3,2,1", "medusa:3,2,1", "eagle3:4,3,2", "dflash:4,3,2")
+TREES = ("draft_model:3,2,1", "medusa:3,2,1", "eagle3:4,3,2", "dflash:4,3,2")
+MODES = ("auto", "ngram", "suffix", "draft_model:4", *TREES)
 
 
 def flags(mode: str, known: Options, args: argparse.Namespace) -> list[str]:
