@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import resource
 import signal
 import ssl
 from collections import deque
@@ -20,7 +22,7 @@ from server.gateway.caller import CALLER, Caller, Shared
 from server.host.child import Spawned, spawn
 from server.host.models import residency
 from server.host.models.models import Models
-from server.http import access_log, files
+from server.http import access_log
 from server.http.app import create_app
 from server.http.auth import AuthMiddleware
 from server.observe.telemetry import log as speculation_log
@@ -125,7 +127,7 @@ async def run_server(
     on_status: told of every change of an engine's status. spawn: starts an engine process.
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
-    asyncio.get_running_loop().set_exception_handler(files.Refusals())
+    asyncio.get_running_loop().set_exception_handler(Refusals())
     threads = SharedThreads(thread_name_prefix=BESIDE)
     asyncio.get_running_loop().set_default_executor(threads)
     models = Models.of(config, on_status, spawn)
@@ -235,3 +237,37 @@ def context(config: ServeConfig) -> ssl.SSLContext | None:
     except OSError as error:
         raise ConfigurationError(f"{files} cannot be read: {error.strerror}") from None
     return made
+
+
+# -- open files --------------------------------------------------------------------------------------------------------
+
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+#: Seconds between two lines about connections that cannot be accepted; asyncio tries again every second.
+QUIET_SECONDS = 30.0
+log = logging.getLogger("foresay.server")
+
+
+class Refusals:
+    """An event loop's exception handler that tells once in a while, in one line, that no file is left for a client."""
+
+    def __init__(self) -> None:
+        self._told = -QUIET_SECONDS
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle what :meth:`loop.call_exception_handler` was given."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in OUT_OF_FILES and "socket" in context):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._told >= QUIET_SECONDS:
+            self._told = loop.time()
+            log.error("%s", _reason(error))
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ENFILE:
+        return "clients wait: the system has no open files left (fs.file-max)"
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        f"clients wait: this process has all the {limit} open files it may have; raise the hard limit "
+        "(ulimit -Hn, LimitNOFILE= of a service), or let fewer connect"
+    )

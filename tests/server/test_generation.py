@@ -12,11 +12,11 @@ import threading
 import msgspec
 import pytest
 
+from server.cli.serve import allow_most_files
 from server.engine.generation import Generation, Sink, generate
 from server.host import frames
 from server.host.frames import Link
 from server.host.loop import Loop
-from server.http import files
 from server.schemas.errors import EngineFailed, SlowReader
 from server.settings.config import EngineConfig, ServeConfig
 from spec.errors import InvalidRequest
@@ -186,7 +186,7 @@ def test_a_frame_that_cannot_be_served_fails_its_request_and_never_the_engine():
     ]
     house = House(TableModel(0))
     ours, low = socket.socketpair()
-    files.allow_most()
+    allow_most_files()
     with low:
         theirs = socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD, 1500))  # as behind so many clients
     with ours, theirs, contextlib.closing(Link(theirs)) as link:

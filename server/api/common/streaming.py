@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from itertools import groupby
 from math import inf
 from operator import itemgetter
@@ -162,8 +162,10 @@ T = TypeVar("T")
 async def stream(request: web.Request, answer: Answer, generation: Generation, ping: float) -> web.StreamResponse:
     """Write one event batch per engine step; a comment every ``ping`` seconds while there is nothing to say."""
     events = EventStream.of(request, answer.framing, headers(answer.warnings))
+    said = batches(answer, generation, lambda: ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
     try:
-        await _stream(events, answer, generation, ping)
+        async for chunks, last in said:
+            await events.send(chunks, last)
     except (ApiError, InvalidRequest) as error:
         if not events.started:
             raise
@@ -196,22 +198,22 @@ class Paced:
         return sorted(held.items(), key=lambda item: item[0])
 
 
-async def _stream(events: EventStream, answer: Answer, generation: Generation, ping: float) -> None:
-    paced = Paced(answer.stream_interval)
-    try:
-        await _paced(events, answer, generation, ping, paced)
-    except (ApiError, InvalidRequest):
-        left = [chunk for index, piece in paced.rest() for chunk in answer.chunks(index, piece)]
-        if left:
-            await events.send(left)
-        raise
-
-
-async def _paced(events: EventStream, answer: Answer, generation: Generation, ping: float, paced: Paced) -> None:
-    unopened = set(range(len(answer.choices)))
+async def batches(
+    answer: Answer, generation: Generation, patience: Callable[[], float | None]
+) -> AsyncIterator[tuple[list[msgspec.Struct], bytes]]:
+    """The chunks of an answer, as many at once as an engine step gives, and the bytes that an event stream has behind
+    them. Whenever nothing came for ``patience()`` seconds there may be none. What ends the generation is raised behind
+    what was held back.
+    """
+    paced, unopened = Paced(answer.stream_interval), set(range(len(answer.choices)))
     arrivals = delivery(answer, generation)
     while not finished(answer):
-        batch = await arrivals(ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
+        try:
+            batch = await arrivals(patience())
+        except (ApiError, InvalidRequest):
+            if left := [chunk for index, piece in paced.rest() for chunk in answer.chunks(index, piece)]:
+                yield left, b""
+            raise
         due = sorted(unopened & {index for index, _ in batch} if batch else unopened)
         unopened.difference_update(due)
         chunks = [chunk for index in due for chunk in answer.opening(index)]
@@ -220,9 +222,9 @@ async def _paced(events: EventStream, answer: Answer, generation: Generation, pi
             if ready is not None:
                 chunks += await _unhurried([ready], answer.chunks, index, ready)
         if finished(answer):
-            await events.send([*chunks, *answer.closing()], last=answer.framing.done)
+            yield [*chunks, *answer.closing()], answer.framing.done
         elif chunks or not batch:
-            await events.send(chunks, last=b"" if batch else answer.framing.ping)
+            yield chunks, b"" if batch else answer.framing.ping
 
 
 async def collect(answer: Answer, generation: Generation) -> msgspec.Struct:

@@ -56,8 +56,8 @@ class Cancelled(ApiError):
 class ResponseAnswer(Answer):
     """One response while it is made. ``response`` is what it is so far; ``record`` sees every event.
 
-    toolbox: how the client calls its tools. stream_id: the lane of a WebSocket it belongs to. said: the token ids of
-    what was told.
+    toolbox: how the client calls its tools. stream_id: the lane of a WebSocket it belongs to. generates: false only
+    computes the KV of the conversation, and nothing is said. said: the token ids of what was told.
     """
 
     framing = NAMED_EVENTS
@@ -70,11 +70,12 @@ class ResponseAnswer(Answer):
         response: Response,
         toolbox: Toolbox,
         stream_id: str | None = None,
+        generates: bool = True,
     ) -> None:
         super().__init__(origin, [choice], body)
         self.id, self.response = response.id, response
         response.warnings = self._warnings()
-        self._toolbox = toolbox
+        self._toolbox, self._generates = toolbox, generates
         self.record: Callable[[ResponseEvent], None] = lambda event: None
         self._stream_id = msgspec.UNSET if stream_id is None else stream_id
         self._item: ItemInProgress | None = None
@@ -98,6 +99,8 @@ class ResponseAnswer(Answer):
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """The events of a piece."""
+        if not self._generates:
+            return []
         self.said += piece.token_ids
         self._logprobs += self._token_decoder.chat(piece.logprobs).content
         self._note_provenance(piece)
@@ -113,6 +116,8 @@ class ResponseAnswer(Answer):
 
     def closing(self) -> list[msgspec.Struct]:
         """The end, as the choice ended: all said, or cut at the token limit."""
+        if not self._generates:
+            return self._prepared()
         complete = self.choices[0].finish_reason != "length"
         said: list[ResponseEvent] = []
         if not self.response.output and self._item is None:
@@ -128,8 +133,8 @@ class ResponseAnswer(Answer):
         self.response.incomplete_details = IncompleteDetails("max_output_tokens")
         return self._numbered([*said, events.ResponseIncomplete(response=self._ended("incomplete"))])
 
-    def prepared(self) -> list[msgspec.Struct]:
-        """The end of a response that only prepared the conversation: nothing is said."""
+    def _prepared(self) -> list[msgspec.Struct]:
+        """The end of a response that said nothing."""
         self.response.completed_at = int(time.time())
         response = self._ended("completed")
         assert response.usage is not None

@@ -31,7 +31,7 @@ from server.api.responses.events import (
     SteerFailed,
     SteerResponse,
 )
-from server.api.responses.lanes import Lane, Lanes
+from server.api.responses.lanes import Lanes, Message
 from server.api.responses.send_queue import PROTOCOLS, Codec, SendQueue, codec_of
 from server.api.responses.store import Responses
 from server.api.responses.turn import Turn, prepared
@@ -103,14 +103,14 @@ class Socket:
         self._codec: Codec = codec_of(ws.ws_protocol)
         self._send_queue = SendQueue(self._codec, limits.outbox_bytes)
         tasks = [asyncio.create_task(one) for one in (self._read(), self._pump(), self._keep_house())]
-        self._state.sockets.add(self)
+        self._state.sockets.add(self.drain)
         with contextlib.ExitStack() as held, self._models.server.connections.connected():
             try:
                 self._enter(held)
                 ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self._state.sockets.discard(self)
+                self._state.sockets.discard(self.drain)
                 await self._end(tasks)
         return ws
 
@@ -229,25 +229,28 @@ class Socket:
 
     def _cancel(self, cancel: CancelResponse) -> None:
         """End what is meant, if it runs; silence otherwise, since it may just have ended by itself."""
-        if cancel.response_id is not None:
-            for lane in self._lanes:
-                if lane.turn is not None and lane.turn.record.response.id == cancel.response_id:
-                    lane.turn.cancel()
-            return
-        for lane in self._lanes:
-            if cancel.stream_id in (None, lane.stream_id):
-                for dropped in self._lanes.cancel(lane):
-                    self._refuse(Cancelled(), dropped.stream_id)
+        for message in self._lanes:
+            if cancel.response_id is not None:
+                if message.turn is not None and message.turn.record.response.id == cancel.response_id:
+                    message.turn.cancel()
+            elif cancel.stream_id in (None, message.create.stream_id):
+                if message.begun:
+                    message.cancel()
+                else:
+                    self._lanes.drop(message)
+                    self._refuse(Cancelled(), message.create.stream_id)
 
     def _steer(self, steer: SteerResponse) -> None:
         error = SteerError("steering_not_supported", "This server cannot change the input of a running response")
         failed = SteerFailed(error=error, steer=Steer(steer.input, steer.previous_response_id))
         self._send("", failed)
 
-    async def _answer(self, lane: Lane, create: Create) -> None:
+    async def _answer(self, message: Message) -> None:
         """Make the response that a message asks for."""
+        create = message.create
         try:
-            await self._respond(lane, create)
+            async with self._models.lease(create.model) as service:
+                await self._answered(service, message, create)
         except (ApiError, InvalidRequest) as error:
             self._refuse(error, create.stream_id)
             if isinstance(error, Unauthorized):
@@ -256,14 +259,10 @@ class Socket:
             log.exception("a response over a WebSocket failed")
             self._send("", _error(500, INTERNAL, create.stream_id))
 
-    async def _respond(self, lane: Lane, create: Create) -> None:
-        async with self._models.lease(create.model) as service:
-            await self._answered(service, lane, create)
-
-    async def _answered(self, service: Service, lane: Lane, create: Create) -> None:
+    async def _answered(self, service: Service, message: Message, create: Create) -> None:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
         generates = create.generate is not False and not warms
-        turn = lane.run(await prepared(service, create, self._id, create.stream_id, generates))
+        turn = message.run(await prepared(service, create, self._id, create.stream_id, generates))
         async with turn.running() as generation:
             try:
                 async for events in turn.batches(generation, PATIENCE):

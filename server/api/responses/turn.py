@@ -11,14 +11,14 @@ from functools import partial
 
 import msgspec
 
-from server.api.common.streaming import Arrivals, Batch, Paced, delivery, finished
+from server.api.common.streaming import batches
 from server.api.common.turns import chat_choices
 from server.api.common.validation import in_words, reword
 from server.api.responses.answer import Cancelled, ResponseAnswer
 from server.api.responses.items import given_items
 from server.api.responses.request import NAMES, chat_request, hints_left_out
 from server.api.responses.schemas import InputItem, Reasoning, Response, ResponseRequest, TextFormat, TextOptions
-from server.api.responses.store import PreviousResponseNotFound, Record, Responses
+from server.api.responses.store import PreviousResponseNotFound, Record, Responses, Running
 from server.api.responses.tools import Toolbox, served
 from server.engine.generation import Generation
 from server.gateway.caller import CALLER
@@ -32,11 +32,11 @@ from spec.errors import ContextLengthExceeded, InvalidRequest
 class Turn:
     """A response that is about to run. Leaving :meth:`running` ends it, whatever happened, and keeps its record.
 
-    generates: false computes the KV of the conversation and says nothing. keeps: whether the record is kept.
+    keeps: whether the record is kept.
     """
 
-    def __init__(self, service: Service, answer: ResponseAnswer, record: Record, keeps: bool, generates: bool) -> None:
-        self.answer, self.record, self.tenant, self.generates = answer, record, record.tenant, generates
+    def __init__(self, service: Service, answer: ResponseAnswer, record: Record, keeps: bool) -> None:
+        self.answer, self.record, self.tenant = answer, record, record.tenant
         self._service, self._keeps = service, keeps
         self._generation: Generation | None = None
         self._cancelled = False
@@ -67,7 +67,7 @@ class Turn:
     async def running(self) -> AsyncIterator[Generation]:
         """The engine at work on it."""
         registry, key = self._service.server.of(Responses).running, (self.tenant, self.record.response.id)
-        registry[key] = self
+        registry[key] = Running(self.record, self.cancel)
         try:
             if self._cancelled:
                 raise Cancelled
@@ -93,21 +93,9 @@ class Turn:
         """Events, as many at once as an engine step gives. The first wait for the engine, but no longer than
         ``patience`` seconds, so that what the engine refuses is told as an error and not as a failed response.
         """
-        arrivals = delivery(self.answer, generation)
-        batch = await _next(arrivals, patience)
-        paced = Paced(self.answer.stream_interval)
-        opening = self.answer.opening(0)
-        while True:
-            said, opening = opening, []
-            for _, piece in batch:
-                ready = paced.take(0, piece) if self.generates else None
-                said += [] if ready is None else self.answer.chunks(0, ready)
-            if finished(self.answer):
-                yield [*said, *(self.answer.closing() if self.generates else self.answer.prepared())]
-                return
-            if said:
-                yield said
-            batch = await _next(arrivals)
+        with in_words(NAMES):
+            async for events, _ in batches(self.answer, generation, lambda: None if self.begun else patience):
+                yield events
 
     def _fail(self, error: ApiError | InvalidRequest) -> None:
         if self.begun and not self.answer.over:
@@ -132,7 +120,8 @@ async def prepared(
     stream_id: str | None = None,
     generates: bool = True,
 ) -> Turn:
-    """A turn that is ready to run. place: the WebSocket it came through, where what is not stored is kept.
+    """A turn that is ready to run. place: the WebSocket it came through, where what is not stored is kept. generates:
+    see :class:`ResponseAnswer`.
 
     Raises whatever the client must know: :class:`InvalidRequest` with the field's name, or an :class:`ApiError`.
     """
@@ -144,12 +133,12 @@ async def prepared(
     toolbox = Toolbox.of(body.tools, given, conversation)
     origin = service.origin(uuid.uuid4().hex, body.model)
     response = _response(body, origin.id, origin.model, choice)
-    answer = ResponseAnswer(origin, choice, body, response, toolbox, stream_id)
+    answer = ResponseAnswer(origin, choice, body, response, toolbox, stream_id, generates)
     service.warned.note(answer.warnings)
     items = (*conversation, *given)[dropped:]
     made_by, where = service.options.model, "" if response.store else place
     record = Record(tenant=tenant, response=response, items=items, model=made_by, place=where)
-    return Turn(service, answer, record, response.store or place != "", generates)
+    return Turn(service, answer, record, response.store or place != "")
 
 
 def _before(service: Service, previous: str | None, tenant: str, place: str = "") -> Record | None:
@@ -250,12 +239,6 @@ def _response(body: ResponseRequest, id: str, model: str, choice: Choice) -> Res
         user=body.user,
         metadata=body.metadata or {},
     )
-
-
-async def _next(arrivals: Arrivals, timeout: float | None = None) -> Batch:
-    """What arrives; what the engine refuses is told by the field's name here."""
-    with in_words(NAMES):
-        return await arrivals(timeout)
 
 
 async def whole(turn: Turn) -> Response:

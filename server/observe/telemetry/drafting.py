@@ -75,6 +75,7 @@ class Shapes:
 # -- what became of drafts ---------------------------------------------------------------------------------------------
 
 K = TypeVar("K")
+N = TypeVar("N", int, float)
 #: Who drafted, the tree, the last accepted node that is in the text (0: the root), and the tokens that are in the text.
 Run = tuple[str, Shape, int, int]
 
@@ -100,19 +101,13 @@ class Drafting:
         for depth in range(accepted):
             self.accepted_per_depth[depth] += times
 
-    def add(self, other: Self) -> None:
-        """Count what the other one has counted."""
-        self.sum(other.drafts, other.drafted, other.accepted, other.drafted_per_depth, other.accepted_per_depth)
-
-    def sum(
-        self, drafts: int, drafted: int, accepted: int, drafted_per_depth: list[int], accepted_per_depth: list[int]
-    ) -> None:
+    def add(self, other: Drafting | ShadowReport) -> None:
         """Count trees that somebody has counted."""
-        self.drafts += drafts
-        self.drafted += drafted
-        self.accepted += accepted
-        self._deepen(len(drafted_per_depth))
-        for depth, pair in enumerate(zip(drafted_per_depth, accepted_per_depth, strict=True)):
+        self.drafts += other.drafts
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self._deepen(len(other.drafted_per_depth))
+        for depth, pair in enumerate(zip(other.drafted_per_depth, other.accepted_per_depth, strict=True)):
             self.drafted_per_depth[depth] += pair[0]
             self.accepted_per_depth[depth] += pair[1]
 
@@ -144,7 +139,7 @@ class Places:
         add(self.taken, other.taken)
 
 
-def add(counts: dict[K, int], more: Mapping[K, int]) -> None:
+def add(counts: dict[K, N], more: Mapping[K, N]) -> None:
     """Add up by key."""
     for key, count in more.items():
         counts[key] = counts.get(key, 0) + count
@@ -168,9 +163,7 @@ class Shadowing:
         self.tokens += report.tokens
         self.steps += report.steps
         self.seconds += report.seconds
-        self.drafting.sum(
-            report.drafts, report.drafted, report.accepted, report.drafted_per_depth, report.accepted_per_depth
-        )
+        self.drafting.add(report)
 
     def add(self, other: Self) -> None:
         """Count what the other one has counted."""

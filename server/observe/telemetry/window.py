@@ -167,13 +167,9 @@ class Window:
         self.told = None
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(later, name))
-        counted = ((self.finished, later.finished), (self.failed, later.failed), (self.chosen, later.chosen))
-        for counts, more in counted:
-            add(counts, more)
+        for name in ("finished", "failed", "chosen", "phases", "doubted"):
+            add(getattr(self, name), getattr(later, name))
         self.news = later.news or self.news
-        for times, seconds in ((self.phases, later.phases), (self.doubted, later.doubted)):
-            for name, spent in seconds.items():
-                times[name] = times.get(name, 0.0) + spent
         for name, drafting in later.drafting.items():
             self.drafting.setdefault(name, Drafting()).add(drafting)
         self.places.add(later.places)
