@@ -1,4 +1,6 @@
-"""``foresay generate``: write on from one prompt, as text while it comes or as one JSON line."""
+"""``foresay generate``: write on from one prompt, as text while it comes or as one JSON line. ``foresay chat``: a
+conversation in the terminal; each turn reuses the KV of the turns before it.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ import msgspec
 
 from server.cli.command import Command
 from server.settings.config import SamplingConfig
-from spec.errors import ConfigurationError
+from spec.errors import ConfigurationError, InvalidRequest
 
 if TYPE_CHECKING:
     from server.host.local import Completion, Engine, TextStream
     from spec.sampling import SamplingParams
 
+if TYPE_CHECKING:
+    from server.host.local import Completion, Engine
+    from spec.trace import ShadowReport
 
-def _add_arguments(parser: ArgumentParser) -> None:
+
+def _add_generate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="what to write on from; - reads standard input")
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object, last, instead of the text")
@@ -31,7 +37,7 @@ def sampling_params(config: SamplingConfig) -> SamplingParams:
     return SamplingParams(**{name: getattr(config, name) for name in shared})
 
 
-def run(config: SamplingConfig, arguments: Namespace) -> int:
+def generate(config: SamplingConfig, arguments: Namespace) -> int:
     """Generate, and print the text or the JSON line."""
     prompt = _prompt(arguments.prompt)
 
@@ -82,7 +88,7 @@ def _json_line(engine: Engine, completion: Completion) -> str:
     return msgspec.json.encode(msgspec.to_builtins(completion) | models).decode()
 
 
-COMMAND = Command(
+GENERATE = Command(
     "generate",
     "write on from one prompt",
     (
@@ -91,6 +97,108 @@ COMMAND = Command(
         'foresay generate Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --draft-tree 3,2,1 --prompt "Dear diary,"',
     ),
     SamplingConfig,
-    run,
-    _add_arguments,
+    generate,
+    _add_generate_arguments,
+)
+
+
+# -- a conversation ----------------------------------------------------------------------------------------------------
+
+
+GREETING = (
+    "/reset begins anew, /stats tells about the last answer, /quit (or Ctrl-D) ends; Ctrl-C cuts an answer short."
+)
+
+
+def _add_chat_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+
+
+class Conversation:
+    """The messages so far, and the engine that answers them."""
+
+    def __init__(self, engine: Engine, config: SamplingConfig, system: str | None) -> None:
+        self._engine = engine
+        self._config = config
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._opening)
+        self._last: Completion | None = None
+        self._shadowed: list[ShadowReport] = []
+
+    def obey(self, line: str) -> bool:
+        """Answer a line or follow a command; False when the conversation is over."""
+        match line.strip():
+            case "":
+                pass
+            case "/quit" | "/exit":
+                return False
+            case "/reset":
+                self._messages = list(self._opening)
+            case "/stats":
+                self._show_statistics()
+            case command if command.startswith("/"):
+                print(GREETING, file=sys.stderr)
+            case text:
+                self._answer(text)
+        return True
+
+    def _answer(self, text: str) -> None:
+        asked = [*self._messages, {"role": "user", "content": text}]
+        try:
+            stream = self._engine.stream_chat(asked, sampling_params(self._config), stop=self._config.stop)
+        except InvalidRequest as error:
+            print(f"{error} (/reset begins anew)", file=sys.stderr)
+            return
+        self._last = write_out(stream)
+        self._shadowed = self._engine.shadowed()
+        self._messages = [*asked, {"role": "assistant", "content": self._last.text}]
+
+    def _show_statistics(self) -> None:
+        from server.cli.progress import shadow_summary, summary
+
+        if self._last is None or self._last.statistics is None:
+            print("nothing to tell yet", file=sys.stderr)
+            return
+        statistics = self._last.statistics
+        print(summary(statistics, self._last.finish_reason, self._last.seed, self._last.exact), file=sys.stderr)
+        cached = f"{statistics.cached_tokens} of {statistics.prompt_tokens} prompt tokens were in the KV cache"
+        accepted = statistics.by_depth if statistics.drafts else "nothing was drafted"
+        print(f"{cached} | accepted by depth: {accepted}", file=sys.stderr)
+        for report in self._shadowed:
+            print(shadow_summary(report), file=sys.stderr)
+
+
+def chat(config: SamplingConfig, arguments: Namespace) -> int:
+    """Read lines until the end of input and answer each."""
+    from server.cli.progress import dim, loaded
+
+    with loaded(config) as engine:
+        conversation = Conversation(engine, config, arguments.system)
+        print(dim(f"{engine.info.target}, drafted by {engine.info.drafter}. {GREETING}"), file=sys.stderr)
+        while True:
+            line = _read_line()
+            if line is None or not conversation.obey(line):
+                return 0
+
+
+def _read_line() -> str | None:
+    """The next line; None at the end of input. Ctrl-C at the prompt ends the program."""
+    try:
+        if sys.stdin.isatty():
+            import readline  # noqa: F401  (importing it gives input() history and editing)
+
+            return input("> ")
+        return sys.stdin.readline() or None
+    except EOFError:
+        print()
+        return None
+
+
+CHAT = Command(
+    "chat",
+    "talk to a model in the terminal",
+    ("foresay chat", "foresay chat Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --temperature 0.7"),
+    SamplingConfig,
+    chat,
+    _add_chat_arguments,
 )

@@ -6,27 +6,26 @@ Nothing here imports torch, transformers or aiohttp, so ``--help`` answers at on
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any, NoReturn
 
+import foresay
 from server.cli import (
     bench,
-    chat,
     config,
     deploy,
     generate,
     keys,
     models,
-    pull,
-    quantize,
     reload,
     replay,
     selfcheck,
     serve,
     train,
-    version,
 )
 from server.cli.check import command as check
 from server.cli.command import USAGE_ERROR, Command, told
@@ -35,25 +34,46 @@ from server.settings.load import load, nearest
 from server.settings.resolved import check_target
 from spec.errors import ForesayError
 
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "aiohttp", "msgspec")
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def version(config: None, arguments: Namespace) -> int:
+    """Print one line per package, Foresay first."""
+    print(f"foresay {foresay.__version__}")
+    for package in PACKAGES:
+        print(f"{package} {_installed(package)}")
+    print(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    return 0
+
+
+VERSION = Command("version", "what is installed", ("foresay version",), None, version)
+
 COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
         serve.COMMAND,
         reload.COMMAND,
         deploy.COMMAND,
-        generate.COMMAND,
-        chat.COMMAND,
+        generate.GENERATE,
+        generate.CHAT,
         check.COMMAND,
-        models.COMMAND,
-        pull.COMMAND,
-        quantize.COMMAND,
+        models.MODELS,
+        models.PULL,
+        models.QUANTIZE,
         selfcheck.COMMAND,
         bench.COMMAND,
         train.COMMAND,
         replay.COMMAND,
         config.COMMAND,
         keys.COMMAND,
-        version.COMMAND,
+        VERSION,
     )
 }
 

@@ -1,24 +1,31 @@
-"""``foresay models``: targets and what is known to draft well for them, what they take, and which are on disk."""
+"""``foresay models``: targets and what is known to draft well for them, what they take, and which are on disk.
+``foresay pull NAME``: fetch a model from the hub before it is served, with the draft known to fit it if asked.
+``foresay quantize TARGET --out DIR``: write a model in few bits, so that it need not be made at each start.
+"""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from server.cli.command import Command
+from server.settings.units import bytes_in_words
+from spec.errors import ConfigurationError, ForesayError
 
 #: Tokens of the KV cache that the column of memory counts.
 CONTEXT = 8192
 HEADER = ("", "", "weights", "in bf16", "on disk")
 
 
-def _add_arguments(parser: ArgumentParser) -> None:
+def _add_models_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of the table")
 
 
-def run(config: None, arguments: Namespace) -> int:
+def show(config: None, arguments: Namespace) -> int:
     """Print the catalog."""
     import msgspec
 
@@ -92,11 +99,110 @@ def _show(rows: list[tuple[str, ...]]) -> None:
     Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
 
 
-COMMAND = Command(
+MODELS = Command(
     "models",
     "list targets and drafts known to fit, what they take, and which are on disk",
     ("foresay models", "foresay models --json"),
     None,
-    run,
-    _add_arguments,
+    show,
+    _add_models_arguments,
+)
+
+
+# -- foresay pull ------------------------------------------------------------------------------------------------------
+
+
+def _add_pull_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a hub id (OWNER/NAME) of a target, a draft model or a head")
+    parser.add_argument(
+        "--draft", action="store_true", help="fetch the draft too that is known to fit it (see foresay models)"
+    )
+
+
+def pull(config: None, arguments: Namespace) -> int:
+    """Fetch, and say where it lies and what to do with it. What was fetched in part before is gone on with."""
+    name = arguments.name
+    if name == "bundled":
+        raise ConfigurationError("the bundled target comes with Foresay: there is nothing to fetch")
+    draft = _draft_of(name) if arguments.draft else None
+    print(f"{name}: {fetched(name)}")
+    words = ["foresay", "serve", name]
+    if draft is not None:
+        print(f"{draft[0]}: {fetched(draft[0])}")
+        words += ["--draft", draft[1]]
+    print(f"serve it: {shlex.join(words)}")
+    return 0
+
+
+def fetched(name: str) -> Path:
+    """Where a model or a head lies, downloaded first if it is not all there. ModelNotFound says what went wrong."""
+    from verifier.heads.kind import PATTERNS, kind_of
+    from verifier.model.hub import LINK, resolve
+
+    directory = resolve(name, flag="NAME")
+    if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may be stored as others
+        return resolve(name, extra=PATTERNS, flag="NAME")
+    if not any(directory.glob("*.safetensors")) and not (directory / LINK).exists():
+        raise ForesayError(f"{name} holds no safetensors and no GGUF file, the only weights of a model that are read")
+    return directory
+
+
+def _draft_of(name: str) -> tuple[str, str]:
+    """The hub id of the draft, and what ``--draft`` of other commands is to say."""
+    from server.cli.catalog.catalog import find_target
+
+    target = find_target(name)
+    if target is None:
+        raise ConfigurationError(f"no draft is known for {name}; foresay models lists the targets that have one")
+    return target.drafts[0].id, target.drafts[0].setting
+
+
+PULL = Command(
+    "pull",
+    "fetch a model from the hub, and the draft that fits it",
+    ("foresay pull Qwen/Qwen3-8B --draft", "foresay pull HuggingFaceTB/SmolLM2-1.7B-Instruct"),
+    None,
+    pull,
+    _add_pull_arguments,
+)
+
+
+# -- foresay quantize --------------------------------------------------------------------------------------------------
+
+
+def _add_quantize_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="bundled, a directory, or a Hugging Face hub id")
+    parser.add_argument("--out", metavar="DIR", required=True, help="where to write it: an empty or a new directory")
+    parser.add_argument("--quantize", choices=("int8", "int4", "fp8"), default="int8", help="what to make (int8)")
+
+
+def quantize(config: None, arguments: Namespace) -> int:
+    """Write it, and say how to serve it. The same ids come from it as from ``--quantize`` at load time."""
+    from server.cli.progress import Stages
+    from server.engine.parameters import quantized
+    from server.settings.config import EngineConfig
+    from server.settings.resolved import target_directory
+    from verifier.model.config import ModelConfig
+    from verifier.model.written import write
+
+    out = Path(arguments.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigurationError(f"--out {out}: is there already, and not empty; name a new directory")
+    directory = target_directory(EngineConfig(target=arguments.target))
+    model = quantized(ModelConfig.from_directory(directory), arguments.quantize, "--quantize")
+    with Stages() as stages:
+        write(directory, model, out, lambda share: stages("quantising", share))
+    size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    print(f"{out}: {model.quantization}, {bytes_in_words(size)}")
+    print(f"serve it: {shlex.join(['foresay', 'serve', str(out)])}")
+    return 0
+
+
+QUANTIZE = Command(
+    "quantize",
+    "write a model in int8, int4 or fp8",
+    ("foresay quantize bundled --out small", "foresay quantize Qwen/Qwen3-8B --quantize int4 --out qwen3-8b-int4"),
+    None,
+    quantize,
+    _add_quantize_arguments,
 )

@@ -10,7 +10,7 @@ import torch
 
 from kvpaging import PagePool, PrefixIndex
 from server.engine.calibrate import DRAFTED, ProfileRun
-from server.engine.device import Device, find_device
+from server.engine.device import Device, Loading, Progress, find_device, give_back
 from server.engine.drafters.entry import Entry
 from server.engine.drafters.registry import drafts
 from server.engine.drafting import (
@@ -22,7 +22,6 @@ from server.engine.drafting import (
     pinned,
     runner_of,
 )
-from server.engine.loading import Loading, Progress, give_back
 from server.engine.memory import Demand, MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes, plan_cpu
 from server.engine.parameters import in_words, kv_kind, quantized, stored_parameters
 from server.settings.config import EngineConfig

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, error bodies and request ids.
+"""The HTTP application: routes, error bodies, request ids, and a line in the log for each request.
 
 ::
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from types import ModuleType
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from server.api.about import dashboard, metrics
 from server.api.about import routes as about
@@ -25,10 +27,9 @@ from server.api.common.route import json_response
 from server.api.ollama import routes as ollama
 from server.api.openai import chat, completions, tokens
 from server.api.responses import routes as responses
-from server.gateway.caller import REQUEST_ID, usable_id
+from server.gateway.caller import CALLER, METER, REQUEST_ID, Meter, usable_id
 from server.host.models.models import MODELS, Models
-from server.http import access_log
-from server.http.auth import AuthMiddleware
+from server.http.auth import AuthMiddleware, opens_socket
 from server.http.openapi import routes as openapi
 from server.observe.telemetry.log import Reporter
 from server.schemas.errors import ApiError, described
@@ -58,7 +59,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Application:
     """The application around models. auth: who may use it; without one everybody on this machine."""
     auth = auth or AuthMiddleware()
-    middlewares = [access_log.record, _answer_errors, auth.admit]
+    middlewares = [record, _answer_errors, auth.admit]
     app = web.Application(middlewares=middlewares)
     app[MODELS] = models
     app[dashboard.FEED] = feed = Feed()
@@ -122,3 +123,53 @@ def _request_id(request: web.Request) -> str:
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
     # Without one where aiohttp itself refuses the request, for what it expects.
     response.headers["X-Request-Id"] = REQUEST_ID.get("") or _request_id(request)
+
+
+# -- what is logged ----------------------------------------------------------------------------------------------------
+# One line for each request: what it was, how it went, what it cost. Never a text, a query or a key. Of those that are
+# no proper HTTP is logged that they came, and from where: aiohttp would log a traceback with the offending line,
+# which may be the one that holds the key; and whoever scans a network would fill the log.
+
+
+#: As nginx says that the client left before the answer was complete.
+CLIENT_LEFT = 499
+#: A socket is over when its client leaves; that is how it should be.
+SOCKET_CLOSED = 101
+ACCESS_LOG = logging.getLogger("foresay.access")
+HTTP_LOG = logging.getLogger("foresay.http")
+
+
+@web.middleware
+async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count the request's tokens and, when it is over, log it."""
+    meter, began = Meter(), time.monotonic()
+    METER.set(meter)
+    status = SOCKET_CLOSED if opens_socket(request) else CLIENT_LEFT
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    finally:
+        request.app[MODELS].server.connections.answered(status)
+        if ACCESS_LOG.isEnabledFor(logging.INFO):
+            ACCESS_LOG.info("%s", access_line(request, status, 1000 * (time.monotonic() - began), meter))
+
+
+def access_line(request: web.Request, status: int, milliseconds: float, meter: Meter) -> str:
+    """The line: the path as it came, so that no character of it ends the line."""
+    who = CALLER.get().name or "-"
+    tokens = f"in={meter.prompt_tokens} out={meter.output_tokens}"
+    path = request.rel_url.raw_path
+    return f"{request.method} {path} {status} {milliseconds:.0f}ms {tokens} key={who} id={REQUEST_ID.get('-')}"
+
+
+class _Shortened(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.msg = f"a malformed request from %s ({type(error).__name__})"
+            record.exc_info, record.exc_text = None, None
+        return True
+
+
+HTTP_LOG.addFilter(_Shortened())

@@ -22,8 +22,7 @@ from server.gateway.caller import CALLER, Caller, Shared
 from server.host.child import Spawned, spawn
 from server.host.models import residency
 from server.host.models.models import Models
-from server.http import access_log
-from server.http.app import create_app
+from server.http.app import ACCESS_LOG, HTTP_LOG, create_app
 from server.http.auth import AuthMiddleware
 from server.observe.telemetry import log as speculation_log
 from server.settings.config import ServeConfig
@@ -133,7 +132,7 @@ async def run_server(
     models = Models.of(config, on_status, spawn)
     auth, tls = AuthMiddleware.of(config), context(config)
     if config.access_log:
-        access_log.to_stderr()
+        speculation_log.to_stderr(ACCESS_LOG, "%(asctime)s %(message)s")
     speculation_log.to_stderr(residency.log)
     if config.log_stats:
         speculation_log.to_stderr()
@@ -159,7 +158,7 @@ def _runner(models: Models, auth: AuthMiddleware) -> web.AppRunner:
         create_app(models, auth),
         handler_cancellation=True,
         auto_decompress=False,  # aiohttp would do it before anybody has looked at the key
-        logger=access_log.HTTP_LOG,
+        logger=HTTP_LOG,
         access_log=None,
         shutdown_timeout=CLOSING_SECONDS,
     )

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from aiohttp.test_utils import TestClient, TestServer
 
 from server.host.service import Service, ServiceOptions, Text
-from server.http import access_log
-from server.http.app import create_app
+from server.http.app import HTTP_LOG, create_app
 from server.http.auth import AuthMiddleware
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.server.scripted import ScriptedEngine
@@ -41,6 +40,6 @@ async def guarded(
     settings = ServiceOptions(**{"model": "toy", **options})  # type: ignore[arg-type]
     service = Service(engine, settings, Text(tokenizer, SamplingDefaults()))
     server = TestServer(create_app(alone(service), auth))
-    await server.start_server(logger=access_log.HTTP_LOG, access_log=None, auto_decompress=False)
+    await server.start_server(logger=HTTP_LOG, access_log=None, auto_decompress=False)
     async with TestClient(server) as client:
         yield client

@@ -13,8 +13,7 @@ from aiohttp.test_utils import TestServer
 from server.engine.generation import Sink
 from server.host import frames
 from server.host.service import Service, ServiceOptions, Text
-from server.http import access_log
-from server.http.app import create_app
+from server.http.app import HTTP_LOG, create_app
 from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.request import Request
@@ -45,7 +44,7 @@ def running(engine: ScriptedEngine, tokenizer: Tokenizer, **options: Any) -> Ite
         text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
         settings = ServiceOptions(**{"model": "toy", **options})
         server = TestServer(create_app(alone(Service(engine, settings, text))))
-        await server.start_server(logger=access_log.HTTP_LOG)
+        await server.start_server(logger=HTTP_LOG)
         return server
 
     thread = threading.Thread(target=loop.run_forever)

@@ -16,8 +16,8 @@ from typing import Any, NoReturn, Self
 
 from drafters.custom import CustomDrafter, told
 from server.engine.checks import Notes, Target
+from server.engine.device import Loading
 from server.engine.drafters.entry import Entry
-from server.engine.loading import Loading
 from spec.errors import ConfigurationError
 from spec.names import ALIASES, DRAFTERS, NONE
 from spec.protocols import Drafter, FeatureRequest

@@ -10,8 +10,8 @@ from typing import Self
 
 from drafters.draft_model import DraftModelDrafter
 from server.engine.checks import Notes, Target, described, facts, look_at_files, look_at_origin
+from server.engine.device import Loading
 from server.engine.drafters.entry import FromFiles
-from server.engine.loading import Loading
 from server.engine.memory import model_bytes, token_bytes
 from server.engine.parameters import parameters, quantized
 from server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation

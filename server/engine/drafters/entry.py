@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 
 from kvpaging import PagePool
 from server.engine.checks import Notes, Target
-from server.engine.loading import Loading
+from server.engine.device import Loading
 from server.settings.config import EngineConfig
 from spec.budget.members import MODEL_LEVELS
 from spec.errors import ConfigurationError

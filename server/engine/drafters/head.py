@@ -18,8 +18,8 @@ from torch import Tensor
 
 from kvpaging import KVStore, PagePool, PageTable
 from server.engine.checks import Notes, Target, look_at_origin, made_for
+from server.engine.device import Loading
 from server.engine.drafters.entry import FromFiles
-from server.engine.loading import Loading
 from server.engine.memory import item_bytes
 from server.engine.vocabulary import overlap
 from spec.errors import ConfigurationError, ForesayError

@@ -20,8 +20,8 @@ from drafters.medusa import MedusaDrafter
 from drafters.peagle import PEagleDrafter
 from kvpaging import PagePool, PageTable
 from server.engine.checks import Notes, Target, layers
+from server.engine.device import KV_DTYPES
 from server.engine.drafters.head import Head, agrees, in_words, note_vocabulary, share, tried
-from server.engine.loading import KV_DTYPES
 from server.engine.memory import item_bytes, token_bytes
 from server.settings.config import EngineConfig
 from spec.budget.members import MODEL_LEVELS

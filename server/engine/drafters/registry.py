@@ -14,11 +14,11 @@ from drafters.ngram import NgramDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from server.engine import history as draft_history
 from server.engine.checks import Notes, Target
+from server.engine.device import Loading
 from server.engine.drafters.custom import Custom
 from server.engine.drafters.draft_model import DraftModel
 from server.engine.drafters.entry import Entry, FromFiles
 from server.engine.drafters.heads import DFlash, Eagle, Medusa
-from server.engine.loading import Loading
 from server.settings.config import EngineConfig
 from server.settings.resolved import named_in
 from spec.errors import ConfigurationError

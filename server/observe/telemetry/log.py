@@ -30,10 +30,10 @@ BUSY = 0.25
 log = logging.getLogger("foresay.speculation")
 
 
-def to_stderr(whose: logging.Logger = log) -> None:
+def to_stderr(whose: logging.Logger = log, form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
     """Write the lines of a logger to stderr, with the time in front."""
     lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
+    lines.setFormatter(logging.Formatter(form, "%Y-%m-%dT%H:%M:%S%z"))
     whose.addHandler(lines)
     whose.setLevel(logging.INFO)
     whose.propagate = False
