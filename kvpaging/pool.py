@@ -179,12 +179,14 @@ class PagePool:
         for table in tables:
             held.update(table.pages)
             self._check_table(table, at_rest)
-        for page in range(self.num_pages):
-            found, free = self._references[page], bool(self._free[page])
-            _prove(found == held[page], f"page {page}: {found} references counted, {held[page]} found")
-            _prove(free == (not found and page != PADDING_PAGE), f"page {page}: {found} references and free = {free}")
+        for page, (found, free) in enumerate(zip(self._references, self._free, strict=True)):
             idle = found == 1 and page in cached
-            _prove(idle == (page in self._idle), f"page {page}: idle is {idle}, listed as {not idle}")
+            if found != held[page]:
+                raise AssertionError(f"page {page}: {found} references counted, {held[page]} found")
+            if free != (not found and page != PADDING_PAGE):
+                raise AssertionError(f"page {page}: {found} references and free = {bool(free)}")
+            if idle != (page in self._idle):
+                raise AssertionError(f"page {page}: idle is {idle}, listed as {not idle}")
         _prove(self._num_free == sum(self._free), f"{self._num_free} free pages counted, {sum(self._free)} found")
         _prove(not held[PADDING_PAGE], "the padding page is in use")
         _prove(bool((self.slots.diff() == 1).all()), "somebody wrote into the slots handed out")
