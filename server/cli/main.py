@@ -17,11 +17,9 @@ import foresay
 from server.cli import (
     bench,
     config,
-    deploy,
     generate,
     keys,
     models,
-    reload,
     replay,
     selfcheck,
     serve,
@@ -58,9 +56,9 @@ VERSION = Command("version", "what is installed", ("foresay version",), None, ve
 COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
-        serve.COMMAND,
-        reload.COMMAND,
-        deploy.COMMAND,
+        serve.SERVE,
+        serve.RELOAD,
+        serve.DEPLOY,
         generate.GENERATE,
         generate.CHAT,
         check.COMMAND,

@@ -1,29 +1,42 @@
-"""``foresay serve``: the HTTP server, with the engine in a process of its own."""
+"""``foresay serve``: the HTTP server, with the engine in a process of its own. ``foresay reload``: have a running one
+go on in another engine. ``foresay deploy ray``: the engines of a server as a file for ``serve deploy``.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import os
 import resource
-from argparse import Namespace
+import urllib.error
+import urllib.request
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from server.cli.command import Command
 from server.cli.progress import Stages
 from server.host.imports import uncollected
 from server.host.spare import Spares
-from server.settings.config import ServeConfig
+from server.settings.config import EngineConfig, ServeConfig
+from server.settings.fields import settings_of
+from spec.errors import ConfigurationError, ForesayError
 
 
-def run(config: ServeConfig, arguments: Namespace) -> int:
+def serve(config: ServeConfig, arguments: Namespace) -> int:
     """Serve until told to stop."""
     allow_most_files()
     # Several models come when they are asked for; one alone is wanted at once, and the server has much to import.
     alone = not config.models and not config.replicas
     with Stages(lines=True) as stages, Spares(ahead=alone) as spawning:
         with uncollected():
-            from server.cli.serving import serve
+            from server.cli import serving
         gc.freeze()
-        return serve(config, stages, spawning)
+        return serving.serve(config, stages, spawning)
 
 
 def allow_most_files() -> None:
@@ -33,7 +46,7 @@ def allow_most_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-COMMAND = Command(
+SERVE = Command(
     "serve",
     "serve a model over HTTP, in the way of OpenAI's API",
     (
@@ -42,5 +55,126 @@ COMMAND = Command(
         "foresay serve ./my-model --draft ngram --draft-tokens 6 --port 8001",
     ),
     ServeConfig,
-    run,
+    serve,
+)
+
+
+# -- foresay reload ----------------------------------------------------------------------------------------------------
+
+
+def _add_reload_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000", metavar="URL", help="the server (%(default)s)")
+    parser.add_argument("--model", metavar="NAME", help="which of its models, if it has several")
+    parser.add_argument("--admin-key", metavar="KEY", help="its admin key (default: FORESAY_ADMIN_KEY)")
+
+
+def reload(config: EngineConfig, arguments: Namespace) -> int:
+    """Ask for the settings that were given as flags, and show what goes on until the engine is ready."""
+    given = [name for name in vars(arguments) if name in settings_of(EngineConfig)]
+    body = {
+        "settings": {name: _seen_from_there(getattr(config, name)) for name in given},
+        "model": arguments.model,
+        "stream": True,
+    }
+    last: dict[str, Any] = {}
+    with Stages(lines=True) as stages:
+        for last in _answers(arguments.url, _admin_key(arguments.admin_key), body):
+            if last["status"] == "loading":
+                stages(last["phase"], last["share"])
+    if last.get("status") != "replaced":
+        raise _refused(last)
+    print(f"{last['model']}: engine replaced after {last['seconds']:.1f} s; {last['moved']} streams go on")
+    return 0
+
+
+def _seen_from_there(value: object) -> object:
+    """A file or folder by its whole path: the server may have been started elsewhere."""
+    return str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
+
+
+def _admin_key(given: str | None) -> str:
+    key = given or os.environ.get("FORESAY_ADMIN_KEY")
+    if key is None:
+        raise ConfigurationError("whose server is it? give its --admin-key, or set FORESAY_ADMIN_KEY")
+    return key
+
+
+def _answers(url: str, key: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The lines that the server answers with; an error is one line."""
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    try:
+        request = urllib.request.Request(f"{url.rstrip('/')}/admin/reload", json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request) as answer:
+                yield from map(json.loads, answer)
+        except urllib.error.HTTPError as error:
+            told = json.loads(error.read())["error"]
+            yield {"status": "error", "error": {"message": told["message"], "type": told["type"]}}
+    except (OSError, ValueError, TypeError, KeyError) as error:  # nobody there, no URL, or not ours
+        raise ForesayError(f"--url {url}: no Foresay answers there ({error})") from None
+
+
+def _refused(last: dict[str, Any]) -> ForesayError:
+    error = last.get("error") or {"message": "the server ended before the engine was ready", "type": ""}
+    wrong = error["type"] == "invalid_request_error"
+    return (ConfigurationError if wrong else ForesayError)(f"{error['message']}; the engine before serves on")
+
+
+RELOAD = Command(
+    "reload",
+    "have a running server go on in another engine: its streams go on with the same text",
+    (
+        "foresay reload --draft Qwen/Qwen3-0.6B",
+        "foresay reload --draft ngram --draft-tokens 6 --url http://127.0.0.1:8001",
+        "foresay reload ./my-model-v2",
+    ),
+    EngineConfig,
+    reload,
+    _add_reload_arguments,
+)
+
+
+# -- foresay deploy ----------------------------------------------------------------------------------------------------
+
+
+#: What replicas have of a server's settings.
+OF_REPLICAS = (*EngineConfig.__struct_fields__, "engine_timeout", "replicas")
+
+
+def _add_deploy_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("what", choices=("ray",), help="ray: a config file of Ray Serve, on stdout")
+
+
+def deploy(config: ServeConfig, arguments: Namespace) -> int:
+    """Print the file."""
+    if config.replicas is None:
+        raise ConfigurationError("how many engines? say --replicas 2, or --replicas 1-4 to have Ray choose")
+    print(serve_file(config), end="")
+    return 0
+
+
+def serve_file(config: ServeConfig) -> str:
+    """A config file of Ray Serve, in YAML: the settings of engines that are not the default ones."""
+    usual = ServeConfig()
+    given = {name: getattr(config, name) for name in OF_REPLICAS if getattr(config, name) != getattr(usual, name)}
+    settings = "".join(f"    {name}: {msgspec.json.encode(value).decode()}\n" for name, value in given.items())
+    return (
+        "# serve deploy THIS_FILE starts the engines; whoever serves them joins:\n"
+        f"# foresay serve {config.target} --replicas {config.replicas} --ray-address auto\n"
+        "proxy_location: Disabled\n"
+        "applications:\n"
+        "- name: foresay\n"
+        "  route_prefix: null\n"
+        "  import_path: server.host.replicas.cluster:build\n"
+        f"  args:\n{settings}"
+    )
+
+
+DEPLOY = Command(
+    "deploy",
+    "write what Ray Serve needs to run the engines",
+    ("foresay deploy ray --replicas 2", "foresay deploy ray Qwen/Qwen3-8B --replicas 1-4 --draft suffix"),
+    ServeConfig,
+    deploy,
+    _add_deploy_arguments,
 )
