@@ -24,6 +24,7 @@ class Command:
 
     config: whose fields become flags; None for a command that needs no engine. run: called with the loaded config (None
     without one) and the parsed arguments, returns the exit status. add_arguments: declares what is no setting.
+    elsewhere: the target is one of another process, which may see other files.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Command:
     config: type[EngineConfig] | None
     run: Callable[[Any, Namespace], int]
     add_arguments: Callable[[ArgumentParser], None] = _no_arguments
+    elsewhere: bool = False
 
 
 def told(name: str, error: BaseException) -> int:

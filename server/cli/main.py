@@ -184,7 +184,8 @@ def _run(command: Command, arguments: Sequence[str]) -> int:
     known = settings_of(command.config)
     given = {name: value for name, value in vars(parsed).items() if name in known}
     loaded = load(command.config, given, os.environ, parsed.config)
-    check_target(loaded.config)
+    if not command.elsewhere:
+        check_target(loaded.config)
     return command.run(loaded.config, parsed)
 
 

@@ -131,6 +131,7 @@ RELOAD = Command(
     EngineConfig,
     reload,
     _add_reload_arguments,
+    elsewhere=True,
 )
 
 
