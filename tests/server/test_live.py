@@ -204,7 +204,7 @@ async def test_an_engine_killed_in_a_stream_is_started_again(tmp_path, slow_targ
 
 @pytest.mark.slow
 async def test_sigterm_lets_running_requests_finish(tmp_path, slow_target):
-    with LiveServer(tmp_path / "log", slow_target, "--served-model-name", MODEL) as server:
+    with LiveServer(tmp_path / "log", slow_target, "--served-model-name", MODEL, "--drain-seconds", "180") as server:
         url = server.wait_for_url()
         async with openai_client(url) as client:
             ask: dict[str, Any] = {
@@ -223,7 +223,7 @@ async def test_sigterm_lets_running_requests_finish(tmp_path, slow_target):
                 await client.completions.create(model=MODEL, prompt="x")
             *_, last = [chunk async for chunk in stream]
             assert last.usage.completion_tokens == 900
-        assert await asyncio.to_thread(server.process.wait, 30) == 0
+        assert await asyncio.to_thread(server.process.wait, 180) == 0
 
 
 @pytest.mark.slow

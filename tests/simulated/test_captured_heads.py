@@ -19,7 +19,7 @@ LENGTHS = (9, 2, 17)
 SHAPES = {"chain": TreeShape.chain(4), "static": TreeShape((3, 4, 2)), "template": TEMPLATE}
 
 
-@pytest.mark.parametrize(("shape", "max_seqs"), [("chain", 1), ("template", 3)])
+@pytest.mark.parametrize(("shape", "max_seqs"), [pytest.param("chain", 1, marks=pytest.mark.soak), ("template", 3)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_in_captured_steps(pair, tmp_path, kind, shape, max_seqs) -> None:
     models = pair("llama2", layers=3)

@@ -80,7 +80,7 @@ def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
     assert engine.runner.counts["launched"] >= 5
 
 
-@pytest.mark.parametrize("shape", ["none", "3,2,1"])
+@pytest.mark.parametrize("shape", [pytest.param("none", marks=pytest.mark.soak), "3,2,1"])
 @pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
 def test_weights_of_few_bits(pair, how, shape) -> None:
     """Target and draft model are quantised there; plain decoding is of the same numbers on a CPU."""

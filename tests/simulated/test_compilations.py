@@ -45,10 +45,10 @@ def serve(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("draft", "tree", "graphs"),
     [
-        ("draft_model", "3,2,1", True),
-        ("draft_model", "3,2,1", False),
+        pytest.param("draft_model", "3,2,1", True, marks=pytest.mark.soak),
+        pytest.param("draft_model", "3,2,1", False, marks=pytest.mark.soak),
         ("eagle3", "3,2,1", True),
-        ("ngram", "1,1,1", True),
+        pytest.param("ngram", "1,1,1", True, marks=pytest.mark.soak),
         ("auto", None, True),
     ],
 )

@@ -56,7 +56,7 @@ def texts(engine: Engine) -> dict[str, list[int]]:
     ("draft", "tree", "whole"),
     [
         ("auto", None, False),
-        ("auto", "3,2,1", False),
+        pytest.param("auto", "3,2,1", False, marks=pytest.mark.soak),
         ("none", None, True),
         ("eagle3", "3,2,1", True),
         ("suffix,eagle3,draft_model", None, False),
