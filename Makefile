@@ -12,7 +12,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
-WORKERS ?= 2
+WORKERS ?= 3
 
 BIN := $(VENV)/bin
 # What the tests run against the server besides Python packages that go with ours.
