@@ -94,8 +94,7 @@ async def test_a_combination_is_striped_in_the_colours_of_its_members(tokenizer)
         await visit.ready()
         swatch, fill, stripes = await visit.page.evaluate(
             """async () => {
-              const { paint } = await import("/dashboard/static/colours.js");
-              const { html, svg } = await import("/dashboard/static/elements.js");
+              const { html, paint, svg } = await import("/dashboard/static/elements.js");
               const swatch = paint(html("i", { class: "swatch" }), "suffix+draft_model"),
                 fill = paint(svg("rect", { class: "fill" }), "suffix+draft_model");
               document.querySelector(".card").append(swatch);

@@ -1,9 +1,7 @@
 // Bars: acceptance by depth, and histograms. Each tells its value when pointed at or reached with the arrow keys.
 
-import { scale, ticks } from "./axis.js";
-import { paint } from "./colours.js";
-import { html, svg } from "./elements.js";
-import { card, empty, entries, LEFT, marked, Plot, RIGHT, TOP } from "./plot.js";
+import { html, paint, svg } from "./elements.js";
+import { card, empty, entries, LEFT, marked, Plot, RIGHT, scale, ticks, TOP } from "./plot.js";
 
 const BOTTOM = 34,
   HEIGHT = 178;

@@ -1,8 +1,7 @@
 // Text coloured by who said each token: a drafter, the deeper the stronger, or the target itself. As colour alone tells
 // nothing to some, a token has as many lines below it as it lies deep, up to four.
 
-import { paint } from "./colours.js";
-import { html } from "./elements.js";
+import { html, paint } from "./elements.js";
 import { readable } from "./plot.js";
 
 const DEEPEST = 4;

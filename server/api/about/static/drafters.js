@@ -1,7 +1,6 @@
 // Acceptance by drafter, as a table, and the tree beside it.
 
-import { paint } from "./colours.js";
-import { html } from "./elements.js";
+import { html, paint } from "./elements.js";
 import { count, number, percent } from "./format.js";
 import { card, entries } from "./plot.js";
 import { TreeChart } from "./tree.js";

@@ -1,11 +1,9 @@
 // The steps of one request, side by side: accepted tokens stacked by depth, the target's own on top; behind them what
 // was drafted.
 
-import { scale } from "./axis.js";
-import { paint } from "./colours.js";
-import { html, svg } from "./elements.js";
+import { html, paint, svg } from "./elements.js";
 import { time } from "./format.js";
-import { Plot } from "./plot.js";
+import { Plot, scale } from "./plot.js";
 
 const HEIGHT = 74,
   TIMES = 26,

@@ -4,11 +4,9 @@
 // are { name, colour, of(bin), text(value) }, lines or stacked columns, drawn `times` as large. The axis goes up to
 // `least` and `level` anyway; at `level` there is a line for plain decoding.
 
-import { ages, label, scale, ticks } from "./axis.js";
-import { paint } from "./colours.js";
-import { html, svg } from "./elements.js";
+import { html, paint, svg } from "./elements.js";
 import { clock } from "./format.js";
-import { card, empty, entries, LEFT, marked, Plot, pointing, RIGHT, TOP } from "./plot.js";
+import { ages, card, empty, entries, label, LEFT, marked, Plot, pointing, RIGHT, scale, ticks, TOP } from "./plot.js";
 
 const BOTTOM = 20,
   GAP = 14;
