@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -29,8 +29,8 @@ DEVICE = torch.device("meta")
 _ATEN = torch.ops.aten
 #: A GPU takes indices from the CPU too, by copying them first.
 _INDEXED = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default}
-
-
+#: Where ops are named.
+_OURS = ("verifier", "drafters", "spec", "server", "bench", "tests")
 Named = TypeVar("Named")
 
 
@@ -258,27 +258,29 @@ def _tensors_from_numbers() -> Iterator[None]:
 @contextmanager
 def kernels() -> Iterator[None]:
     """Every op of ``verifier/ops`` that is a kernel on a GPU is one launch here, and runs on values."""
-    names = [name for name in sys.modules if name.startswith("verifier.ops.") and ".kernels" not in name]
     ops = [
         value
-        for name in names
+        for name in [name for name in sys.modules if name.startswith("verifier.ops.") and ".kernels" not in name]
         for value in vars(sys.modules[name]).values()
-        if callable(value) and getattr(value, "__module__", None) == name and hasattr(value, "__code__")
-        if "is_cuda" in inspect.getsource(value) and not value.__name__.startswith("_")
+        if inspect.isfunction(value) and value.__module__ == name and _is_kernel(value)
     ]
+    launched = {id(op): _launched(op) for op in ops}
     replaced: list[tuple[Any, str, Any]] = []
-    for op in ops:
-        launched = _launched(op)
-        for module in list(sys.modules.values()):
-            for name, value in list(vars(module).items()):
-                if value is op:
-                    replaced.append((module, name, op))
-                    setattr(module, name, launched)
+    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] in _OURS]:
+        for name, value in list(vars(module).items()):
+            if id(value) in launched:
+                replaced.append((module, name, value))
+                setattr(module, name, launched[id(value)])
     try:
         yield
     finally:
         for module, name, op in replaced:
             setattr(module, name, op)
+
+
+@cache
+def _is_kernel(op: Callable[..., Any]) -> bool:
+    return "is_cuda" in inspect.getsource(op) and not op.__name__.startswith("_")
 
 
 def _launched(op: Callable[..., Any]) -> Callable[..., Any]:

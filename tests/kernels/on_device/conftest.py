@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,33 @@ if INTERPRETED:
     # time. Nothing is compiled in this process: here they stay.
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
+
+    # A third of what is left: whether each sum of integers fits is computed, and asserted in debug mode alone.
+    object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
+
+    @functools.cache
+    def _checked(shape: tuple[int, ...]) -> tuple[Any, int]:
+        return language.core.tuple(shape), language.core.validate_block_shape(shape)
+
+    def _block(self: Any, element_ty: Any, shape: Any) -> None:
+        if not shape:
+            raise TypeError("a block has dimensions")  # and what has none is taken for a number
+        self.element_ty = element_ty
+        self.shape, self.numel = _checked(tuple([n if isinstance(n, int) else n.value for n in shape]))
+
+    @functools.cache
+    def _words(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        return language.core.tuple([language.constexpr(n) for n in shape]), language.constexpr(math.prod(shape))
+
+    def _tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = _words(tuple(type.shape) if type.is_block() else ())
+
+    language.core.tensor.__init__ = _tensor
+    language.core.block_type.__init__ = _block
+    language.core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
+    _number = functools.cache(interpreter._get_np_dtype)
+    interpreter._get_np_dtype = lambda type: np.dtype(np.uint64) if type.scalar.is_ptr() else _number(type.scalar)
 
     def _dot(_: Any, a: Any, b: Any, d: Any, *more: Any) -> Any:
         """What tensor cores promise, and a BLAS does not on every CPU: that a row is summed up in one order, wherever
