@@ -1,6 +1,7 @@
 """Replicas on a real Ray, killed, scaled and updated under streams: is anything lost, is any text another one?
 
     python -m bench.replicas --kills 20
+    python -m bench.replicas --autoscale
 
 Two front doors share the replicas of the bundled pair. Every answer is compared with the one that was given before
 anything was disturbed. Needs the extra ``foresay[ray]``.
@@ -40,6 +41,8 @@ ASKED: list[dict[str, Any]] = [
     | {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
 ]
 PATIENCE = 300.0
+#: Ray takes ten minutes to remove a replica.
+SCALING_PATIENCE = 1200.0
 #: What each answer says of its time; two of one request differ in it.
 _ITS_OWN = ("id", "created", "metrics", "system_fingerprint")
 
@@ -90,12 +93,14 @@ class Storm:
             if answer != self.expected[which]:
                 self.wrong.append((which, answer))
 
-    async def until_replicas(self, count: int, other_than: str = "") -> None:
-        """Wait until every front door asks so many, of other names than one that is gone."""
-        async with asyncio.timeout(PATIENCE):
+    async def until_replicas(self, count: int, patience: float = PATIENCE) -> float:
+        """Wait until every front door asks so many; the seconds that took."""
+        begun = time.monotonic()
+        async with asyncio.timeout(patience):
             for door in self.doors:
-                while len(names := await replicas(door)) != count or other_than in names:
+                while len(await replicas(door)) != count:
                     await asyncio.sleep(0.1)
+        return time.monotonic() - begun
 
 
 async def replicas(door: aiohttp.ClientSession) -> list[str]:
@@ -136,7 +141,7 @@ async def kill(storm: Storm, what: str, number: int, count: int) -> float:
 @contextmanager
 def front_doors(address: str, count: int, flags: list[str]) -> Any:
     """Ports of servers that share one deployment."""
-    common = ["--replicas", "1", "--ray-address", address, "--admin-key", ADMIN.replace(" ", "-"), *flags]
+    common = ["--ray-address", address, "--admin-key", ADMIN.replace(" ", "-"), *flags]
     with ExitStack() as stack:
         yield [stack.enter_context(running(common, PATIENCE))[1] for _ in range(count)]
 
@@ -161,6 +166,14 @@ async def disturb(storm: Storm, scale: Callable[[int, int], Awaitable[None]], ki
     return {"back_seconds": sorted(seconds), "update": reloaded, "update_seconds": update}
 
 
+async def autoscaled(storm: Storm, streams: int) -> dict[str, Any]:
+    """What Ray does to one replica by itself, where many streams run and then one."""
+    async with storm.blowing(streams):
+        up = await storm.until_replicas(2)
+    async with storm.blowing(1):
+        return {"up_seconds": up, "down_seconds": await storm.until_replicas(1, SCALING_PATIENCE)}
+
+
 async def storm(ports: list[int], scale: Callable[[int, int], Awaitable[None]], args: argparse.Namespace) -> Any:
     """The record of one run."""
     timeout = aiohttp.ClientTimeout(total=None)
@@ -168,8 +181,11 @@ async def storm(ports: list[int], scale: Callable[[int, int], Awaitable[None]], 
     try:
         expected = [await answered(doors[0], body) for body in ASKED]
         blown = Storm(doors, expected, args.seed)
-        async with blown.blowing(args.streams):
-            told = await disturb(blown, scale, args.kills)
+        if args.autoscale:
+            told = await autoscaled(blown, args.streams)
+        else:
+            async with blown.blowing(args.streams):
+                told = await disturb(blown, scale, args.kills)
         resumed = []
         for door in doors:
             async with door.get("/dashboard/state") as response:
@@ -195,9 +211,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         made = application(settings, str(count), None, deployed)
         await asyncio.to_thread(serve.run, made, name=APPLICATION, route_prefix=None)
 
-    ray.init(num_cpus=2, object_store_memory=100_000_000, include_dashboard=False, log_to_driver=False)
+    own = {"address": "local", "num_cpus": 2, "object_store_memory": 100_000_000, "include_dashboard": False}
+    ray.init(**own, log_to_driver=False)
     try:
         flags = ["--threads", "1", "--engine-timeout", f"{PATIENCE:g}", "--max-resumes", "1000", "--no-log-stats"]
+        flags += ["--replicas", "1-2", "--max-seqs", "4"] if args.autoscale else ["--replicas", "1"]
         with front_doors(ray.get_runtime_context().gcs_address, args.doors, flags) as ports:
             told: dict[str, Any] = asyncio.run(storm(ports, scale, args))
             return told | {"ray": ray.__version__}
@@ -213,6 +231,7 @@ def main() -> int:
     """Run, and say whether anything was lost."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--autoscale", action="store_true", help="instead: what Ray does by itself under load")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--doors", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

@@ -116,7 +116,7 @@ def build_parser(command: Command) -> Parser:
 def _positionals(command: Command, parser: Parser) -> list[str]:
     """What is given without a flag, as the usage line names it."""
     named = [action.metavar or action.dest.upper() for action in parser._actions if not action.option_strings]
-    return [*(["[TARGET]"] if command.config else []), *map(str, named)]
+    return [*map(str, named), *(["[TARGET]"] if command.config else [])]
 
 
 _EVERYWHERE = """

@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -92,16 +93,21 @@ def spawn(arrivals: socket.socket | None = None, control: socket.socket | None =
 
 
 def _started(control: socket.socket | None, *given: socket.socket) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     theirs = [each for each in (*given, control) if each is not None]
     descriptors = [-1 if control is None else control.fileno(), *(each.fileno() for each in given)]
+    return started("server.host.process", theirs, *map(str, descriptors))
+
+
+def started(module: str, theirs: Sequence[socket.socket], *arguments: str) -> subprocess.Popen[bytes]:
+    """Run a module in a process that is told our id and the arguments. theirs: what it has open; closed here."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     with contextlib.ExitStack() as ends:
         for each in theirs:
             ends.enter_context(each)
         return subprocess.Popen(
             # -P: a server.py or torch.py where the user happens to be is none of ours.
-            [sys.executable, "-P", "-m", "server.host.process", str(os.getpid()), *map(str, descriptors)],
+            [sys.executable, "-P", "-m", module, str(os.getpid()), *arguments],
             pass_fds=[each.fileno() for each in theirs],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the server, which drains first

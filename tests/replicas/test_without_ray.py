@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from server.host.models.model import Model
-from server.host.state import ServerState
+from server.host.replicas.cluster_process import ClusterProcess
 from server.settings.config import ServeConfig
 from spec.errors import ConfigurationError
 
 
-def test_replicas_without_ray_are_refused_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "server.host.replicas.cluster", raising=False)
+async def test_replicas_without_ray_are_refused_by_name(tmp_path, monkeypatch):
+    (tmp_path / "ray.py").write_text("raise ImportError('there is none')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    cluster = ClusterProcess("2", None)
     with pytest.raises(ConfigurationError, match=r"--replicas needs Ray Serve .*pip install 'foresay\[ray\]'"):
-        Model(["m"], ServeConfig(replicas="2"), ServerState(), print)
+        await cluster.open(ServeConfig(), print)
+    await cluster.close()

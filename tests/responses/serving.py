@@ -17,6 +17,7 @@ from server.http.app import create_app
 from server.http.auth import AuthMiddleware
 from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
+from tests.replicas.scripted import asked
 from tests.server.live import openai_client
 from tests.server.scripted import END, ScriptedEngine
 from tests.server.staying import alone
@@ -43,10 +44,6 @@ async def serving(
     """The server's HTTP client and its service. send_buffer: bytes the kernel holds for a client that does not read."""
     text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
     state = ServerState(Responses(stored, sockets))
-    service = Service(engine, ServiceOptions(**{"model": "toy", **options}), text, state)
-    app = create_app(alone(service), auth)
-    if middleware is not None:
-        app.middlewares.append(middleware)
 
     def listening(host: str, port: int, family: socket.AddressFamily) -> socket.socket:
         opened = get_port_socket(host, port, family)
@@ -54,8 +51,13 @@ async def serving(
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         return opened
 
-    async with TestClient(TestServer(app, socket_factory=listening)) as client:
-        yield client, service
+    async with asked(engine) as asking:
+        service = Service(asking, ServiceOptions(**{"model": "toy", **options}), text, state)
+        app = create_app(alone(service), auth)
+        if middleware is not None:
+            app.middlewares.append(middleware)
+        async with TestClient(TestServer(app, socket_factory=listening)) as client:
+            yield client, service
 
 
 def address(http: TestClient) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from typing import Any
 
 from aiohttp.test_utils import TestServer
@@ -17,6 +17,7 @@ from server.http.app import HTTP_LOG, create_app
 from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.request import Request
+from tests.replicas.scripted import asked
 from tests.server.scripted import ScriptedEngine
 from tests.server.staying import alone
 
@@ -38,12 +39,13 @@ def scripted_server(tokenizer: Tokenizer, tokens: list[int], run: int = 4) -> Ab
 @contextmanager
 def running(engine: ScriptedEngine, tokenizer: Tokenizer, **options: Any) -> Iterator[str]:
     """The address of a server around ``engine``."""
-    loop = asyncio.new_event_loop()
+    loop, replicas = asyncio.new_event_loop(), AsyncExitStack()
 
     async def start() -> TestServer:
         text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
         settings = ServiceOptions(**{"model": "toy", **options})
-        server = TestServer(create_app(alone(Service(engine, settings, text))))
+        asking = await replicas.enter_async_context(asked(engine))
+        server = TestServer(create_app(alone(Service(asking, settings, text))))
         await server.start_server(logger=HTTP_LOG)
         return server
 
@@ -55,6 +57,7 @@ def running(engine: ScriptedEngine, tokenizer: Tokenizer, **options: Any) -> Ite
             yield str(server.make_url("")).rstrip("/")
         finally:
             asyncio.run_coroutine_threadsafe(server.close(), loop).result(120)
+            asyncio.run_coroutine_threadsafe(replicas.aclose(), loop).result(120)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -16,6 +16,7 @@ from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, TokenLogprobs
 from spec.trace import SequenceTrace, depths_of
+from tests.replicas.scripted import asked
 from tests.server.staying import alone
 
 END = 0
@@ -186,9 +187,11 @@ async def served(
 ) -> AsyncIterator[TestClient]:
     """A client of a server around ``engine``."""
     settings = ServiceOptions(**{"model": "toy", **options})  # type: ignore[arg-type]
-    service = Service(engine, settings, Text(tokenizer, defaults or SamplingDefaults(), ChatFormat.of(tokenizer)))
-    change(service)
-    server = TestServer(create_app(alone(service)))
-    await server.start_server(auto_decompress=False)
-    async with TestClient(server) as client:
-        yield client
+    text = Text(tokenizer, defaults or SamplingDefaults(), ChatFormat.of(tokenizer))
+    async with asked(engine) as asking:
+        service = Service(asking, settings, text)
+        change(service)
+        server = TestServer(create_app(alone(service)))
+        await server.start_server(auto_decompress=False)
+        async with TestClient(server) as client:
+            yield client

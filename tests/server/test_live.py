@@ -167,6 +167,7 @@ async def read_on(iterator: AsyncIterator[Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("FORESAY_REPLICAS" in os.environ, reason="the engine is a replica's, and another would go on")
 async def test_an_engine_killed_in_a_stream_is_started_again(tmp_path, slow_target):
     with LiveServer(tmp_path / "log", slow_target, "--served-model-name", MODEL, "--max-resumes", "0") as server:
         url = server.wait_for_url()

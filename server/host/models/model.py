@@ -20,7 +20,7 @@ from server.host.state import ServerState
 from server.schemas.bounds import largest_body
 from server.settings.config import ServeConfig
 from server.settings.resolved import choose_draft, nothing_to_fetch, target_directory
-from spec.errors import ConfigurationError, ForesayError
+from spec.errors import ForesayError
 from spec.request import EngineInfo, Footprint
 from verifier.model.config import ModelConfig
 from verifier.model.hub import cached
@@ -149,14 +149,10 @@ class Model:
 
 
 def _fleet(config: ServeConfig, replicas: str) -> Fleet:
-    """Engines in replicas. :class:`ConfigurationError` if there is no Ray to run them."""
+    from server.host.replicas.cluster_process import ClusterProcess
     from server.host.replicas.fleet import Fleet
 
-    try:
-        from server.host.replicas.cluster import RayServe
-    except ImportError as error:
-        raise ConfigurationError(f"--replicas needs Ray Serve ({error}): pip install 'foresay[ray]'") from None
-    return Fleet(config, RayServe(replicas, config.ray_address))
+    return Fleet(config, ClusterProcess(replicas, config.ray_address))
 
 
 async def _beside(read: Callable[[ServeConfig], T], config: ServeConfig) -> T:

@@ -1,5 +1,5 @@
 """Replicas on Ray Serve, which starts, places, watches, scales, drains and updates them. This module alone imports Ray,
-and only ``--replicas`` has it imported.
+and only ``--replicas`` has it imported, in a process beside the server (:mod:`server.host.replicas.cluster_process`).
 
 A deployment hosts engines, one in each replica. Over Ray go the settings, and where each replica is asked; requests and
 tokens go over the frames of any engine (docs/scale.md has why).
@@ -11,10 +11,8 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from math import ceil
 from typing import Any
 
@@ -26,8 +24,6 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from server.host.child import SECRETS
-from server.host.replacement import Progress
 from server.host.replicas.hosted import Address, Hosted
 from server.host.spare import Spares
 from server.settings.config import EngineConfig, ServeConfig
@@ -39,6 +35,8 @@ APPLICATION = "foresay"
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 #: How long all replicas may take to say where they are.
 ANSWER_SECONDS = 5.0
+#: How long one that is to end, and is no longer listed, waits for front doors to leave.
+LEAVING_SECONDS = 1.5
 #: How full replicas are to be: above, there is to be one more.
 FULL = 0.75
 #: Of the settings of a server, those that its replicas have.
@@ -85,6 +83,7 @@ class Engine:
 
     async def __del__(self) -> None:
         if hasattr(self, "_hosted"):
+            await asyncio.sleep(LEAVING_SECONDS)
             await self._hosted.close()
 
 
@@ -132,8 +131,7 @@ def build(settings: Mapping[str, Any]) -> serve.Application:
 
 
 class RayServe:
-    """A :class:`~server.host.replicas.fleet.Cluster`. address: of a Ray that runs; None starts one on this machine,
-    which ends with the server."""
+    """What :class:`~server.host.replicas.cluster_process.ClusterProcess` asks in the other process."""
 
     def __init__(self, replicas: str, address: str | None) -> None:
         self._replicas, self._address = replicas, address
@@ -143,27 +141,21 @@ class RayServe:
         self._config: ServeConfig | None = None
         self._handle: Any = None
 
-    async def open(self, config: ServeConfig, tell: Progress) -> None:
+    async def open(self, config: ServeConfig) -> None:
         """Start or join Ray, and deploy, unless somebody has."""
         self._config = config
-        tell(f"joining Ray at {self._address}" if self._address else "starting Ray", None)
         self._opening = asyncio.create_task(asyncio.to_thread(self._join, config))
         await asyncio.shield(self._opening)
-        if threading.current_thread() is threading.main_thread():  # Ray's handler prints a trace of the stack
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.getsignal(number))
-        tell("loading the replicas", None)
 
     def _join(self, config: ServeConfig) -> None:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         os.environ.update(ENVIRONMENT | os.environ)
-        with _without_secrets():
-            try:
-                _connect(self._address)
-            except (RayError, ConnectionError, ValueError, RuntimeError) as error:
-                where = f"--ray-address {self._address}" if self._address else "Ray"
-                raise ForesayError(f"{where} cannot be reached or started: {error}") from None
-            serve.start(proxy_location="Disabled")
+        try:
+            _connect(self._address)
+        except (RayError, ConnectionError, ValueError, RuntimeError) as error:
+            where = f"--ray-address {self._address}" if self._address else "Ray"
+            raise ForesayError(f"{where} cannot be reached or started: {error}") from None
+        serve.start(proxy_location="Disabled")
         if APPLICATION not in serve.status().applications:
             self._run(application(config, self._replicas, self._host), wait=False)
         self._handle = serve.get_app_handle(APPLICATION)
@@ -226,17 +218,7 @@ def _connect(address: str | None) -> None:
     if address is not None:
         ray.init(address=address, **common)
     else:
-        ray.init(include_dashboard=False, object_store_memory=100_000_000, **common)
-
-
-@contextmanager
-def _without_secrets() -> Iterator[None]:
-    """Keep the keys of clients out of the environment of what is started meanwhile."""
-    kept = {name: os.environ.pop(name) for name in SECRETS & os.environ.keys()}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)
+        ray.init(address="local", include_dashboard=False, object_store_memory=100_000_000, **common)
 
 
 def _why(status: Any) -> str:

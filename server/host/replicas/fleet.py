@@ -6,7 +6,7 @@
     (unknown) ──────────────────────> connecting ───────> asked ───────────────────> (gone)
                                                             requests ───> another replica, else they wait for one
 
-What starts, places, watches and ends replicas is the cluster (:mod:`server.host.replicas.cluster`).
+What starts, places, watches and ends replicas is the cluster (:mod:`server.host.replicas.cluster_process`).
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Fleet(Supervised):
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._stranded = InFlights(lambda frame: None, config.max_resumes)  # while there is no replica
         self._router = Router(config.page_size)
+        self._unreached: set[str] = set()  # of those that are listed
         self._moved = 0  # requests that went on elsewhere, so far
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -112,6 +113,7 @@ class Fleet(Supervised):
     def _see(self, addresses: Collection[Address]) -> None:
         """Join replicas that are new, and leave those that are to end."""
         listed = {address.name: address for address in addresses}
+        self._unreached &= listed.keys()
         for name in self._replicas.keys() - listed.keys():
             self._leave(self._replicas[name])
         for name in listed.keys() - self._replicas.keys():
@@ -126,7 +128,9 @@ class Fleet(Supervised):
             await replica.until_closed()
         except (OSError, EngineFailed) as error:
             reason = f"the replica {name} cannot be reached ({error})"
-            log.warning("%s", reason)
+            if name not in self._unreached:  # it is tried again and again
+                log.warning("%s", reason)
+            self._unreached.add(name)
         finally:
             if self._replicas.get(name) is replica:
                 del self._replicas[name], self._serving[name]
