@@ -21,7 +21,6 @@ from server.cli import (
     keys,
     models,
     replay,
-    selfcheck,
     serve,
     train,
 )
@@ -65,8 +64,8 @@ COMMANDS: dict[str, Command] = {
         models.MODELS,
         models.PULL,
         models.QUANTIZE,
-        selfcheck.COMMAND,
-        bench.COMMAND,
+        bench.SELFCHECK,
+        bench.BENCH,
         train.COMMAND,
         replay.COMMAND,
         config.COMMAND,

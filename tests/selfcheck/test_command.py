@@ -13,8 +13,8 @@ import pytest
 
 from drafters.training.prompts import Prompt
 from foresay import Engine, SamplingParams
+from server.cli.bench import prompts_of
 from server.cli.main import main
-from server.cli.selfcheck import prompts_of
 from server.cli.selfcheck_prompts import check, rows, sentence
 from server.observe.selfcheck.answer import Difference
 from spec.errors import ConfigurationError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -109,15 +109,8 @@ def merged(told: Told, keep: Sequence[int]) -> Told:
 HARMLESS = ("underscores", "values")
 
 
-class Collected(Protocol):
-    """What an encoder reads."""
-
-    def collect(self) -> Iterable[Metric]:
-        """The families."""
-        ...
-
-
-Encode = Callable[[Collected], bytes]
+#: Makes text of a :class:`Registry`.
+Encode = Callable[[Any], bytes]
 
 
 def chosen(accept: str) -> tuple[Encode, str]:
