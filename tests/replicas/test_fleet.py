@@ -114,7 +114,13 @@ async def test_a_rolling_update_to_another_draft_loses_nothing(cluster, expected
     assert all(resumed)
 
 
-@pytest.mark.parametrize("dies", ["os._exit(3)", "os.kill(os.getpid(), 11)", "raise RuntimeError('a bug')"])
+@pytest.mark.parametrize(
+    "dies",
+    [
+        "os.kill(os.getpid(), 11)",
+        *(pytest.param(dies, marks=pytest.mark.soak) for dies in ("os._exit(3)", "raise RuntimeError('a bug')")),
+    ],
+)
 async def test_a_prompt_that_engines_die_of_takes_nobody_along(dies, expected, tmp_path, monkeypatch):
     async def ask() -> None:
         with pytest.raises(KillsEngine, match="twice"):
