@@ -97,7 +97,7 @@ class Machine(TorchDispatchMode):
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One op of torch; those that are made of others (inference mode hands them over whole) as those."""
-        if func._can_decompose():
+        if _is_made_of_others(func):
             with self:
                 return func.decompose(*args, **kwargs)
         tensors = _tensors((args, kwargs))
@@ -230,6 +230,8 @@ def _wrapped(value: Any, inputs: list[Simulated]) -> Any:
 
 
 CURRENT = Machine()
+#: Only for speed: what has no parts.
+_LEAVES = {type(None), Tensor, Simulated, bool, int, float, str, torch.dtype, torch.device, torch.layout}
 
 
 @contextmanager
@@ -276,6 +278,12 @@ def kernels() -> Iterator[None]:
     finally:
         for module, name, op in replaced:
             setattr(module, name, op)
+
+
+@cache
+def _is_made_of_others(func: Any) -> bool:
+    made: bool = func._can_decompose()
+    return made
 
 
 @cache
@@ -342,7 +350,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
     """Change every leaf, inside our own records of tensors too. Most of the time of these tests is spent here."""
-    if tree is None or isinstance(tree, (Tensor, int, float, str)):
+    if type(tree) in _LEAVES:
         return change(tree)
     if isinstance(tree, (tuple, list)):
         changed = [_mapped(change, value) for value in tree]

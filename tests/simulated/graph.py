@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from ctypes import memmove, memset
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -72,9 +73,9 @@ class StandInGraph:
             raise NotOnTheDevice(f"{len(self.launches)} launches were captured, and there are {len(again)}")
         for (fresh, _), (captured, named) in zip(CURRENT.left(), self._memory, strict=True):
             if named:
-                captured.copy_(fresh)
+                memmove(captured.data_ptr(), fresh.data_ptr(), captured.nbytes())
             else:
-                fresh.fill_(255)  # as bytes: NaN, or -1
+                memset(fresh.data_ptr(), 255, fresh.nbytes())  # NaN, or -1
 
 
 def captured(work: Work) -> CapturedGraphs:
