@@ -15,13 +15,13 @@ from server.settings.resolved import BUNDLED
 from tests.same_tokens.runs import assert_same
 from tests.same_tokens.test_bundled_heads import jobs
 from tests.same_tokens.witness import Text, Witness, run
-from tests.verifier.gguf_files import TypeOf, all_of, convert, q4_k_m, tokens_of
+from tests.verifier.gguf_files import TypeOf, all_of, cache_of_its_own, convert, q4_k_m, tokens_of
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        cache_of_its_own(tmp_path_factory.mktemp("cache"), patch)
         yield
 
 

@@ -18,13 +18,14 @@ from tests.same_tokens.witness import Text, run
 
 LENGTHS = (9, 1, 17, 33, 5, 40)
 everywhere = pytest.mark.parametrize("kind", KINDS)
-#: Every kind in every shape; in most tests all but these are slow.
+#: Every kind in every shape; in most tests all but these are tried in `make soak`.
 QUICK = {("medusa", "dynamic"), ("medusa", "template"), ("eagle3", "chain"), ("eagle3", "dynamic")}
+QUICK |= {("eagle1", "template"), ("dspark", "static")}
 QUICK |= {("dflash", "chain"), ("dflash", "dynamic"), ("dspark", "dynamic"), ("peagle", "dynamic")}
 growing = pytest.mark.parametrize(
     ("kind", "shape"),
     [
-        pytest.param(kind, shape, marks=() if (kind, shape) in QUICK else pytest.mark.slow)
+        pytest.param(kind, shape, marks=() if (kind, shape) in QUICK else pytest.mark.soak)
         for kind in KINDS
         for shape in SHAPES
     ],
@@ -43,7 +44,7 @@ def accepted_per_step(texts: dict[str, Text]) -> float:
 
 @everywhere
 @pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("family", ["llama2", pytest.param("qwen3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["llama2", pytest.param("qwen3", marks=pytest.mark.soak)])
 def test_alone(pair, family, kind, shape) -> None:
     models = pair(family)
     jobs, texts = jobs_of(models.vocab_size, LENGTHS, 18), expected(models, LENGTHS, 18)

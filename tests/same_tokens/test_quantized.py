@@ -16,6 +16,9 @@ from tests.same_tokens.witness import Text, Witness, run
 from tests.verifier.reading import load_decoder
 from tests.verifier.test_quantized_files import published
 
+HOW = ["int8", "int4", "fp8"]
+#: Drafters that are accepted at all depths, at some, and hardly ever; the rest is tried with int4, else in `make soak`.
+FEW = ("truth", "dynamic 4,4,2,2,1", "garbage")
 LENGTHS = (9, 17, 33, 5)
 SAMPLINGS = ("greedy", "warm", "warm_filtered", "cool")
 MAX_TOKENS = 12
@@ -44,15 +47,28 @@ def assert_same_tokens(pair: Pair, drafter: str) -> None:
     assert_same(expected(pair), texts)
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize(
+    ("how", "drafter"),
+    [
+        pytest.param(how, drafter, marks=() if how == "int4" or drafter in FEW else pytest.mark.soak)
+        for how in HOW
+        for drafter in DRAFTERS
+    ],
+)
 def test_every_drafter(quantized, how, drafter) -> None:
     assert_same_tokens(quantized("qwen3", how), drafter)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("family", ["llama_bias", "smollm", "mistral"])
-@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
+#: How, family and dtype: any two of them together; any three in `make soak`.
+CASES = [
+    pytest.param(how, family, dtype, marks=() if (at + number + turn) % 2 == 0 else pytest.mark.soak)
+    for turn, how in enumerate(HOW)
+    for at, family in enumerate(["llama_bias", "smollm", "mistral"])
+    for number, dtype in enumerate([torch.float32, torch.float16])
+]
+
+
+@pytest.mark.parametrize(("how", "family", "dtype"), CASES, ids=str)
 def test_families_and_dtypes(quantized, how, family, dtype) -> None:
     assert_same_tokens(quantized(family, how, dtype), "truth")
     assert_same_tokens(quantized(family, how, dtype), "dynamic 4,4,2,2,1")

@@ -32,9 +32,11 @@ from tests.verifier.reading import load_decoder
 from verifier.graphs.runner import WholeRunner
 
 LENGTHS = (9, 17, 33, 5)
-kept = pytest.mark.parametrize("kv", [torch.int8, torch.float8_e4m3fn], ids=str)
+KV = [torch.int8, torch.float8_e4m3fn]
+kept = pytest.mark.parametrize("kv", KV, ids=str)
 #: Drafters that are accepted at all depths, at some, and hardly ever.
-few = pytest.mark.parametrize("drafter", ["none", "truth", "dynamic 4,4,2,2,1", "garbage"])
+FEW = ("none", "truth", "dynamic 4,4,2,2,1", "garbage")
+few = pytest.mark.parametrize("drafter", FEW)
 
 
 @cache
@@ -47,8 +49,15 @@ def assert_same_tokens(pair: Pair, drafter: str) -> None:
     assert_same(expected(pair), run(drafting(pair, drafter, whole(jobs, expected(pair))), jobs))
 
 
-@kept
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    ("kv", "drafter"),
+    [
+        pytest.param(kv, drafter, marks=() if kv is torch.int8 or drafter in FEW else pytest.mark.soak)
+        for kv in KV
+        for drafter in DRAFTERS
+    ],
+    ids=str,
+)
 def test_every_drafter(pair, kv, drafter) -> None:
     assert_same_tokens(replace(pair("qwen3", torch.bfloat16, layers=2), kv=kv), drafter)
 

@@ -112,7 +112,12 @@ CONDITIONS: dict[str, tuple[dict[str, int | bool], int]] = {
 
 
 @pytest.mark.parametrize(
-    "condition", ["in a batch", *(pytest.param(name, marks=pytest.mark.slow) for name in CONDITIONS if name[0] != "i")]
+    "condition",
+    [
+        "in a batch",
+        pytest.param("with prefix hits", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("alone", "preempted")),
+    ],
 )
 def test_a_rested_drafter_has_caught_up(pair, condition) -> None:
     """Nobody whispers here: what is proposed is the drafters' own."""

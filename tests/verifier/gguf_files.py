@@ -18,12 +18,21 @@ from verifier.model.config import ModelConfig
 from verifier.model.gguf.names import theirs
 from verifier.model.rope import inverse_frequencies
 from verifier.model.rope_config import LinearScaling, Llama3Scaling, YarnScaling
+from verifier.ops.kernels.cpu import kept
 
 gguf = pytest.importorskip("gguf")
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
 #: The type of a matrix by its name there.
 TypeOf = Callable[[str], str]
+
+
+def cache_of_its_own(directory: Path, patch: pytest.MonkeyPatch) -> None:
+    """What is made of files goes here; compiled kernels are found where they were, not compiled again for each test."""
+    (directory / "foresay").mkdir(parents=True)
+    kept.directory().mkdir(mode=0o700, parents=True, exist_ok=True)
+    (directory / "foresay" / "kernels").symlink_to(kept.directory())
+    patch.setenv("XDG_CACHE_HOME", str(directory))
 
 
 def all_of(kind: str) -> TypeOf:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.paged import Bench, Sequence, kept
+from tests.verifier.conftest import PROCESSORS
 from verifier.ops.eager import references
 from verifier.ops.kernels.cpu import threads
 from verifier.ops.tree_attention import PagedRows, tree_attention
@@ -21,6 +22,15 @@ SHAPES = [
 ]  # fmt: skip
 #: What keys and values are quantised to.
 STORED = [None, torch.int8, torch.float8_e4m3fn]
+#: Processor, shape and what is stored: all for this processor; of the others a third, any two of them together. The
+#: rest is tried in `make soak`, since what takes the time is to compile them.
+CASES = [
+    pytest.param(name, shape, stored, marks=() if name == "here" or (at + number - turn) % 3 == 0 else pytest.mark.soak)
+    for turn, name in enumerate(PROCESSORS)
+    for at, shape in enumerate(SHAPES)
+    for number, stored in enumerate(STORED)
+]
+everywhere = pytest.mark.parametrize(("processor", "shape", "stored"), CASES, ids=str, indirect=["processor"])
 #: Committed tokens and nodes: short; over the ends of blocks and of spans; more rows than are put together.
 SIZES = [(0, 3), (5, 1), (250, 9), (511, 2), (600, 16), (300, 40)]
 
@@ -46,8 +56,7 @@ def same(left: Tensor, right: Tensor) -> bool:
     return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("stored", STORED, ids=str)
+@everywhere
 @pytest.mark.parametrize(("window", "first"), [(None, 0), (None, 1), (37, 0), (270, 1)])
 def test_it_is_what_the_reference_says(processor, shape, stored, window, first) -> None:
     """NaN stands wherever no row may read."""
@@ -61,8 +70,7 @@ def test_it_is_what_the_reference_says(processor, shape, stored, window, first) 
     assert not result[-3:].any()
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("stored", STORED, ids=str)
+@everywhere
 @pytest.mark.parametrize(("window", "first"), [(None, 0), (37, 1), (270, 0)])
 def test_a_row_has_the_bits_it_has_alone(processor, shape, stored, window, first) -> None:
     """In a tree beside other sequences' trees, among some rows of a chain, and as the only row behind its path."""

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from server.engine.memory import packed_bytes
 from tests.verifier.families import FAMILIES, make
-from tests.verifier.gguf_files import all_of, blocks_of, convert, gguf, letters, q4_k_m, write, writer_of
+from tests.verifier.gguf_files import (
+    all_of,
+    blocks_of,
+    cache_of_its_own,
+    convert,
+    gguf,
+    letters,
+    q4_k_m,
+    write,
+    writer_of,
+)
 from tests.verifier.reading import Reader
 from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
@@ -30,7 +40,7 @@ WIDTHS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_di
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache_of_its_own(tmp_path / "cache", monkeypatch)
 
 
 @pytest.mark.parametrize("kind", [one.name for one in TYPES.values()])
@@ -262,6 +272,7 @@ def test_what_the_decoder_does_not_compute_is_refused(tmp_path, key, value) -> N
 
 def test_nowhere_to_write_is_said(tmp_path, monkeypatch) -> None:
     whole(tmp_path)
-    (tmp_path / "cache").write_text("a file")
+    (tmp_path / "no folder").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no folder"))
     with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
         resolve(tmp_path / "x.gguf")

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.simulated.device import DEVICE, simulated
+from tests.verifier.conftest import PROCESSORS
 from verifier.model.linear import Linear
 from verifier.ops.eager import references
 from verifier.ops.kernels.cpu.launch import recording
@@ -15,6 +16,15 @@ from verifier.ops.kernels.cpu.launch import recording
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: in, out: narrow, odd, the widths of a tiny model, of many terms.
 SHAPES = [(64, 64), (50, 33), (33, 50), (256, 768), (3072, 512)]
+#: Processor, dtype and shape: all for this processor; of the others a third, any two of them together. The rest is
+#: tried in `make soak`.
+CASES = [
+    pytest.param(name, dtype, shape, marks=() if name == "here" or (at + number - turn) % 3 == 0 else pytest.mark.soak)
+    for turn, name in enumerate(PROCESSORS)
+    for number, dtype in enumerate(DTYPES)
+    for at, shape in enumerate(SHAPES)
+]
+everywhere = pytest.mark.parametrize(("processor", "dtype", "shape"), CASES, ids=str, indirect=["processor"])
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 17, 31, 48, 65, 100)
 
 
@@ -41,8 +51,7 @@ def differing(linear: Linear, x: Tensor, counts: tuple[int, ...]) -> list[int]:
 
 @pytest.mark.parametrize("kept", [None, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@everywhere
 def test_it_multiplies(processor, shape, dtype, bias, kept) -> None:
     linear, weight, offset = layer_of(shape, dtype, bias, kept)
     assert (linear.in_features, linear.out_features) == shape
@@ -60,15 +69,13 @@ def test_it_multiplies(processor, shape, dtype, bias, kept) -> None:
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("kept", [None, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@everywhere
 def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kept, gated) -> None:
     linear, _, _ = layer_of((shape[0], 2 * shape[1]), dtype, True, kept, gated)
     assert differing(linear, rows_of(shape, dtype), COUNTS) == []
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@everywhere
 def test_a_recording_multiplies_what_there_is_when_it_runs(processor, shape, dtype) -> None:
     linear, _, _ = layer_of(shape, dtype, True, torch.bfloat16)
     x = rows_of(shape, dtype, 8)
