@@ -107,8 +107,7 @@ class KVStore:
         used = [mark if self.pool.references(page) else 0 for page, mark in enumerate(self.marks)]
         used[PADDING_PAGE] = self.pool.page_size
         marks = torch.tensor(used, device=self.keys.device)
-        unread = (
-            (torch.arange(self.pool.page_size, device=self.keys.device) >= marks[:, None]).flatten().nonzero()[:, 0]
-        )
+        unread = torch.arange(self.pool.page_size, device=self.keys.device) >= marks[:, None]
+        rows = unread.flatten().nonzero()[:, 0]
         for part in (self.keys, self.values) if self.scales is None else (self.scales,):
-            part.index_fill_(1, unread, torch.nan)
+            part.index_fill_(1, rows, torch.nan)

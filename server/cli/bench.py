@@ -25,14 +25,10 @@ from spec.errors import ConfigurationError
 from spec.names import NONE
 
 if TYPE_CHECKING:
-    from server.host.local import Completion, Engine
-
-if TYPE_CHECKING:
     from drafters.training.prompts import Prompt
     from server.cli.selfcheck_prompts import Report
-    from server.host.local import Engine
+    from server.host.local import Completion, Engine
     from spec.sampling import SamplingParams
-
 
 PROMPTS = (
     "Once upon a time there was a little girl who",
