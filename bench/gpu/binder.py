@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,8 @@ from triton.runtime.driver import driver
 DEVICE = torch.device("meta")
 #: Ops of torch that launch nothing, views aside.
 _FREE = ("empty", "new_empty", "detach", "alias", "lift_fresh")
+#: Of stand-ins: Triton keeps a kernel's cache for as long as the kernel, and an ``id`` may come again.
+_NUMBERS = count()
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class _Driver:
     def __init__(self, capability: int, launches: Launches, compiling: bool) -> None:
         self.launches, self.compiling, self.utils = launches, compiling, self
         self._target = GPUTarget("cuda", capability, 32)
-        self._device = f"none, {id(self)}"  # a cache of its own
+        self._device = f"none, {next(_NUMBERS)}"  # a cache of its own, for this capability
 
     def get_current_device(self) -> str:
         return self._device

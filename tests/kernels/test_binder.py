@@ -68,6 +68,15 @@ def test_what_is_compiled_again_is_seen() -> None:
     assert launches.variants == {"_specialised": 3} and launches.kernels.total() == 4
 
 
+def test_what_was_compiled_for_another_gpu_is_not_taken() -> None:
+    """Triton keeps what it found out of a device for as long as the kernel lives; a stand-in lives shorter."""
+    for capability in (80, 90) * 20:
+        with bound(capability, counting=False) as launches:
+            _specialised[(1,)](torch.empty(8, device=DEVICE, dtype=torch.int32), 3, 8)
+        *_, (_, _, target, *_) = _specialised.device_caches.values()
+        assert target.arch == capability and launches.variants == {"_specialised": 1}
+
+
 @pytest.mark.slow
 def test_kernels_of_a_step_spill_nothing(target, tmp_path: Path) -> None:
     with bound(compiling=True) as launches:
