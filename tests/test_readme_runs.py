@@ -149,6 +149,9 @@ def test_console_and_python_examples_run_in_the_order_in_which_they_stand(termin
     assert done.returncode == 0, done.stderr
     assert re.search(r"Function\(arguments='{\"city\": ?\"(Paris|Rome|Ulm)\"}', name='weather'\)", done.stdout)
     assert len(PYTHON) == 4
+    code = "import server, spec; print(server.__file__, spec.__file__)"
+    found = terminal.run(f"cd .. && python -c '{code}' && cd - > {os.devnull}").split()
+    assert all("/foresay/.venv/lib/" in file for file in found), "what was installed serves, wherever one is"
 
 
 def test_make_serve_does_what_the_commands_do(terminal: Terminal) -> None:

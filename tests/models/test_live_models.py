@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,23 @@ def settings(folder: Path, most: int | None = 1) -> Path:
     if most is None:
         file.write_text(file.read_text().replace("max_loaded_models = 1", ""))
     return file
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One at a time of two targets, and of three that cannot be loaded."""
+    folder = tmp_path_factory.mktemp("models")
+    file = settings(folder)
+    shutil.copytree(BUNDLED / "target", folder / "damaged")
+    weights = folder / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    file.write_text(
+        f'{file.read_text()}[models.damaged]\ntarget = "{folder / "damaged"}"\n'
+        f'[models.absent]\ntarget = "{folder / "nowhere"}"\n'
+        '[models.long]\ntarget = "bundled"\nmax_model_len = 1000000\n'
+    )
+    with serving(folder, file) as server:
+        yield server
 
 
 def serving(folder: Path, file: Path, *flags: str, **variables: str) -> LiveServer:
@@ -74,80 +92,64 @@ async def test_switches_under_load_lose_nothing_and_hold_no_more_each_time(tmp_p
         assert max(outcome.server_mb[4:]) - outcome.server_mb[3] < 2, outcome
 
 
-async def test_an_engine_killed_while_it_comes_is_started_again_for_those_who_wait(tmp_path):
-    with serving(tmp_path, settings(tmp_path)) as server:
-        url = server.wait_for_url()
-        async with openai_client(url) as client:
-            await client.completions.create(model=TOY, **ASK)
-            [old] = server.engine_processes()
-            asking = [asyncio.create_task(client.completions.create(model=TINY, **ASK)) for _ in range(3)]
-            await until_state(url, TINY, "loading")
-            async with asyncio.timeout(60):
-                while not (new := [one for one in server.engine_processes() if one != old]):
-                    await asyncio.sleep(0.01)
-            os.kill(new[0], signal.SIGKILL)
-            for one in asking:
-                assert (await one).usage.completion_tokens == 8
+async def test_an_engine_killed_while_it_comes_is_started_again_for_those_who_wait(server):
+    url = server.wait_for_url()
+    async with openai_client(url) as client:
+        await client.completions.create(model=TOY, **ASK)
+        [old] = server.engine_processes()
+        asking = [asyncio.create_task(client.completions.create(model=TINY, **ASK)) for _ in range(3)]
+        await until_state(url, TINY, "loading")
+        async with asyncio.timeout(60):
+            while not (new := [one for one in server.engine_processes() if one != old]):
+                await asyncio.sleep(0.01)
+        os.kill(new[0], signal.SIGKILL)
+        for one in asking:
+            assert (await one).usage.completion_tokens == 8
+        assert (await client.completions.create(model=TOY, **ASK)).usage.completion_tokens == 8
+
+
+async def test_an_engine_killed_while_it_leaves_is_replaced_for_its_streams_and_makes_place(server):
+    url = server.wait_for_url()
+    async with openai_client(url) as client:
+        stream = aiter(await client.completions.create(model=TOY, **LONG))
+        await anext(stream)
+        [old] = server.engine_processes()
+        os.kill(old, signal.SIGSTOP)  # or it might have written all before the other model is asked for
+        other = asyncio.create_task(client.completions.create(model=TINY, **ASK))
+        await asyncio.sleep(0.1)
+        os.kill(old, signal.SIGKILL)
+        *_, last = [chunk async for chunk in stream]
+        assert last.choices[0].finish_reason == "length"
+        assert (await other).usage.completion_tokens == 8
+        assert {TOY: "unloaded", TINY: "ok"}.items() <= (await states(url)).items()
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_and_the_others_go_on(server):
+    url = server.wait_for_url()
+    async with openai_client(url) as client:
+        await client.completions.create(model=TOY, **ASK)
+        for name, why in (("damaged", "safetensors"), ("absent", "no such directory"), ("long", "max_model_len is")):
+            with pytest.raises(openai.InternalServerError, match=why) as refused:
+                await client.completions.create(model=name, **ASK)
+            assert refused.value.code == "load_failed"
+            assert (await states(url))[name] == "failed"
             assert (await client.completions.create(model=TOY, **ASK)).usage.completion_tokens == 8
+        assert server.process.poll() is None
 
 
-async def test_an_engine_killed_while_it_leaves_is_replaced_for_its_streams_and_makes_place(tmp_path):
-    with serving(tmp_path, settings(tmp_path)) as server:
-        url = server.wait_for_url()
-        async with openai_client(url) as client:
-            stream = aiter(await client.completions.create(model=TOY, **LONG))
-            await anext(stream)
-            [old] = server.engine_processes()
-            os.kill(old, signal.SIGSTOP)  # or it might have written all before the other model is asked for
-            other = asyncio.create_task(client.completions.create(model=TINY, **ASK))
-            await asyncio.sleep(0.1)
-            os.kill(old, signal.SIGKILL)
-            *_, last = [chunk async for chunk in stream]
-            assert last.choices[0].finish_reason == "length"
-            assert (await other).usage.completion_tokens == 8
-            assert await states(url) == {TOY: "unloaded", TINY: "ok"}
-
-
-async def test_sigterm_while_a_model_is_loaded_ends_the_server_and_tells_who_waits(tmp_path):
-    with serving(tmp_path, settings(tmp_path)) as server:
-        url = server.wait_for_url()
-        async with openai_client(url) as client:
-            asking = asyncio.create_task(client.completions.create(model=TOY, **ASK))
-            await until_state(url, TOY, "loading")
-            server.terminate()
-            began = time.monotonic()
-            with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
-                await asking
-            assert refused.value.status_code == 503
-            assert await asyncio.to_thread(server.process.wait, 60) == 0
-            assert time.monotonic() - began < 20
-
-
-async def test_a_model_that_cannot_be_loaded_is_told_and_the_others_go_on(tmp_path):
-    file = settings(tmp_path)
-    shutil.copytree(BUNDLED / "target", tmp_path / "damaged")
-    weights = tmp_path / "damaged" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    file.write_text(
-        f'{file.read_text()}[models.damaged]\ntarget = "{tmp_path / "damaged"}"\n'
-        f'[models.absent]\ntarget = "{tmp_path / "nowhere"}"\n'
-        '[models.long]\ntarget = "bundled"\nmax_model_len = 1000000\n'
-    )
-    with serving(tmp_path, file) as server:
-        url = server.wait_for_url()
-        async with openai_client(url) as client:
-            await client.completions.create(model=TOY, **ASK)
-            for name, why in (
-                ("damaged", "safetensors"),
-                ("absent", "no such directory"),
-                ("long", "max_model_len is"),
-            ):
-                with pytest.raises(openai.InternalServerError, match=why) as refused:
-                    await client.completions.create(model=name, **ASK)
-                assert refused.value.code == "load_failed"
-                assert (await states(url))[name] == "failed"
-                assert (await client.completions.create(model=TOY, **ASK)).usage.completion_tokens == 8
-            assert server.process.poll() is None
+async def test_sigterm_while_a_model_is_loaded_ends_the_server_and_tells_who_waits(server):
+    url = server.wait_for_url()
+    async with openai_client(url) as client:
+        await client.completions.create(model=TOY, **ASK)
+        asking = asyncio.create_task(client.completions.create(model=TINY, **ASK))
+        await until_state(url, TINY, "loading")
+        server.terminate()
+        began = time.monotonic()
+        with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
+            await asking
+        assert refused.value.status_code == 503
+        assert await asyncio.to_thread(server.process.wait, 60) == 0
+        assert time.monotonic() - began < 20
 
 
 async def test_the_memory_plan_decides_who_fits_beside_whom(tmp_path):

@@ -21,7 +21,7 @@ from spec.sampling import SamplingParams
 
 SECONDS = 180.0
 CONFIG = ServeConfig(draft="none", max_seqs=4, max_model_len=1024, engine_timeout=SECONDS)
-PARAMS = SamplingParams(max_tokens=600, temperature=1.0, seed=7, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=300, temperature=1.0, seed=7, ignore_eos=True)
 ASKED = [
     Request(id="drawn", prompt=[5, 6, 7], params=PARAMS),
     Request(id="greedy", prompt=[5, 6, 8], params=replace(PARAMS, temperature=0.0, repetition_penalty=1.2, logprobs=1)),

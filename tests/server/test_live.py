@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
@@ -166,65 +166,66 @@ async def read_on(iterator: AsyncIterator[Any]) -> None:
         pass
 
 
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory, slow_target) -> Iterator[LiveServer]:
+    """Whose streams last. The last test that has it ends it."""
+    flags = ("--served-model-name", MODEL, "--max-resumes", "0", "--drain-seconds", "180")
+    with LiveServer(tmp_path_factory.mktemp("serve") / "log", slow_target, *flags) as server:
+        server.wait_for_url()
+        yield server
+
+
+LONG: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "Once",
+    "max_tokens": 500,
+    "temperature": 0,
+    "extra_body": {"ignore_eos": True},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("FORESAY_REPLICAS" in os.environ, reason="the engine is a replica's, and another would go on")
-async def test_an_engine_killed_in_a_stream_is_started_again(tmp_path, slow_target):
-    with LiveServer(tmp_path / "log", slow_target, "--served-model-name", MODEL, "--max-resumes", "0") as server:
-        url = server.wait_for_url()
-        async with openai_client(url) as client:
-            ask: dict[str, Any] = {
-                "model": MODEL,
-                "prompt": "Once",
-                "max_tokens": 900,
-                "temperature": 0,
-                "extra_body": {"ignore_eos": True},
-            }
-            stream = await client.completions.create(**ask, stream=True)
-            whole = asyncio.create_task(client.completions.create(**ask))
-            iterator = aiter(stream)
-            for _ in range(3):
-                await anext(iterator)
-            [engine] = server.engine_processes()
-            os.kill(engine, signal.SIGKILL)
-            with pytest.raises(openai.APIError, match="signal 9"):
-                await read_on(iterator)
-            with pytest.raises(openai.InternalServerError) as lost:
-                await whole
-            assert lost.value.type == "engine_error"
-            assert await status_of(url, "/health") == 503
-            with pytest.raises(openai.InternalServerError) as refused:
-                await client.completions.create(model=MODEL, prompt="x")
-            assert refused.value.status_code == 503
-            async with asyncio.timeout(180):
-                while await status_of(url, "/ready") != 200:
-                    await asyncio.sleep(0.2)
-            assert (await client.completions.create(model=MODEL, prompt="x", max_tokens=4)).choices
-        server.terminate()
-        assert server.process.wait(30) == 0
+async def test_an_engine_killed_in_a_stream_is_started_again(slow_server):
+    url = slow_server.wait_for_url()
+    async with openai_client(url) as client:
+        stream = await client.completions.create(**LONG, stream=True)
+        whole = asyncio.create_task(client.completions.create(**LONG))
+        iterator = aiter(stream)
+        for _ in range(3):
+            await anext(iterator)
+        [engine] = slow_server.engine_processes()
+        os.kill(engine, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match=r"signal 9.*please send it again"):
+            await read_on(iterator)
+        with pytest.raises(openai.InternalServerError, match=r"signal 9.*please send it again") as lost:
+            await whole
+        assert (lost.value.status_code, lost.value.type) == (500, "engine_error")
+        assert await status_of(url, "/health") == 503
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.completions.create(model=MODEL, prompt="x")
+        assert refused.value.status_code == 503
+        async with asyncio.timeout(180):
+            while await status_of(url, "/ready") != 200:
+                await asyncio.sleep(0.2)
+        assert (await client.completions.create(model=MODEL, prompt="x", max_tokens=4)).choices
 
 
 @pytest.mark.slow
-async def test_sigterm_lets_running_requests_finish(tmp_path, slow_target):
-    with LiveServer(tmp_path / "log", slow_target, "--served-model-name", MODEL, "--drain-seconds", "180") as server:
-        url = server.wait_for_url()
-        async with openai_client(url) as client:
-            ask: dict[str, Any] = {
-                "model": MODEL,
-                "prompt": "Once",
-                "max_tokens": 900,
-                "extra_body": {"ignore_eos": True},
-            }
-            stream = aiter(await client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
-            await anext(stream)
-            server.terminate()
-            async with asyncio.timeout(60):
-                while await status_of(url, "/ready") != 503:
-                    await asyncio.sleep(0.01)
-            with pytest.raises(openai.InternalServerError, match="shutting down"):
-                await client.completions.create(model=MODEL, prompt="x")
-            *_, last = [chunk async for chunk in stream]
-            assert last.usage.completion_tokens == 900
-        assert await asyncio.to_thread(server.process.wait, 180) == 0
+async def test_sigterm_lets_running_requests_finish(slow_server):
+    url = slow_server.wait_for_url()
+    async with openai_client(url) as client:
+        stream = aiter(await client.completions.create(**LONG, stream=True, stream_options={"include_usage": True}))
+        await anext(stream)
+        slow_server.terminate()
+        async with asyncio.timeout(60):
+            while await status_of(url, "/ready") != 503:
+                await asyncio.sleep(0.01)
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            await client.completions.create(model=MODEL, prompt="x")
+        *_, last = [chunk async for chunk in stream]
+        assert last.usage.completion_tokens == 500
+    assert await asyncio.to_thread(slow_server.process.wait, 180) == 0
 
 
 @pytest.mark.slow
