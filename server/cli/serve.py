@@ -138,8 +138,8 @@ RELOAD = Command(
 # -- foresay deploy ----------------------------------------------------------------------------------------------------
 
 
-#: What replicas have of a server's settings.
-OF_REPLICAS = (*EngineConfig.__struct_fields__, "engine_timeout", "replicas")
+#: What a file of Ray Serve says of a server's settings.
+DEPLOYED = (*EngineConfig.__struct_fields__, "engine_timeout", "replicas")
 
 
 def _add_deploy_arguments(parser: ArgumentParser) -> None:
@@ -157,7 +157,7 @@ def deploy(config: ServeConfig, arguments: Namespace) -> int:
 def serve_file(config: ServeConfig) -> str:
     """A config file of Ray Serve, in YAML: the settings of engines that are not the default ones."""
     usual = ServeConfig()
-    given = {name: getattr(config, name) for name in OF_REPLICAS if getattr(config, name) != getattr(usual, name)}
+    given = {name: getattr(config, name) for name in DEPLOYED if getattr(config, name) != getattr(usual, name)}
     settings = "".join(f"    {name}: {msgspec.json.encode(value).decode()}\n" for name, value in given.items())
     return (
         "# serve deploy THIS_FILE starts the engines; whoever serves them joins:\n"
