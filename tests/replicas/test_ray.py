@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
+
+from bench.replicas import ASKED, answered, processes
+from tests.server.live import LiveServer
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
@@ -24,6 +31,33 @@ def test_nothing_is_lost_where_replicas_are_killed_scaled_and_updated():
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["wrong"] == [] and told["answers"] > 10
     assert told["update"]["status"] == "replaced"
+
+
+async def test_streams_outlive_rays_head(tmp_path: Path) -> None:
+    """Ray ends whatever spoke to its head a minute later; whoever serves starts it again."""
+
+    async def ask() -> object:
+        while isinstance(answer := await answered(client, ASKED[2]), str) and answer.startswith("503"):
+            refused.append(answer)
+            await asyncio.sleep(0.2)
+        return answer
+
+    refused: list[str] = []
+    flags = ("--replicas", "1", "--draft", "none", "--threads", "1", "--max-resumes", "1000")
+    with LiveServer(tmp_path / "log", *flags) as server:
+        async with aiohttp.ClientSession(server.wait_for_url(), timeout=aiohttp.ClientTimeout(total=None)) as client:
+            expected = await ask()
+            [head] = processes("gcs_server")
+            asking = asyncio.create_task(ask())
+            os.kill(head, signal.SIGKILL)
+            assert await asking == expected and not refused, "nobody needs it"
+            async with asyncio.timeout(300):
+                while "Ray is back" not in server.output:
+                    assert await ask() == expected
+            assert await ask() == expected
+        server.terminate()
+        assert await asyncio.to_thread(server.process.wait, 120) == 0
+        assert [each for name in ("gcs_server", "raylet", "ray::") for each in processes(name)] == []
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
