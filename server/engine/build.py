@@ -10,8 +10,9 @@ import torch
 
 from kvpaging import PagePool, PrefixIndex
 from server.engine.calibrate import DRAFTED, ProfileRun
+from server.engine.costs import Costs, digest
 from server.engine.device import Device, Loading, Progress, find_device, give_back
-from server.engine.drafters.entry import Entry
+from server.engine.drafters.entry import Entry, FromFiles
 from server.engine.drafters.registry import drafts
 from server.engine.drafting import (
     DEFAULT_TOKENS,
@@ -80,13 +81,15 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Re
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What was found and planned before a weight is read. named: who will draft."""
+    """What was found and planned before a weight is read. named: who will draft. of: what steps and drafts will cost
+    hangs on."""
 
     loading: Loading
     memory: MemoryPlan
     dtype: Resolved
     draft: Resolved
     named: list[Entry]
+    of: str
 
 
 def build_engine(
@@ -94,9 +97,11 @@ def build_engine(
     progress: Progress | None = None,
     observers: Sequence[Observer] = (),
     beside: Mapping[str, int] | None = None,
+    costs: Costs | None = None,
 ) -> Engine:
     """Load the models, plan the memory, prove exactness, measure the step cost. observers: of the engine. beside: bytes
-    that other engines of the server hold, by device; :class:`NoRoom` if this one does not fit beside them.
+    that other engines of the server hold, by device; :class:`NoRoom` if this one does not fit beside them. costs: what
+    an engine before this one measured, which is not measured again if it is of the same; gets what was measured.
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
@@ -112,9 +117,11 @@ def build_engine(
     capture = _capture(loading, verifier, drafters)
     say("probing exactness")
     info = _info(chosen, probe(verifier, pool), names, _doubts(chosen, drafters, verifier))
-    drafting, runner = _drafting(loading, verifier, drafters, info, capture)
-    say("timing plain steps")
-    root, shape, budget = ProfileRun(info, verifier, pool, runner).root_seconds(), drafting.shape, drafting.budget
+    if (costs := costs or Costs()).given(chosen.of):
+        say("taking over what the engine before measured")
+    profile_run = ProfileRun(info, verifier, pool, costs, say)
+    drafting, runner = _drafting(loading, verifier, drafters, profile_run, capture)
+    root, shape, budget = profile_run.root_seconds(runner), drafting.shape, drafting.budget
     info = msgspec.structs.replace(info, draft_shape=shape.widths, root_seconds=root, chosen=budget is not None)
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     most = config.max_seqs, chosen.loading.device.chunk
@@ -147,7 +154,9 @@ def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _
     memory = plan(config, length, dtype.value, model, named, device)
     pool = PagePool(memory.pages, config.page_size)
     loading = Loading(config, directory, model, dtype.value, length, device, pool, say)
-    return _Chosen(loading, memory, dtype, draft, named)
+    files = [directory, *(one.directory for one in named if isinstance(one, FromFiles))]
+    of = digest(config, files, device.name, threads.wanted())
+    return _Chosen(loading, memory, dtype, draft, named, of)
 
 
 def _capture(loading: Loading, verifier: PagedModel, drafters: Sequence[Drafter]) -> Capture | None:
@@ -162,17 +171,20 @@ def _capture(loading: Loading, verifier: PagedModel, drafters: Sequence[Drafter]
 
 
 def _drafting(
-    loading: Loading, verifier: PagedModel, drafters: Sequence[Drafter], info: EngineInfo, capture: Capture | None
+    loading: Loading,
+    verifier: PagedModel,
+    drafters: Sequence[Drafter],
+    profile_run: ProfileRun,
+    capture: Capture | None,
 ) -> tuple[Drafting, StepRunner | None]:
     """Who drafts, by what that was measured to cost, and who runs the steps. capture: a GPU's."""
     config, say = loading.config, loading.say
-    profile_run = ProfileRun(info, verifier, loading.pool)
     if capture is None:
-        return Drafting.of(config, drafters, profile_run, say), None
+        return Drafting.of(config, drafters, profile_run), None
     say("compiling kernels")  # first: what is measured is not to be a compiler's time
     for member in [*drafters, None][: max(1, len(drafters))]:
         profile_run.compile(member, pinned(config) or DRAFTED, config.max_seqs, loading.device.chunk)
-    drafting = Drafting.of(config, drafters, profile_run, say)
+    drafting = Drafting.of(config, drafters, profile_run)
     capture_levels(verifier, drafting, loading.length, config.max_seqs, capture, say)
     return drafting, runner_of(verifier, drafting, loading.length, config.max_seqs, capture, say)
 

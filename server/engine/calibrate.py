@@ -1,13 +1,14 @@
 """A few steps before the first request: what drafting will be compared with, what it costs, and everything is warm.
 
-They leave nothing behind: all pages come back and none is findable.
+They leave nothing behind: all pages come back and none is findable. An engine that follows one of its like is told what
+that measured, and takes none of them.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from statistics import median
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from kvpaging import PagePool, PageTable
+from server.engine.costs import Costs
 from spec.budget import CostModel
 from spec.budget.cost import DraftCost
 from spec.budget.members import OPEN
@@ -49,13 +51,28 @@ Spent = dict[str, float]
 
 
 class ProfileRun:
-    """Steps of one sequence at temperature 1, through an engine of their own. runner: who runs them; None: op by op."""
+    """Steps of one sequence at temperature 1, through an engine of their own, op by op where no runner is given.
 
-    def __init__(self, info: EngineInfo, verifier: Verifier, pool: PagePool, runner: StepRunner | None = None) -> None:
-        self._info, self._verifier, self._pool, self._runner = info, verifier, pool, runner
+    costs: what is known already, and gets what is measured. say: told what is.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        verifier: Verifier,
+        pool: PagePool,
+        costs: Costs | None = None,
+        say: Callable[[str], None] = lambda phase: None,
+    ) -> None:
+        self._info, self._verifier, self._pool = info, verifier, pool
+        self._costs, self._say = Costs() if costs is None else costs, say
 
     def turns(
-        self, drafter: Drafter | None, shapes: Sequence[TreeShape], long: float = math.inf
+        self,
+        drafter: Drafter | None,
+        shapes: Sequence[TreeShape],
+        long: float = math.inf,
+        runner: StepRunner | None = None,
     ) -> dict[TreeShape, list[Spent]]:
         """Seconds by phase of a step that verifies as many rows as each of the shapes has; one of each, again and
         again, so that whatever else the machine does meets all alike. Without those for which there is no room.
@@ -64,7 +81,7 @@ class ProfileRun:
         """
         room = self._info.max_model_len - 1
         times: dict[TreeShape, list[Spent]] = {}
-        engine = self._engine(drafter)
+        engine = self._engine(drafter, runner=runner)
         left = [shape for shape in shapes if 1 + shape.nodes < room]
         begun = time.perf_counter()
         for turn in range(1 + _TURNS):
@@ -107,7 +124,12 @@ class ProfileRun:
         engine.runner.rest()
 
     def _engine(
-        self, drafter: Drafter | None, shape: TreeShape = ROOT_ONLY, most: int = 1, chunk: int = MAX_CHUNK
+        self,
+        drafter: Drafter | None,
+        shape: TreeShape = ROOT_ONLY,
+        most: int = 1,
+        chunk: int = MAX_CHUNK,
+        runner: StepRunner | None = None,
     ) -> Engine:
         scheduler = Scheduler(self._pool, None, shape, CostModel([1], [1.0]), most, chunk, plain_every=0)
         return Engine(
@@ -117,7 +139,7 @@ class ProfileRun:
             verifier=self._verifier,
             drafter=drafter,
             scheduler=scheduler,
-            runner=self._runner,
+            runner=runner,
         )
 
     def _step(self, engine: Engine, shape: TreeShape, room: int) -> Spent | None:
@@ -140,10 +162,13 @@ class ProfileRun:
         engine.scheduler.shape = ROOT_ONLY
         engine.step()
 
-    def root_seconds(self) -> float:
+    def root_seconds(self, runner: StepRunner | None = None) -> float:
         """Seconds of a step without drafts; 0 for a context too short to decode in."""
-        times = self.turns(None, [ROOT_ONLY]).get(ROOT_ONLY)
-        return median(sum(spent.values()) for spent in times) if times else 0.0
+        if self._costs.root is None:
+            self._say("timing plain steps")
+            times = self.turns(None, [ROOT_ONLY], runner=runner).get(ROOT_ONLY)
+            self._costs.root = median(sum(spent.values()) for spent in times) if times else 0.0
+        return self._costs.root
 
     @cached_property
     def _levelled(self) -> dict[TreeShape, float]:
@@ -177,9 +202,12 @@ class ProfileRun:
 
     def curve(self) -> CostModel:
         """Seconds of a whole step by its rows, drafting left out, and what context adds."""
-        points = self._points or [(1, 1.0)]
-        rows, seconds = [rows for rows, _ in points], [seconds for _, seconds in points]
-        return CostModel(rows, seconds, self._context())
+        costs = self._costs
+        if not costs.steps:
+            self._say("measuring the step cost")
+            costs.steps, costs.context = self._points or [(1, 1.0)], self._context()
+        rows, seconds = zip(*costs.steps, strict=True)
+        return CostModel(rows, seconds, costs.context)
 
     def _context(self) -> list[tuple[int, float]]:
         """Rows, and seconds that each token of context adds to a pass of so many."""
@@ -220,6 +248,13 @@ class ProfileRun:
 
         most: levels that it can draft.
         """
+        drafts = self._costs.drafts
+        if drafter.name not in drafts:
+            self._say("measuring what drafting costs")
+            drafts[drafter.name] = self._draft_cost(drafter, most)
+        return replace(drafts[drafter.name])  # whoever asked corrects it
+
+    def _draft_cost(self, drafter: Drafter, most: int) -> DraftCost:
         one, tree = TreeShape.chain(1), DRAFTED.limited(most)
         # One that may grow as it likes, though not beyond a level: what that needs is made now, and not for a request.
         opened = replace(OPEN.limited(most), price=Price(math.inf, np.zeros(2)))

@@ -61,19 +61,15 @@ class Drafting:
     cost: CostModel
 
     @classmethod
-    def of(
-        cls, config: EngineConfig, drafters: Sequence[Drafter], profile_run: ProfileRun, say: Callable[[str], None]
-    ) -> Drafting:
-        """Measures what steps cost, and what each drafter does if there is anything to choose."""
+    def of(cls, config: EngineConfig, drafters: Sequence[Drafter], profile_run: ProfileRun) -> Drafting:
+        """By what steps cost, and what each drafter does if there is anything to choose."""
         shape = pinned(config)
         if not drafters or (shape is not None and not shape.levels):
             drafters, shape = (), TreeShape()
-        say("measuring the step cost")
         cost = profile_run.curve()
         if shape is not None and len(drafters) < 2:
             drafter = RoutedDrafter(PredictionDrafter(cost), drafters[0] if drafters else None, shape)
             return cls(drafter, None, shape, cost)
-        say("measuring what drafting costs")
         members = [_member(drafter, profile_run) for drafter in drafters]
         # First: of a token that several propose it is said that the request predicted it.
         budget = Budget([Member.looking(PredictionDrafter(), PREDICTED_LEVELS), *members], cost, shape)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+from server.engine.costs import Costs
 from server.engine.generation import Cause, EngineStatus
 from server.host import frames
 from server.host.asked import Asked, Supervised, log
@@ -31,7 +32,6 @@ from server.host.resumption import AGAIN
 from server.schemas.errors import EngineFailed
 from server.settings.config import ServeConfig
 from spec.errors import ForesayError
-from spec.request import EngineInfo
 
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
@@ -67,6 +67,7 @@ class EngineClient(Supervised, Asked):
         self._config = config
         self._spawn = spawn
         self._beside: dict[str, int] = {}
+        self._costs = Costs()  # as measured by the engine that was ready last
         self._was_ready = False  # since it was started
         self._lost_at = 0.0  # when the last one that was ready ended
         self._standby: Standby | None = None  # goes on at once
@@ -115,7 +116,7 @@ class EngineClient(Supervised, Asked):
         others = {device: self._beside.get(device, 0) + held.get(device, 0) for device in {**self._beside, **held}}
         if config.trace is not None or config.draft_history is not None:  # files that one engine at a time writes
             return await self._after(config, tell, changed)
-        start = frames.Start(config, others, self._steps)
+        start = frames.Start(config, others, self._steps, self._costs)
         try:
             standby = await make_ready(self._spawn(), start, config.engine_timeout, tell)
         except NoPlace:
@@ -217,7 +218,7 @@ class EngineClient(Supervised, Asked):
         """The channel to an engine process that was started; it is told which engine to build."""
         loop = asyncio.get_running_loop()
         _, channel = await loop.create_unix_connection(lambda: Channel(self._received), sock=ours)
-        channel.send(frames.Start(self._config, self._beside, self._steps))
+        channel.send(frames.Start(self._config, self._beside, self._steps, self._costs))
         return channel
 
     def _adopted(self, standby: Standby | None) -> Channel:
@@ -227,7 +228,7 @@ class EngineClient(Supervised, Asked):
         self._channel = standby.channel  # for those who go on
         self._channel.send(frames.Number(self._steps))
         self.status = EngineStatus("ready", starts=self.status.starts + 1)
-        self._is_ready(standby.info)
+        self._is_ready(standby.ready)
         return standby.channel
 
     async def _until_over(self, process: Process, channel: Channel) -> Ended:
@@ -288,15 +289,16 @@ class EngineClient(Supervised, Asked):
         match frame:
             case frames.Loading(phase, share):
                 self._set(EngineStatus("loading", phase, share, starts=self.status.starts))
-            case frames.Ready(info):
-                self._is_ready(info)
+            case frames.Ready():
+                self._is_ready(frame)
             case frames.Failed():
                 self._failure, self.footprint = frame, frame.footprint or self.footprint
             case _:
                 super()._received(frame)
 
-    def _is_ready(self, info: EngineInfo) -> None:
-        self.info, self.footprint, self._was_ready = info, info.footprint, True
+    def _is_ready(self, ready: frames.Ready) -> None:
+        info, self._costs, self._was_ready = ready.info, ready.costs, True
+        self.info, self.footprint = info, info.footprint
         replaced, self._replaced = self._replaced, False
         trial, self._trial = self._trial, None
         if trial is not None and not trial.ready.done():

@@ -19,6 +19,7 @@ from typing import cast
 
 import msgspec
 
+from server.engine.costs import Costs
 from server.settings.config import EngineConfig
 from spec.request import Delta, EngineInfo, Footprint, Request
 from spec.trace import ShadowReport, StepTrace
@@ -28,11 +29,13 @@ HEADER_BYTES = 4
 
 class Start(msgspec.Struct, tag="start"):
     """The first frame: which engine to build. beside: bytes that other engines of the server hold, by device, for which
-    there must be room too. steps: of the engines before it, whose numbers it goes on with."""
+    there must be room too. steps: of the engines before it, whose numbers it goes on with. costs: what the last of them
+    measured."""
 
     config: EngineConfig
     beside: dict[str, int] = {}
     steps: int = 0
+    costs: Costs = msgspec.field(default_factory=Costs)
 
 
 class Add(msgspec.Struct, tag="add"):
@@ -87,9 +90,10 @@ class Loading(msgspec.Struct, tag="loading"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The engine takes requests."""
+    """The engine takes requests. costs: what it measured, for the one after it."""
 
     info: EngineInfo
+    costs: Costs = msgspec.field(default_factory=Costs)
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -62,7 +62,7 @@ def built(start: frames.Start, link: Link) -> tuple[Engine, EngineObservers] | N
 
     try:
         watchers = EngineObservers.of(start.config)
-        return build_engine(start.config, link.loading, watchers.observers, start.beside), watchers
+        return build_engine(start.config, link.loading, watchers.observers, start.beside, start.costs), watchers
     except NoRoom as error:
         link.send(frames.Failed(str(error), building=True, footprint=error.footprint))
     except ForesayError as error:
@@ -102,7 +102,7 @@ def serve(link: Link) -> int:
     link.loading("preparing grammars")
     compiler = grammar_compiler(start.config, engine.info)
     gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
-    link.send(frames.Ready(engine.info))
+    link.send(frames.Ready(engine.info, start.costs))
     try:
         Loop(engine, link, compiler, watchers.shadow).run()
     except GONE:

@@ -12,7 +12,6 @@ from server.host.frames import Channel
 from server.host.models.resident import NoPlace
 from server.schemas.errors import EngineFailed
 from spec.errors import ConfigurationError, ForesayError
-from spec.request import EngineInfo
 
 #: Told of what is going on, and how much of it is done where that is known.
 Progress = Callable[[str, float | None], None]
@@ -23,7 +22,7 @@ class Standby(NamedTuple):
 
     process: Process
     channel: Channel
-    info: EngineInfo
+    ready: frames.Ready
 
     async def end(self) -> None:
         """Nobody will ask it."""
@@ -37,26 +36,26 @@ async def make_ready(spawned: Spawned, start: frames.Start, timeout: float, tell
     """
     process, ours = spawned
     loop = asyncio.get_running_loop()
-    info: asyncio.Future[EngineInfo] = loop.create_future()
+    ready: asyncio.Future[frames.Ready] = loop.create_future()
 
     def receive(frame: frames.DownFrame) -> None:
         match frame:
             case frames.Loading(phase, share):
                 tell(phase, share)
-            case frames.Ready(found):
-                info.set_result(found)
+            case frames.Ready():
+                ready.set_result(frame)
             case frames.Failed():
-                info.set_exception(refusal(frame))
+                ready.set_exception(refusal(frame))
 
     _, channel = await loop.create_unix_connection(lambda: Channel(receive), sock=ours)
     channel.send(start)
     watching = asyncio.create_task(until_hung(process.pid, channel, timeout, lambda: True))
     try:
-        either: set[asyncio.Future[Any]] = {info, channel.closed, watching}
+        either: set[asyncio.Future[Any]] = {ready, channel.closed, watching}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not info.done():
+        if not ready.done():
             raise EngineFailed(watching.result() if watching.done() else "the new engine process died while it loaded")
-        return Standby(process, channel, info.result())
+        return Standby(process, channel, ready.result())
     except BaseException:
         await _ended(process, channel)
         raise

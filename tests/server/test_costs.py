@@ -1,0 +1,122 @@
+"""What an engine measured: handed on to the next one where that is of the same, and measured again where it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from server.engine.calibrate import ProfileRun
+from server.engine.costs import Costs, digest
+from server.engine.generation import EngineStatus, generate
+from server.host import frames
+from server.host.client import EngineClient
+from server.host.spare import Spares
+from server.settings.config import EngineConfig, ServeConfig
+from server.settings.resolved import BUNDLED
+from spec.request import Request
+from spec.sampling import SamplingParams
+from tests.drafters.test_regimes import Foresight
+from tests.spec.house import House
+from tests.spec.tables import TableModel
+
+SECONDS = 180.0
+
+
+def run(costs: Costs, said: list[str]) -> tuple[object, ...]:
+    """What a start asks for. said: gets what is measured."""
+    house = House(TableModel(3), pages=200, max_model_len=64)
+    profile_run = ProfileRun(house.engine.info, house.verifier, house.pool, costs, said.append)
+    curve, draft = profile_run.curve(), profile_run.draft_cost(Foresight([1] * 200, lambda position: 0.5), 12)
+    found = curve.points, curve.context, draft.seconds(3, 2), profile_run.root_seconds()
+    draft.saw(3, 1.0)  # what drafts take later
+    return found
+
+
+def test_what_is_known_is_not_measured_and_is_what_it_was() -> None:
+    costs, said = Costs(), list[str]()
+    assert not costs.given("these")
+    found = run(costs, said)
+    assert said == ["measuring the step cost", "measuring what drafting costs", "timing plain steps"]
+    sent = frames.unpack_up(frames.pack(frames.Start(EngineConfig(), costs=costs))[frames.HEADER_BYTES :])
+    assert isinstance(sent, frames.Start) and sent.costs.given("these")
+    said.clear()
+    assert run(sent.costs, said) == found and not said
+    assert not sent.costs.given("others") and sent.costs == Costs("others")
+
+
+def test_a_digest_tells_settings_files_and_what_else_there_is_apart(tmp_path: Path) -> None:
+    file, config = tmp_path / "model.safetensors", EngineConfig()
+    file.write_bytes(b"one")
+    found = [digest(config, [tmp_path], "cpu", 2), digest(config, [tmp_path], "cpu", 1), digest(config, [], "cpu", 2)]
+    found += [digest(replace(config, **{name: "x"}), [tmp_path], "cpu", 2) for name in ("target", "draft", "dtype")]
+    assert digest(config, [tmp_path], "cpu", 2) == found[0]
+    os.utime(file, ns=(1, 1))
+    found.append(digest(config, [tmp_path], "cpu", 2))
+    file.write_bytes(b"more")
+    os.utime(file, ns=(1, 1))
+    found.append(digest(config, [tmp_path], "cpu", 2))
+    (tmp_path / "nowhere").symlink_to(tmp_path / "none")
+    found.append(digest(config, [tmp_path], "cpu", 2))
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.slow
+async def test_the_engine_after_one_that_died_measures_only_what_is_new(tmp_path: Path, spares: Spares) -> None:
+    for name in ("target", "draft"):
+        shutil.copytree(BUNDLED / name, tmp_path / name)
+    config = ServeConfig(
+        target=str(tmp_path / "target"), draft=str(tmp_path / "draft"), max_seqs=1, max_model_len=512, threads=1
+    )
+    engine, seen = EngineClient(config, spares), list[EngineStatus]()
+    engine.observe_status = [seen.append]
+    await engine.start()
+    try:
+        async with asyncio.timeout(SECONDS):
+            while "measuring" not in engine.status.message:
+                await asyncio.sleep(0.001)
+            assert await measured(engine, seen), "the one before it never got ready"
+            right, costs = await written(engine), engine._costs
+            text = asyncio.create_task(written(engine, "killed", 40))
+            while engine.status.starts < 3:
+                await asyncio.sleep(0.01)
+            assert await text == right
+            assert not await measured(engine, seen, kill=False) and engine._costs == costs
+            os.utime(tmp_path / "draft" / "model.safetensors")
+            assert await measured(engine, seen) and await written(engine) == right
+            await engine.replace(replace(config, draft="none"), lambda phase, share: None, changed=False)
+            assert engine._costs.steps != costs.steps and not engine._costs.drafts
+            assert await written(engine) == right and not await measured(engine, seen)
+    finally:
+        await engine.stop()
+
+
+async def measured(engine: EngineClient, seen: list[EngineStatus], kill: bool = True) -> bool:
+    """Whether the engine after this one, which is killed, measures; if not, it says why."""
+    if kill:
+        number = engine.status.starts
+        os.kill(engine.process_id or 0, signal.SIGKILL)
+        while engine.status.starts == number:
+            await asyncio.sleep(0.001)
+    await engine.until_ready()
+    said = [status.message for status in seen if status.starts == engine.status.starts]
+    took_over = "taking over what the engine before measured" in said
+    assert took_over != any(one.startswith(("measuring", "timing")) for one in said)
+    return not took_over
+
+
+async def written(engine: EngineClient, id: str = "text", killed_at: int | None = None) -> list[int]:
+    """The tokens of a text. killed_at: so many tokens are there when the engine is killed."""
+    params = SamplingParams(max_tokens=300, temperature=1.0, seed=7, ignore_eos=True)
+    tokens: list[int] = []
+    async for delta in generate(engine, Request(id=id, prompt=[5, 6, 7], params=params)):
+        tokens += delta.tokens
+        if killed_at is not None and len(tokens) >= killed_at:
+            os.kill(engine.process_id or 0, signal.SIGKILL)
+            killed_at = None
+    return tokens
