@@ -26,7 +26,7 @@ from verifier.graphs.runner import WholeRunner
 from verifier.ops import norm
 
 LENGTHS = (9, 2, 17, 33)
-MAX_TOKENS = 20
+MAX_TOKENS = 12
 
 
 @cache

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import pytest
 
-import server.engine.build
-import server.engine.calibrate
 from bench.gpu.binder import bound
 from server.engine.build import build_engine
 from server.settings.config import EngineConfig
@@ -17,9 +15,7 @@ from spec.engine import Engine
 from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.simulated.device import CURRENT, simulated
-from tests.simulated.graph import captured
-from tests.simulated.test_engine import GPU
-from verifier.graphs.capture import Direct
+from tests.simulated.test_engine import build_there
 
 SEQUENCES = 6
 KINDS = (
@@ -57,9 +53,7 @@ def test_nothing_is_compiled_while_a_server_answers(draft, tree, graphs, monkeyp
         draft=draft, draft_tree=tree, dtype="float32", device="cpu", graphs=graphs,
         max_seqs=SEQUENCES, max_model_len=160, kv_tokens=1200,
     )  # fmt: skip
-    monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
-    monkeypatch.setattr(server.engine.calibrate, "_ROWS", (1, 8))
-    monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
+    build_there(monkeypatch)
     monkeypatch.setattr(CURRENT, "binding", set())
     with simulated(), bound(counting=False) as launches:
         engine = build_engine(config)

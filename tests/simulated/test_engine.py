@@ -26,6 +26,15 @@ PARAMS = (
 )
 
 
+def build_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are built on the simulated device from now on. What it takes is no GPU's, so it is measured once: its
+    attention goes row by row."""
+    monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
+    monkeypatch.setattr(server.engine.calibrate, "_ROWS", (1, 8))
+    monkeypatch.setattr(server.engine.calibrate, "_TURNS", 1)
+    monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
+
+
 def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many passes are run op by op from now on."""
     count = [0]
@@ -74,9 +83,7 @@ def test_the_same_tokens_as_on_the_cpu(draft, tree, whole, monkeypatch) -> None:
         draft=draft, draft_tree=tree, dtype="float32", device="cpu", max_seqs=2, max_model_len=128, kv_tokens=256
     )
     expected = texts(build_engine(config))
-    monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
-    monkeypatch.setattr(server.engine.calibrate, "_ROWS", (1, 8))  # its attention goes row by row
-    monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
+    build_there(monkeypatch)
     with simulated():
         engine = build_engine(config)
         by_op = count_passes(monkeypatch)
