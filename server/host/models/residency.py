@@ -172,7 +172,8 @@ class Residency:
         while True:
             self._changed.clear()
             if (stale := self._stale()) is not None:
-                log.info("%s: unloading, %s without a request", stale.name, span_in_words(stale.keep or 0.0))
+                idle = f"{span_in_words(stale.keep or 0.0)} without a request"
+                log.info("%s: unloading, %s", stale.name, "another has its requests" if stale.successor else idle)
                 await self._unload(stale)
             elif self._renewals:
                 await self._renew(self._renewals.popleft())
