@@ -119,6 +119,12 @@ class Supervised(ABC):
         usage = not self._broken and self._failure is not None and self._failure.usage
         return (ConfigurationError if usage else ForesayError)(self.status.message)
 
+    def watched_as(self, other: Supervised) -> None:
+        """Whoever watches the other watches this one from now on, and the other way round."""
+        self.observe_status, other.observe_status = other.observe_status, self.observe_status
+        self._over, other._over = other._over, self._over
+        self._set(self.status)
+
     def _set(self, status: EngineStatus) -> None:
         self.status = status
         for observe in self.observe_status:

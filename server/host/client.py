@@ -27,7 +27,7 @@ from server.host.asked import Asked, Supervised, log
 from server.host.child import STARTING, Process, Spawned, oom_kills, reap, spawn, stopped
 from server.host.frames import Channel
 from server.host.models.resident import NoPlace
-from server.host.replacement import Progress, Standby, make_ready, refusal, until_hung
+from server.host.replacement import Progress, Standby, make_ready, refusal, until_hung, writes_alone
 from server.host.resumption import AGAIN
 from server.schemas.errors import EngineFailed
 from server.settings.config import ServeConfig
@@ -114,7 +114,7 @@ class EngineClient(Supervised, Asked):
         self._ready_channel()
         held = {} if self.footprint is None else {self.footprint.device: self.footprint.held}
         others = {device: self._beside.get(device, 0) + held.get(device, 0) for device in {**self._beside, **held}}
-        if config.trace is not None or config.draft_history is not None:  # files that one engine at a time writes
+        if writes_alone(config):
             return await self._after(config, tell, changed)
         start = frames.Start(config, others, self._steps, self._costs)
         try:

@@ -11,10 +11,16 @@ from server.host.child import Process, Spawned, Watchdog, cpu_ticks, reap
 from server.host.frames import Channel
 from server.host.models.resident import NoPlace
 from server.schemas.errors import EngineFailed
+from server.settings.config import ServeConfig
 from spec.errors import ConfigurationError, ForesayError
 
 #: Told of what is going on, and how much of it is done where that is known.
 Progress = Callable[[str, float | None], None]
+
+
+def writes_alone(config: ServeConfig) -> bool:
+    """Whether an engine of these settings writes a file that no other may write at the same time."""
+    return config.trace is not None or config.draft_history is not None
 
 
 class Standby(NamedTuple):

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from copy import copy
 
 import msgspec
 
@@ -16,7 +17,7 @@ from server.gateway.caller import Pace, Shared, admitted
 from server.host.imports import import_tokenizers
 from server.host.models.resident import LEASE, WAITED
 from server.host.state import ServerState
-from server.observe.selfcheck.check import SelfCheck, Unpicked
+from server.observe.selfcheck.check import Checked, SelfCheck
 from server.observe.telemetry.telemetry import Telemetry
 from server.schemas.bounds import largest_body
 from server.schemas.errors import EngineFailed, QueueFull, Unavailable
@@ -137,6 +138,19 @@ class Service:
         counts = self.telemetry.self_check
         self.self_check = SelfCheck(engine, options.self_check, counts, self._idle, lambda: self.refusal() is None)
 
+    def successor(self, engine: ServedEngine, options: ServiceOptions) -> Service:
+        """The service of another model, whose requests are limited and counted with these as one model's. Whoever has
+        this one keeps its engine and its text to the end."""
+        other = copy(self)
+        other.engine, other.options, other.text = engine, options, None
+        return other
+
+    def take_over(self) -> None:
+        """Requests come to this one from now on."""
+        self.places.most = self.options.most_running
+        self.telemetry.follow(self.engine)
+        self.self_check.follow(self.engine, lambda: self.refusal() is None)
+
     @property
     def largest_body(self) -> int:
         """Bytes that a body, or a message on a WebSocket, may have."""
@@ -172,18 +186,22 @@ class Service:
         assert self.engine.info is not None, "and has said what it is"
         return self.text, self.engine.info
 
-    def origin(self, request_id: str, asked: str | None) -> Origin:
-        """What the answer says about where it comes from. asked: the model that the request names."""
+    @property
+    def fingerprint(self) -> str:
+        """What computes its texts; of one fingerprint, token ids are one tokenizer's."""
         info = self.opened()[1]
         made_by = f"{info.target} {info.dtype} {info.device} {info.exact}"
-        fingerprint = f"fs_{zlib.crc32(made_by.encode()):08x}"
-        name = self.options.model
+        return f"fs_{zlib.crc32(made_by.encode()):08x}"
+
+    def origin(self, request_id: str, asked: str | None) -> Origin:
+        """What the answer says about where it comes from. asked: the model that the request names."""
+        info, name = self.opened()[1], self.options.model
         known = asked is None or self.options.names.has(asked)
         warnings = () if known else (warning("model_renamed", "model", asked=asked, name=name),)
         return Origin(
             id=request_id,
             model=name,
-            fingerprint=fingerprint,
+            fingerprint=self.fingerprint,
             exact=info.exact,
             metrics_level=self.options.metrics_level,
             warnings=warnings,
@@ -203,7 +221,7 @@ class Service:
             admitted(requests) as spend,
             self.telemetry.watching(requests, keeps_text, words) as all_stats,
         ):
-            engine = self.self_check if keeps_text else Unpicked(self.self_check)
+            engine = Checked(self.self_check, self.engine, keeps_text)
             lease = LEASE.get()
             over = (lambda: None) if lease is None else lease.release
             generation = Generation(engine, requests, self.options.most_pending_tokens, spend, all_stats, over)

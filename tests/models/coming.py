@@ -32,7 +32,7 @@ class Comer:
         self.footprint = Footprint(size, CAPACITY, device) if known else None
         self.wrong: ForesayError | None = None
         self.unprepared: ForesayError | None = None
-        self.seconds = 0.0
+        self.seconds, self.there = 0.0, False
 
     async def prepare(self) -> None:
         await asyncio.sleep(0)
@@ -47,13 +47,16 @@ class Comer:
             raise self.wrong
         if others and others + self.size > CAPACITY:
             raise NoPlace(f"{self.name} does not fit beside {others}")
+        self.there = True
         self.loaded[self.device] = self.loaded.get(self.device, 0) + self.size
         self.happened.append(f"+{self.name}")
 
     async def unload(self) -> None:
         await asyncio.sleep(self.seconds)
-        self.loaded[self.device] -= self.size
-        self.happened.append(f"-{self.name}")
+        if self.there:
+            self.there = False
+            self.loaded[self.device] -= self.size
+            self.happened.append(f"-{self.name}")
 
 
 class World:
@@ -64,7 +67,7 @@ class World:
         self.happened: list[str] = []
         self.loaded: dict[str, int] = {}
         for comer in comers:
-            comer.happened, comer.loaded = self.happened, self.loaded
+            self._know(comer)
         self.residents = {comer.name: Resident(comer.name, comer, keep) for comer in comers}
         self.residency = Residency(list(self.residents.values()), most, lambda: self.now)
         self._numbers = itertools.count()
@@ -84,7 +87,7 @@ class World:
         resident = self.residents[name]
         lease = await self.residency.lease(resident, patience or Patience(), keep)
         try:
-            assert resident.standing in ("in", "leaving")
+            assert resident.latest.standing in ("in", "leaving")
             yield
         finally:
             lease.release()
@@ -94,6 +97,20 @@ class World:
         async with self.leased(name, keep):
             await asyncio.sleep(seconds)
         return name
+
+    def _know(self, comer: Comer) -> None:
+        comer.happened, comer.loaded = self.happened, self.loaded
+
+    async def renew(self, name: str, comer: Comer, beside: bool = True) -> None:
+        """Another gets the requests for what is called so."""
+        self._know(comer)
+
+        def follow(one: Resident, next: Resident) -> None:
+            assert self.residents[name] is one
+            self.residents[name] = next
+            self.happened.append(f"{one.name} > {next.name}")
+
+        await self.residency.renew(self.residents[name], Resident(comer.name, comer), beside, follow)
 
     def pass_by(self, seconds: float) -> None:
         """Time goes by, and somebody looks."""

@@ -8,12 +8,13 @@ from typing import Any
 import openai
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from server.api.responses.store import Responses
 from server.gateway.caller import CALLER, Caller
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.live import openai_client
-from tests.server.scripted import END, ScriptedEngine
+from tests.server.scripted import END, INFO, ScriptedEngine
 
 
 async def test_whole_and_streamed_are_the_same(tokenizer):
@@ -48,13 +49,19 @@ async def test_what_a_model_said_is_read_again_as_it_was_spelled(tokenizer, stre
     """Letter by letter, where the tokenizer would spell words."""
     spelled = [token for letter in "Once upon" for token in tokenizer.encode(letter, False)]
     engine = ScriptedEngine([*spelled, END])
-    async with asking(engine, tokenizer) as client:
+    async with serving(engine, tokenizer) as (http, service), openai_client(address(http)) as client:
         first = client.responses.create(model="toy", input="Tell", stream=streamed)
         said = await first
         id = [event async for event in said][-1].response.id if streamed else said.id
         await client.responses.create(model="toy", input="And then?", previous_response_id=id)
-    before = engine.requests[0].prompt
-    assert engine.requests[1].prompt[: len(before) + len(spelled)] == before + spelled
+        before = engine.requests[0].prompt
+        assert engine.requests[1].prompt[: len(before) + len(spelled)] == before + spelled
+        behind: Any = service.engine
+        behind.info = replace(INFO, target="another")  # under the same name, after a reload
+        await client.responses.create(model="toy", input="And then?", previous_response_id=id)
+        assert engine.requests[2].prompt != engine.requests[1].prompt
+    asked = tokenizer.decode(engine.requests[2].prompt, skip_special_tokens=False)
+    assert asked == tokenizer.decode(engine.requests[1].prompt, skip_special_tokens=False)
 
 
 async def test_what_is_not_stored_is_not_found(tokenizer):

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from server.engine.generation import ServedEngine
-from server.observe.selfcheck.check import SelfCheck
+from server.observe.selfcheck.check import Checked, SelfCheck
 from server.observe.telemetry.counts import SelfCheckCounts
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
@@ -50,12 +50,13 @@ class Checking:
         self.counts, self.idle, self.taking = SelfCheckCounts(), asyncio.Event(), True
         self.idle.set()
         self.check = SelfCheck(engine, share, self.counts, self.idle, lambda: self.taking, chance)
+        self.engine = Checked(self.check, engine)
 
     def begin(self, asked: Request) -> Reader:
         """A client's request."""
         self.idle.clear()
         reader = Reader()
-        self.check.add(asked, reader)
+        self.engine.add(asked, reader)
         return reader
 
     async def ask(self, *asked: Request) -> list[Reader]:

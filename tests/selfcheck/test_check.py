@@ -155,7 +155,7 @@ async def test_cancelled_and_failed_requests_are_not_checked() -> None:
     async with checking(engine) as place:
         place.begin(request("gone"))
         await asyncio.sleep(0.03)
-        place.check.cancel("gone")
+        place.engine.cancel("gone")
         engine.fail_after = 4
         [broken] = await place.ask(request("broken"))
         assert isinstance(broken.error, EngineFailed)
@@ -197,7 +197,7 @@ async def test_while_no_engine_is_there_the_answers_wait() -> None:
         await asyncio.sleep(0.1)
         assert (place.counts.waiting, place.counts.skipped) == (1, 0)
         with pytest.raises(Unavailable):
-            place.check.add(request("b"), Reader())
+            place.engine.add(request("b"), Reader())
         engine.down = False
         await place.settled(1)
     assert place.counts == SelfCheckCounts(share=1.0, checked=1, tokens=12)
@@ -211,3 +211,27 @@ async def test_too_many_answers_are_skipped() -> None:
         await until(lambda: not place.counts.waiting)
     assert (place.counts.checked, place.counts.skipped) == (MOST_ANSWERS, 100 - MOST_ANSWERS)
     assert [again.prompt for again in checks(engine)] == [[number] for number in range(100)][-MOST_ANSWERS:]
+
+
+async def test_what_another_model_wrote_is_not_checked_by_the_one_that_followed_it() -> None:
+    before, after = ScriptedEngine(TOKENS, run=9, pause=0.02), ScriptedEngine([1, *TOKENS])
+    async with checking(before) as place:
+        place.begin(request("waits", max_tokens=3))
+        late = place.begin(request("late", max_tokens=900))
+        place.begin(request("left", max_tokens=900))
+        await until(lambda: place.counts.waiting == 1)
+        place.check.follow(after, lambda: True)
+        place.engine.cancel("left")
+        place.engine.finish("late", 60)
+        await late.over.wait()
+        assert before.cancelled == ["left"] and len(late.tokens) < 100, "what runs is the business of its engine"
+        place.engine = check.Checked(place.check, after)
+        await place.ask(request("new", max_tokens=4))
+        await place.settled(2)
+        before.pause = after.pause = 0.01
+        await place.ask(request("again", max_tokens=40))
+        await until(lambda: len(checks(after)) == 2)
+        place.check.follow(before, lambda: True)
+        await place.settled(3)
+    assert place.counts == SelfCheckCounts(share=1.0, checked=1, tokens=4, skipped=2)
+    assert not checks(before) and after.cancelled == [checks(after)[1].id]

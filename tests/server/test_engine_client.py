@@ -23,6 +23,7 @@ from server.host import child
 from server.host.client import EngineClient
 from server.settings.config import ServeConfig
 from server.settings.resolved import BUNDLED
+from spec.errors import ForesayError
 from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.server.live import LiveServer, openai_client, status_of
@@ -102,6 +103,28 @@ def test_a_server_whose_supervision_ends_ends_too(monkeypatch, capsys, caplog):
     assert main(["serve", "--port", "0"]) == 1
     assert "the supervision of the engine ended (KeyError: 'lost')" in capsys.readouterr().err
     assert "nobody watches over the engine" in caplog.text
+
+
+async def test_a_server_waits_for_the_end_of_what_followed_the_engine_it_began_with(monkeypatch):
+    lost: dict[EngineClient, asyncio.Event] = {}
+
+    async def broken(self: EngineClient) -> None:
+        await lost[self].wait()
+        raise KeyError("lost")
+
+    monkeypatch.setattr(EngineClient, "_supervise", broken)
+    async with started() as (before, seen), started() as (after, _):
+        lost.update({before: asyncio.Event(), after: asyncio.Event()})
+        waiting = asyncio.create_task(before.until_ended())
+        await asyncio.sleep(0)
+        after.watched_as(before)
+        lost[before].set()
+        await until(lambda: before.status.state == "failed")
+        assert not waiting.done() and seen[-1] is after.status
+        lost[after].set()
+        with pytest.raises(ForesayError, match="lost"):
+            await asyncio.wait_for(waiting, SECONDS)
+        assert seen[-1].state == "failed"
 
 
 @pytest.mark.slow

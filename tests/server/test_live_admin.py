@@ -95,27 +95,6 @@ async def test_another_draft_and_the_same_weights_once_more(
         assert re.search(r'engine_restarts_total{cause="replaced",[^}]*} 2', await response.text())
 
 
-async def test_another_model_gets_the_new_requests_alone(
-    server: LiveServer, client: aiohttp.ClientSession, tmp_path: Path
-) -> None:
-    right = (await answer(client))["choices"][0]["text"]
-    other = shutil.copytree(BUNDLED / "target", tmp_path / "other")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
-    stream = await begun(server, client)
-    asked = {"settings": {"target": str(other)}, "stream": True}
-    reloading = await client.post("/admin/reload", json=asked, headers={"Authorization": f"Bearer {KEY}"})
-    assert json.loads(await reloading.content.readline())["phase"] == "looking at the files"
-    await asyncio.sleep(1.0)
-    later = asyncio.create_task(answer(client))
-    await asyncio.sleep(1.0)
-    assert not later.done()
-    os.kill(server.engine_processes()[0], signal.SIGCONT)
-    assert right.endswith(text_of(await rest(stream)))
-    assert json.loads((await reloading.read()).splitlines()[-1])["status"] == "replaced"
-    assert (await later)["choices"][0]["text"] != right
-
-
 async def test_what_cannot_be_is_refused_by_name(server: LiveServer, client: aiohttp.ClientSession) -> None:
     right = (await answer(client))["choices"][0]["text"]
     for flags, named in (

@@ -3,7 +3,7 @@
 It goes on with other settings of its engine, other weights, or another model (docs/resumption.md)::
 
     the same model     another engine gets ready, and whatever runs goes on in it at the next token
-    another one        whatever runs ends in the engine that has it; new requests wait until the other is loaded
+    another one        gets ready beside it, and has the new requests; whatever runs ends in the engine that has it
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiohttp import web
 from server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
 from server.host.models.model import Model
 from server.host.models.models import MODELS, Entry, Models
-from server.host.replacement import Progress
+from server.host.replacement import Progress, writes_alone
 from server.schemas.errors import ApiError, NotNow, described
 from server.schemas.shared import ErrorDetail
 from server.settings.config import EngineConfig, ServeConfig
@@ -137,12 +137,9 @@ async def reload(models: Models, entry: Entry, settings: Mapping[str, Any], tell
 async def _reload(models: Models, entry: Entry, model: Model, settings: Mapping[str, Any], tell: Progress) -> int:
     config = changed(model.config, settings)
     info = entry.info
-    if info is not None and config.max_model_len is not None and config.max_model_len < info.max_model_len:
-        message = (
-            f"max_model_len ({config.max_model_len}) can only grow: what runs may need {info.max_model_len} tokens"
-        )
-        raise InvalidRequest("max_model_len", message)
     if not entry.loaded or info is None:
+        if config.target != model.config.target:
+            model.service.text = None
         model.become(config)
         return 0
     if config.target != model.config.target:
@@ -150,11 +147,13 @@ async def _reload(models: Models, entry: Entry, model: Model, settings: Mapping[
         if not await asyncio.to_thread(_the_same, model.config, config):
             if config.replicas is not None:
                 raise InvalidRequest("target", f"target: replicas of another model ({config.target}) are deployed anew")
-            before = model.config
-            await models.residency.renew(
-                entry.resident, lambda: model.become(config, other=True), lambda: model.become(before, other=True)
-            )
+            await models.renew(entry, model.successor(config), not writes_alone(config), tell)
             return 0
+    if config.max_model_len is not None and config.max_model_len < info.max_model_len:
+        message = (
+            f"max_model_len ({config.max_model_len}) can only grow: what runs may need {info.max_model_len} tokens"
+        )
+        raise InvalidRequest("max_model_len", message)
     weights = not settings or bool(OF_THE_TEXT & settings.keys())
     moved = await model.engine.replace(config, tell, weights)
     model.become(config)

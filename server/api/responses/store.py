@@ -45,14 +45,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, kw_only=True, eq=False):
-    """A response and the conversation that led to it. model: what made it. tokens: prompt and answer, as it read and
-    said them. events: the latest ones. changed: is set, and replaced, with each event. over: set after the last one.
-    size: in bytes. place: the WebSocket that alone can find it; "" is everywhere."""
+    """A response and the conversation that led to it. model, fingerprint: what made it. tokens: prompt and answer, as
+    it read and said them. events: the latest ones. changed: is set, and replaced, with each event. over: set after the
+    last one. size: in bytes. place: the WebSocket that alone can find it; "" is everywhere."""
 
     tenant: str
     response: Response
     items: tuple[InputItem, ...]
     model: str = ""
+    fingerprint: str = ""
     tokens: list[int] = []
     events: deque[ResponseEvent] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)

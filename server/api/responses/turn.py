@@ -136,8 +136,9 @@ async def prepared(
     answer = ResponseAnswer(origin, choice, body, response, toolbox, stream_id, generates)
     service.warned.note(answer.warnings)
     items = (*conversation, *given)[dropped:]
-    made_by, where = service.options.model, "" if response.store else place
-    record = Record(tenant=tenant, response=response, items=items, model=made_by, place=where)
+    model, where = service.options.model, "" if response.store else place
+    record = Record(tenant=tenant, response=response, items=items, model=model, place=where)
+    record.fingerprint = origin.fingerprint
     return Turn(service, answer, record, response.store or place != "")
 
 
@@ -200,7 +201,7 @@ async def _attempt(
     """strict: refuse where the output asked for has no room, whatever the settings say."""
     conversation, spoken = ((), []) if before is None else (before.conversation, before.tokens)
     words = service.opened()[0].chat_format.words
-    if before is not None and before.model != service.options.model:
+    if before is not None and before.fingerprint != service.fingerprint:
         spoken = []  # another model's token ids
     chat = chat_request(body, conversation, given, generates, words)
     toolbox = Toolbox.of(body.tools, given, conversation)

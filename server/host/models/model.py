@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from server.engine.generation import EngineStatus
@@ -49,7 +51,7 @@ class Model:
         on_status: Callable[[EngineStatus], None],
         spawn: Callable[[], Spawned] = spawn,
     ) -> None:
-        self.config = config
+        self.config, self._spawn = config, spawn
         self.engine: EngineClient | Fleet
         self.engine = EngineClient(config, spawn) if config.replicas is None else _fleet(config, config.replicas)
         self.service = Service(self.engine, ServiceOptions.of(config, names), server=server)
@@ -60,6 +62,33 @@ class Model:
         self.engine.observe_status = [telemetry.startup.see, on_status]
         self._longest: int | None = None
         self.reloading = asyncio.Lock()
+
+    def successor(self, config: ServeConfig) -> Model:
+        """Another model for the requests that come to this one, once it takes over; then both count as one."""
+        other, telemetry = copy(self), self.service.telemetry
+        other.engine = engine = EngineClient(config, self._spawn)
+        engine.status = EngineStatus("unloaded", starts=self.engine.status.starts)
+        engine.observe, engine.observe_shadow = telemetry.count, telemetry.shadowed
+        engine.observe_status = [telemetry.startup.count]
+        other.config, other._longest = config, None
+        other.service = self.service.successor(engine, ServiceOptions.of(config, self.service.options.names.known))
+        return other
+
+    def take_over(self, before: Model) -> None:
+        """Requests come to this one from now on. Those of the one before end there."""
+        self.engine.observe, before.engine.observe = before.engine.observe, self.engine.observe
+        self.engine.watched_as(before.engine)
+        self.service.take_over()
+
+    @contextmanager
+    def telling(self, told: Callable[[EngineStatus], None]) -> Iterator[None]:
+        """Meanwhile tell of every change of its engine's status."""
+        observers = self.engine.observe_status
+        observers.append(told)
+        try:
+            yield
+        finally:
+            observers.remove(told)
 
     @property
     def name(self) -> str:
@@ -101,11 +130,8 @@ class Model:
         text = await _beside(Text.load, self.config)
         self.service.text = text
 
-    def become(self, config: ServeConfig, other: bool = False) -> None:
-        """These are the settings from now on; clients call it as before. other: it is another model, with another
-        text."""
-        if other:
-            self.service.text = None
+    def become(self, config: ServeConfig) -> None:
+        """These are the settings from now on; clients call it as before."""
         options = ServiceOptions.of(config, self.service.options.names.known)
         self.config, self.service.options = config, options
         self.service.places.most = options.most_running

@@ -18,6 +18,7 @@ from server.host.child import Spawned, spawn
 from server.host.models.model import Model
 from server.host.models.residency import Residency
 from server.host.models.resident import LEASE, WAITED, Keep, Lease, Patience, Resident
+from server.host.replacement import Progress
 from server.host.service import Service
 from server.host.state import ServerState
 from server.observe.telemetry.exposition import Exposition
@@ -201,9 +202,10 @@ class Models:
         lease = await self._leased(entry, patience or Patience(), keep if CALLER.get().rate_limiter.alone else "usual")
         LEASE.set(lease)
         try:
-            if (refusal := entry.service.refusal()) is not None:
+            service = self.find(name).service  # where it had to wait, that may be another's by now
+            if (refusal := service.refusal()) is not None:
                 raise refusal
-            yield entry.service
+            yield service
         finally:
             lease.release()
 
@@ -240,6 +242,22 @@ class Models:
         yield
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
+
+    async def renew(self, entry: Entry, other: Model, beside: bool, tell: Progress) -> None:
+        """Have another model get the requests of one; see :meth:`Residency.renew`. tell: told how far it is."""
+        after = Resident(entry.name, other, entry.resident.usual_keep)
+        entries = {entry.resident: entry, after: Entry(other, after)}
+
+        def follow(one: Resident, next: Resident) -> None:
+            self._entries[entry.name] = entries[next]
+            entries[next].model.take_over(entries[one].model)
+
+        def told(status: EngineStatus) -> None:
+            if status.state == "loading":
+                tell(status.message, status.share)
+
+        with entry.model.telling(told), other.telling(told):
+            await self.residency.renew(entry.resident, after, beside, follow)
 
     async def start(self) -> None:
         """Begin to load what is there from the start, or to see what there is; returns at once."""
@@ -289,7 +307,7 @@ class Models:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*[entry.model.unload() for entry in self])
+        await asyncio.gather(*[resident.model.unload() for resident in self.residency.residents])
 
 
 #: The models that an application serves.

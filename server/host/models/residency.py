@@ -9,6 +9,9 @@
 A request holds a lease of its model while it runs, and a model that is leased does not leave. While it is leaving no
 more leases are given, so that it does leave: who comes then waits. Who has waited longest is served first, so nobody
 starves; with each load everybody who waits for that model is served.
+
+One that is to have another's requests comes beside it if there is room for both. Then that one gets no more leases, and
+leaves when it is idle.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from math import ceil
+from typing import Any
 
-from server.host.models.resident import Keep, Lease, NoPlace, Patience, Renewal, Resident, Waiter, patiently
+from server.host.models.resident import Follow, Keep, Lease, NoPlace, Patience, Renewal, Resident, Waiter, patiently
 from server.schemas.errors import LoadFailed, Unavailable, going_away
 from server.settings.units import span_in_words
 from spec.errors import ForesayError
@@ -54,11 +58,8 @@ class Residency:
         Raises :class:`LoadFailed` if it cannot be loaded. The lease has to be given back.
         """
         resident.keep = resident.usual_keep if keep == "usual" else keep
-        if resident.standing == "in":
-            self._give(resident)
-        else:
-            await self._arrival(resident, patience)
-        return Lease(lambda: self._return(resident))
+        given = self._give(resident) if resident.standing == "in" else await self._arrival(resident, patience)
+        return Lease(lambda: self._return(given))
 
     def arrived(self, resident: Resident) -> None:
         """A model that was in from the start is loaded: only now does its time begin."""
@@ -70,10 +71,11 @@ class Residency:
         resident.keep = 0.0
         self._changed.set()
 
-    async def renew(self, resident: Resident, change: Callable[[], None], back: Callable[[], None]) -> None:
-        """Make it another one, once nobody uses it; who comes meanwhile waits. Raises a :class:`ForesayError` if that
-        cannot be loaded: then ``back`` is called, and it is what it was."""
-        renewal = Renewal(resident, change, back, asyncio.get_running_loop().create_future())
+    async def renew(self, before: Resident, after: Resident, beside: bool, follow: Follow) -> None:
+        """Have another get the requests of one, beside which it is loaded if it may be and has room; else once nobody
+        uses that one, and who comes meanwhile waits. Raises a :class:`ForesayError` if it cannot be loaded: then all is
+        as it was."""
+        renewal = Renewal(before, after, beside, follow, asyncio.get_running_loop().create_future())
         self._renewals.append(renewal)
         self._changed.set()
         await renewal.done
@@ -84,35 +86,34 @@ class Residency:
         for resident in self.residents:
             self._refuse(resident)
 
-    async def _arrival(self, resident: Resident, patience: Patience) -> None:
-        """Wait for a lease."""
+    async def _arrival(self, resident: Resident, patience: Patience) -> Resident:
+        """Wait for a lease; returns of what, since another may have its requests by then."""
         self._check(resident)
         waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
         await patiently(self._prepared(resident), patience)
         self._check(resident)
-        await self._turn(resident, waiter, patience)
+        return await self._turn(resident.latest, waiter, patience)
 
     def _check(self, resident: Resident) -> None:
         """Raise for whom it is no use to wait."""
         if self._closed or self._clock() < resident.refused_until:
             raise self._refusal(resident)
 
-    async def _turn(self, resident: Resident, waiter: Waiter, patience: Patience) -> None:
+    async def _turn(self, resident: Resident, waiter: Waiter, patience: Patience) -> Resident:
         """Wait among the others for the model."""
         if resident.standing == "in":
-            self._give(resident)
-            return
+            return self._give(resident)
         resident.waiting.append(waiter)
         self._changed.set()
         try:
-            await patiently(waiter.turn, patience)
+            return await patiently(waiter.turn, patience)
         except BaseException:
-            if waiter not in resident.waiting and waiter.turn.done() and waiter.turn.exception() is None:
-                self._return(resident)  # it was given, but who asked has left
+            if waiter.turn.done() and waiter.turn.exception() is None:
+                self._return(waiter.turn.result())  # it was given, but who asked has left
             raise
         finally:
-            if waiter in resident.waiting:
-                resident.waiting.remove(waiter)
+            if waiter in (waiting := resident.latest.waiting):
+                waiting.remove(waiter)
                 self._changed.set()
 
     def _prepared(self, resident: Resident) -> asyncio.Future[None]:
@@ -131,9 +132,10 @@ class Residency:
         finally:
             resident.preparing = None
 
-    def _give(self, resident: Resident) -> None:
+    def _give(self, resident: Resident) -> Resident:
         resident.leases += 1
         resident.used = self._clock()
+        return resident
 
     def _return(self, resident: Resident) -> None:
         resident.leases -= 1
@@ -148,8 +150,7 @@ class Residency:
         waiting, resident.waiting = resident.waiting, []
         for waiter in waiting:
             if not waiter.turn.done():
-                self._give(resident)
-                waiter.turn.set_result(None)
+                waiter.turn.set_result(self._give(resident))
 
     def _refuse(self, resident: Resident) -> None:
         """Nobody who waits for it will get it."""
@@ -171,7 +172,8 @@ class Residency:
         while True:
             self._changed.clear()
             if (stale := self._stale()) is not None:
-                log.info("%s: unloading, %s without a request", stale.name, span_in_words(stale.keep or 0.0))
+                idle = f"{span_in_words(stale.keep or 0.0)} without a request"
+                log.info("%s: unloading, %s", stale.name, "another has its requests" if stale.successor else idle)
                 await self._unload(stale)
             elif self._renewals:
                 await self._renew(self._renewals.popleft())
@@ -235,31 +237,63 @@ class Residency:
         return True
 
     async def _renew(self, renewal: Renewal) -> None:
-        """Let it leave, and bring it as another."""
-        resident = renewal.resident
-        resident.standing = "leaving"
-        while resident.leases:
-            self._changed.clear()
-            await self._changed.wait()
-        await self._unload(resident)
-        resident.standing = "coming"
-        renewal.change()
+        """Bring another in the place of one, beside it if there is room for both."""
+        before, after = renewal.before, renewal.after
+        self.residents.append(after)
         try:
-            await resident.model.prepare()
-            await resident.model.load(self._beside(resident))
+            await _unless_left(renewal, after.model.prepare())
+            if not await self._came_beside(renewal):
+                await self._came_after(renewal)
         except ForesayError as error:
-            renewal.back()
+            await after.model.unload()
+            self.residents.remove(after)
             renewal.end(error)
-            await resident.model.prepare()
-            await self._bring(resident)
+            if before.successor is after:
+                self._follow(renewal, after, before)
+                await self._bring(before)
         else:
-            self._admit(resident)
+            self._admit(after)
             renewal.end()
+
+    async def _came_beside(self, renewal: Renewal) -> bool:
+        """Load it while the one before has the requests; false if there is no room for both."""
+        before, after = renewal.before, renewal.after
+        if not renewal.beside or before.standing != "in" or self._in_the_way(after) is not None:
+            return False
+        try:
+            await _unless_left(renewal, after.model.load(self._beside(after)))
+        except NoPlace:
+            return False
+        self._follow(renewal, before, after)
+        before.keep = 0.0
+        return True
+
+    async def _came_after(self, renewal: Renewal) -> None:
+        """Load it once nobody uses the one before, nor those whose requests that one had got."""
+        before, after = renewal.before, renewal.after
+        for leaving in [one for one in self.residents if one.latest is before]:
+            leaving.standing = "leaving"
+            while leaving.leases:
+                self._changed.clear()
+                await self._changed.wait()
+            await self._unload(leaving)
+        self._follow(renewal, before, after)
+        after.standing = "coming"
+        await after.model.load(self._beside(after))
+        self.residents.remove(before)
+
+    def _follow(self, renewal: Renewal, before: Resident, after: Resident) -> None:
+        """Requests are for another from now on, also those that wait."""
+        renewal.follow(before, after)
+        before.successor, after.successor = after, None
+        after.keep, after.waiting, before.waiting = before.keep, before.waiting, []
 
     async def _unload(self, resident: Resident) -> None:
         resident.standing = "leaving"
         await resident.model.unload()
         resident.standing = "out"
+        if resident.successor is not None:
+            self.residents.remove(resident)
 
     def _in_the_way(self, wanted: Resident) -> Resident | None:
         """Who has to go before ``wanted`` can come; None if there is room, or nobody left to go. Whoever is not in use
@@ -289,6 +323,19 @@ class Residency:
         resident.refused_until = self._clock() + resident.pause
         resident.failure = str(error)
         log.error("%s", self._refusal(resident).message)
+
+
+async def _unless_left(renewal: Renewal, work: Coroutine[Any, Any, None]) -> None:
+    """What has to be done for somebody, as long as they wait for it."""
+    working = asyncio.create_task(work)
+    try:
+        await asyncio.wait({working, renewal.done}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+    if working.cancelled():
+        raise ForesayError("nobody waits for it any more")
+    working.result()
 
 
 def _least_recently_used(residents: Sequence[Resident]) -> Resident | None:

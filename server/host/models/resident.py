@@ -102,18 +102,24 @@ LEASE: ContextVar[Lease | None] = ContextVar("lease", default=None)
 
 class Waiter(NamedTuple):
     """A request that waits for its model. number: those that came before have lower ones. turn: done when it may run,
-    or with why not."""
+    with what it has a lease of, or with why not."""
 
     number: int
-    turn: asyncio.Future[None]
+    turn: asyncio.Future[Resident]
+
+
+#: Called in the moment in which requests begin to go to the second in place of the first.
+Follow = Callable[["Resident", "Resident"], None]
 
 
 class Renewal(NamedTuple):
-    """A model that becomes another one by ``change``, or stays what it was by ``back``. done: when it is loaded."""
+    """A model, and another that is to have its requests. beside: it may get ready beside the one before. done: when it
+    has them."""
 
-    resident: Resident
-    change: Callable[[], None]
-    back: Callable[[], None]
+    before: Resident
+    after: Resident
+    beside: bool
+    follow: Follow
     done: asyncio.Future[None]
 
     def end(self, error: Exception | None = None) -> None:
@@ -131,7 +137,7 @@ class Resident:
 
     standing: see above. leases: requests that run. used: when the last one began or ended. keep: seconds it stays
     without a request; None: for ever. failure: why it could not be loaded the last time, None if it could; until
-    refused_until nobody tries again.
+    refused_until nobody tries again. successor: what has its requests; None as long as it has them itself.
     """
 
     def __init__(self, name: str, model: Loadable, keep: float | None = None, standing: Standing = "out") -> None:
@@ -142,6 +148,12 @@ class Resident:
         self.pause, self.refused_until = 0.0, 0.0
         self.failure: str | None = None
         self.preparing: asyncio.Task[None] | None = None
+        self.successor: Resident | None = None
+
+    @property
+    def latest(self) -> Resident:
+        """What has the requests that were its own."""
+        return self if self.successor is None else self.successor.latest
 
     @property
     def idle(self) -> bool:

@@ -145,6 +145,12 @@ class Backlog:
         answer: Answer = msgspec.msgpack.decode(self._popped(), type=Answer)
         return answer
 
+    def clear(self) -> None:
+        """Drop all of them."""
+        while self._packed:
+            self._popped()
+            self.dropped += 1
+
     def _added(self, packed: bytes) -> None:
         self._bytes += len(packed)
         self.filled.set()

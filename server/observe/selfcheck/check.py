@@ -2,7 +2,7 @@
 
 ::
 
-    request ── add ── Recorder ── answer ──> Backlog ── idle for a moment ──> Rerun ──> SelfCheckCounts, a warning
+    request ── Checked ── Recorder ── answer ──> Backlog ── idle for a moment ──> Rerun ──> SelfCheckCounts, a warning
                 │                               ^                               │
                 └── a request comes: the re-run is cancelled at once ───────────┘
 
@@ -16,13 +16,14 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from itertools import count
 
 import msgspec
 from aiohttp import web
 
-from server.engine.generation import ServedEngine, Sink
-from server.observe.selfcheck.answer import Answer, Backlog, Difference, Recorder, Rerun
+from server.engine.generation import ServedEngine, Sink, TokenEngine
+from server.observe.selfcheck.answer import Answer, Backlog, Difference, Outcome, Recorder, Rerun
 from server.observe.telemetry.counts import SelfCheckCounts
 from server.schemas.errors import Unavailable
 from spec.request import EngineInfo, Request
@@ -35,10 +36,8 @@ log = logging.getLogger("foresay.selfcheck")
 
 
 class SelfCheck:
-    """A :class:`~server.engine.generation.TokenEngine` in front of the server's, for the requests of clients alone.
-
-    share: of the requests, those that are re-run. idle: set while no request runs. taking: whether requests are taken.
-    """
+    """engine: what writes the texts, and plainly again. share: of the requests, those that are re-run. idle: set while
+    no request runs. taking: whether requests are taken."""
 
     def __init__(
         self,
@@ -54,29 +53,27 @@ class SelfCheck:
         self._idle, self._taking = idle, taking
         self._rerun: Rerun | None = None
         self._requests, self._numbers = 0, count()
+        self._follows = 0  # how often another model came
         counts.share = share
 
-    # -- TokenEngine ---------------------------------------------------------------------------------------------
-
-    def add(self, request: Request, sink: Sink) -> None:
-        """Begin a client's request, which may be picked. A re-run makes way."""
+    def picked(self, request: Request, sink: Sink) -> Sink:
+        """Where the results of a request go whose answer may be kept."""
         if request.forced is None and self._chance() < self._share:
-            sink = Recorder(request, sink, self._keep)
-        self.pass_by(request, sink)
+            return Recorder(request, sink, partial(self._keep, self._follows))
+        return sink
 
-    def pass_by(self, request: Request, sink: Sink) -> None:
-        """Begin a client's request of which nothing may be kept. A re-run makes way."""
+    def make_way(self) -> None:
+        """A client's request comes: the engine hears of the end of the re-run before it hears of the request."""
         self._requests += 1
-        self._interrupt()
-        self._engine.add(request, sink)
+        self._end_rerun("interrupted")
 
-    def cancel(self, id: str) -> None:
-        """Drop a client's request."""
-        self._engine.cancel(id)
-
-    def finish(self, id: str, at_token: int) -> None:
-        """End a client's request after its output token number ``at_token``."""
-        self._engine.finish(id, at_token)
+    def follow(self, engine: ServedEngine, taking: Callable[[], bool]) -> None:
+        """Texts are another model's from now on: none that was written before can be checked any more."""
+        self._end_rerun("lost")
+        self.backlog.clear()
+        self._engine, self._taking = engine, taking
+        self._follows += 1
+        self._tell()
 
     # -- checking ------------------------------------------------------------------------------------------------
 
@@ -112,9 +109,9 @@ class SelfCheck:
 
     async def _check(self, answer: Answer) -> None:
         """Re-run one answer, and count what came of it."""
-        rerun = Rerun(answer, f"self-check-{next(self._numbers)}")
+        engine, follows, rerun = self._engine, self._follows, Rerun(answer, f"self-check-{next(self._numbers)}")
         try:
-            self._engine.add(rerun.request, rerun)
+            engine.add(rerun.request, rerun)
         except Unavailable:
             self.backlog.put(answer)
             await asyncio.sleep(QUIET_SECONDS)
@@ -124,11 +121,11 @@ class SelfCheck:
             outcome = await rerun.outcome()
         finally:
             self._rerun = None
-            self._engine.cancel(rerun.request.id)
+            engine.cancel(rerun.request.id)
         if outcome == "compared":
             self._compared(rerun)
         elif outcome == "interrupted" and answer.tries + 1 < MOST_TRIES:
-            self.backlog.put(msgspec.structs.replace(answer, tries=answer.tries + 1))  # others may be shorter
+            self._keep(follows, msgspec.structs.replace(answer, tries=answer.tries + 1))  # others may be shorter
         else:  # too long for the breaks there are; or it may be what killed the engine: then once is enough
             self._counts.skipped += 1
         self._tell()
@@ -140,15 +137,15 @@ class SelfCheck:
             self._counts.mismatches += 1
             log.warning("%s", sentence(rerun.answer, rerun.difference, self._engine.info))
 
-    def _interrupt(self) -> None:
-        """A request comes: the engine hears of the end of the re-run before it hears of the request."""
+    def _end_rerun(self, outcome: Outcome) -> None:
         if self._rerun is not None:
             self._engine.cancel(self._rerun.request.id)
-            self._rerun.end("interrupted")
+            self._rerun.end(outcome)
 
-    def _keep(self, answer: Answer) -> None:
-        self.backlog.put(answer)
-        self._tell()
+    def _keep(self, follows: int, answer: Answer) -> None:
+        if follows == self._follows:
+            self.backlog.put(answer)
+            self._tell()
 
     def _tell(self) -> None:
         """How many wait, and how many had to give way."""
@@ -157,11 +154,18 @@ class SelfCheck:
         self.backlog.dropped = 0
 
 
-class Unpicked:
-    """The engine behind a self-check, for requests of which nothing may be kept."""
+class Checked:
+    """A :class:`~server.engine.generation.TokenEngine` for the requests of clients alone. picks: their answers may be
+    kept, and checked."""
 
-    def __init__(self, check: SelfCheck) -> None:
-        self.add, self.cancel, self.finish = check.pass_by, check.cancel, check.finish
+    def __init__(self, check: SelfCheck, engine: TokenEngine, picks: bool = True) -> None:
+        self._check, self._engine, self._picks = check, engine, picks
+        self.cancel, self.finish = engine.cancel, engine.finish
+
+    def add(self, request: Request, sink: Sink) -> None:
+        """Begin a client's request. A re-run makes way."""
+        self._check.make_way()
+        self._engine.add(request, self._check.picked(request, sink) if self._picks else sink)
 
 
 def sentence(answer: Answer, found: Difference, info: EngineInfo | None) -> str:

@@ -111,9 +111,7 @@ class Startup:
     def see(self, status: EngineStatus) -> None:
         """The engine is in another state."""
         now = self._clock()
-        if status.cause is not None:
-            self.restarts[status.cause] += 1
-        self.resumed += status.resumed
+        self.count(status)
         if status.starts != self._starts:
             self._starts, self._began, self._phase, self.seconds = status.starts, now, "", {}
         if self._phase:
@@ -122,6 +120,12 @@ class Startup:
             self.seconds["total"] = now - self._began
         self._phase = status.message.replace(" ", "_") if status.state == "loading" else ""
         self._phase_began = now
+
+    def count(self, status: EngineStatus) -> None:
+        """Another engine is in another state, than the one that requests go to."""
+        if status.cause is not None:
+            self.restarts[status.cause] += 1
+        self.resumed += status.resumed
 
 
 class SelfCheckCounts(msgspec.Struct):

@@ -58,9 +58,9 @@ def steady_clock() -> Callable[[], float]:
 
 
 class Telemetry:
-    """What the engine of one model did and what clients got. connections: of the whole server. draining: no more
-    requests are taken. self_check: what re-runs found. arriving: requests that wait until the model is loaded.
-    replicas: how each engine is, where there are several.
+    """What the engine of one model did and what clients got. engine: that requests go to. connections: of the whole
+    server. draining: no more requests are taken. self_check: what re-runs found. arriving: requests that wait until the
+    model is loaded. replicas: how each engine is, where there are several.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Telemetry:
         self.draining = False
         self.arriving = 0
         self.replicas: Callable[[], list[Replica]] = list
-        self._engine = engine
+        self.engine = engine
         self._shared, self._recent = SharedStats(self.clock), Recent()
         self._history = self._shared.history
         self._root_seconds = 0.0
@@ -92,12 +92,21 @@ class Telemetry:
         if trace.sequences == 1 and trace.root_seconds:
             known = self._root_seconds or trace.root_seconds
             self._root_seconds = known + _MOVED * (trace.root_seconds - known)
+        self.count(trace)
+        if not trace.aside:
+            self._shared.step = trace
+
+    def count(self, trace: StepTrace) -> None:
+        """Count a step of another engine, than the one that requests go to: it tells nothing of how that is."""
         if trace.aside:
             return
         shared = self._shared
         shared.delivered = now = shared.clock()
         shared.step_seconds = shared.history.at(now).step(trace)
-        shared.step = trace
+
+    def follow(self, engine: Watched) -> None:
+        """Requests go to another model from now on."""
+        self.engine, self._root_seconds, self._shared.step = engine, 0.0, None
 
     def shadowed(self, report: ShadowReport) -> None:
         """Count what the shadow drafter would have done for a request."""
@@ -140,15 +149,10 @@ class Telemetry:
     # -- telling -------------------------------------------------------------------------------------------------
 
     @property
-    def engine(self) -> Watched:
-        """The engine that is counted."""
-        return self._engine
-
-    @property
     def gauges(self) -> Gauges:
         """What is going on now. Between steps the requests that are let in tell more than the latest step."""
-        present, last, info = self._recent.running, self._shared.step, self._engine.info
-        if last is None or info is None or self._engine.status.state != "ready":
+        present, last, info = self._recent.running, self._shared.step, self.engine.info
+        if last is None or info is None or self.engine.status.state != "ready":
             return Gauges(waiting=present + self.arriving)
         room = info.kv_tokens / info.page_size
         waiting = max(present - info.max_seqs, min(last.waiting, present))
@@ -158,7 +162,7 @@ class Telemetry:
     @property
     def plain_seconds(self) -> float:
         """A decoding step of one request without drafts; 0 if nobody knows."""
-        info = self._engine.info
+        info = self.engine.info
         return self._root_seconds or (info.root_seconds if info is not None else 0.0)
 
     def totals(self) -> Window:
@@ -181,7 +185,7 @@ class Telemetry:
         """Header, tiles, drafters and tree, as of now."""
         hour = self._history.hour(self.clock())
         await asyncio.sleep(0)  # that was half of the work, and streams wait
-        now, info = self.clock(), self._engine.info
+        now, info = self.clock(), self.engine.info
         recent = self._history.since(int(now) - views.RATE_SECONDS + 1)
         whole, totals = self.window(views.LIVE_SECONDS), self.totals()
         return Snapshot(
@@ -227,7 +231,7 @@ class Telemetry:
         return None if stats is None else stats.detail()
 
     def _server(self, now: float, info: EngineInfo | None) -> Server:
-        status = self._engine.status
+        status = self.engine.status
         known = Server(
             model=self.model,
             status="draining" if self.draining else status.state,

@@ -1,0 +1,220 @@
+"""``POST /admin/reload`` to another model beside a real engine that goes on: whose a request is, what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+
+from server.settings.resolved import BUNDLED
+from tests.server.live import LiveServer, steps
+
+pytestmark = pytest.mark.slow
+HEADERS = {"Authorization": "Bearer an-admin-key-of-a-test"}
+LONG: dict[str, Any] = {
+    "prompt": "Once upon a time",
+    "max_tokens": 600,
+    "temperature": 0,
+    "seed": 7,
+    "ignore_eos": True,
+}
+DRAWN = LONG | {"n": 2, "temperature": 1.0, "max_tokens": 400}
+SHORT = LONG | {"max_tokens": 24}
+
+
+class Place(NamedTuple):
+    """A server, who asks it, the directories of two models: the one that it serves, and another; what was heard."""
+
+    server: LiveServer
+    client: aiohttp.ClientSession
+    models: list[Path]
+    heard: dict[str, list[tuple[list[str], Any]]]
+
+    @property
+    def url(self) -> str:
+        return self.server.wait_for_url()
+
+    async def ask(self, body: dict[str, Any]) -> Any:
+        """An answer."""
+        async with self.client.post("/v1/completions", json=body) as response:
+            return await response.json()
+
+    @asynccontextmanager
+    async def reloading(self, **settings: Any) -> AsyncIterator[Callable[[], Any]]:
+        """A change to the other model; the next line that is told of it."""
+        body = {"settings": {"target": str(self.models[1])} | settings, "stream": True}
+        async with self.client.post("/admin/reload", json=body, headers=HEADERS) as response:
+
+            async def line() -> Any:
+                return json.loads(await response.content.readline())
+
+            assert (await line())["phase"] == "looking at the files"
+            yield line
+
+    async def replaced(self, line: Callable[[], Any]) -> None:
+        """Until the other model serves."""
+        while (told := await line())["status"] == "loading":
+            pass
+        assert told["status"] == "replaced", told
+        self.models.reverse()
+
+    async def engines(self, count: int) -> list[int]:
+        """Their process ids, once they are so many."""
+        async with asyncio.timeout(120):
+            while len(found := self.server.engine_processes()) != count:
+                await asyncio.sleep(0.01)
+        return found
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[LiveServer, list[Path], dict[str, list[tuple[list[str], Any]]]]]:
+    folder = tmp_path_factory.mktemp("successor")
+    models = [shutil.copytree(BUNDLED / "target", folder / name) for name in ("one", "two")]
+    config = json.loads((models[1] / "config.json").read_text())
+    (models[1] / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    flags = ("--max-model-len", "1024", "--max-seqs", "4", "--engine-timeout", "1800", "--draft", "none")
+    with LiveServer(
+        folder / "log", str(models[0]), "--admin-key", HEADERS["Authorization"].split()[1], *flags
+    ) as server:
+        server.wait_for_url()
+        yield server, models, {}
+
+
+@pytest.fixture
+async def place(served: tuple[LiveServer, list[Path], dict[str, list[tuple[list[str], Any]]]]) -> AsyncIterator[Place]:
+    timeout = aiohttp.ClientTimeout(total=1800)
+    async with aiohttp.ClientSession(served[0].wait_for_url(), timeout=timeout) as client:
+        yield Place(served[0], client, served[1], served[2])
+
+
+async def read(response: aiohttp.ClientResponse, begun: asyncio.Event) -> tuple[list[str], Any]:
+    """The texts of a stream by choice, and its usage. begun: set once there is some text."""
+    texts = ["", ""]
+    async for line in response.content:
+        if line.startswith(b"data: {"):
+            event = json.loads(line.removeprefix(b"data: "))
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                texts[choice["index"]] += choice["text"]
+            usage = event.get("usage")
+            begun.set()
+    return texts, usage
+
+
+@asynccontextmanager
+async def streams(place: Place, *bodies: dict[str, Any]) -> AsyncIterator[list[asyncio.Task[tuple[list[str], Any]]]]:
+    """Streams that have begun."""
+    async with contextlib.AsyncExitStack() as open_ones:
+        reading, begun = [], []
+        for body in bodies:
+            asked = place.client.post(
+                "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
+            )
+            begun.append(asyncio.Event())
+            reading.append(asyncio.create_task(read(await open_ones.enter_async_context(asked), begun[-1])))
+        await asyncio.gather(*(event.wait() for event in begun))
+        yield reading
+
+
+async def undisturbed(place: Place, *bodies: dict[str, Any]) -> list[tuple[list[str], Any]]:
+    """What their streams say; asked for once of each model."""
+    key = f"{place.models[0]} {bodies}"
+    if key not in place.heard:
+        async with streams(place, *bodies) as reading:
+            place.heard[key] = await asyncio.gather(*reading)
+    return place.heard[key]
+
+
+async def ended(place: Place, engine: int) -> None:
+    """Once an engine is gone, and another is left."""
+    assert engine not in await place.engines(1)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_new_requests_are_another_models_and_what_runs_ends_undisturbed(killed: bool, place: Place) -> None:
+    [(texts, _)] = await undisturbed(place, LONG)
+    bodies = [LONG, DRAWN, LONG | {"stop": texts[0][len(texts[0]) // 2 :][:40]}]
+    right, short = await undisturbed(place, *bodies), await place.ask(SHORT)
+    [before] = place.server.engine_processes()
+    async with place.reloading() as line:
+        [after] = set(await place.engines(2)) - {before}
+        os.kill(after, signal.SIGSTOP)
+        assert (await place.ask(SHORT))["choices"] == short["choices"], "nobody waits for what loads"
+        async with streams(place, *bodies) as reading:
+            os.kill(before, signal.SIGSTOP)
+            os.kill(after, signal.SIGCONT)
+            await place.replaced(line)
+            other = await place.ask(SHORT)
+            assert other["choices"] != short["choices"] and other["system_fingerprint"] != short["system_fingerprint"]
+            assert not any(one.done() for one in reading), "the engine before has not written on"
+            counted = await steps(place.url)
+            os.kill(before, signal.SIGKILL if killed else signal.SIGCONT)
+            assert await asyncio.gather(*reading) == right
+            assert await steps(place.url) > counted + 100, "its steps count as ever"
+    await ended(place, before)
+    assert (await place.ask(SHORT))["choices"] == other["choices"]
+    async with place.client.get("/dashboard/state") as response:
+        assert (await response.json())["snapshot"]["server"]["target"] == str(place.models[0])
+
+
+async def test_what_does_not_get_ready_changes_nothing(place: Place, tmp_path: Path) -> None:
+    right, [before] = await undisturbed(place, LONG), place.server.engine_processes()
+    broken = shutil.copytree(place.models[1], tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes((broken / "model.safetensors").read_bytes()[:-1000])
+    async with streams(place, LONG) as reading, place.reloading(target=str(broken)) as line:
+        while (told := await line())["status"] == "loading":
+            pass
+        assert told["status"] == "error" and "model.safetensors" in told["error"]["message"], told
+        assert await asyncio.gather(*reading) == right
+    async with streams(place, LONG) as reading:
+        assert await asyncio.gather(*reading) == right and place.server.engine_processes() == [before]
+
+
+async def test_who_leaves_while_it_loads_has_not_asked(place: Place) -> None:
+    short, [before] = await place.ask(SHORT), place.server.engine_processes()
+    async with place.reloading():
+        [after] = set(await place.engines(2)) - {before}
+        os.kill(after, signal.SIGSTOP)
+    assert await place.engines(1) == [before] and (await place.ask(SHORT))["choices"] == short["choices"]
+
+
+async def test_where_only_one_may_write_a_file_the_other_waits_until_the_one_before_is_empty(
+    place: Place, tmp_path: Path
+) -> None:
+    right, short, [before] = await undisturbed(place, LONG), await place.ask(SHORT), place.server.engine_processes()
+    async with streams(place, LONG) as reading, place.reloading(trace=str(tmp_path / "trace")) as line:
+        os.kill(before, signal.SIGSTOP)
+        await asyncio.sleep(1.0)  # until it has read what the other reads
+        waiting = asyncio.create_task(place.ask(SHORT))
+        await asyncio.sleep(0.5)
+        assert place.server.engine_processes() == [before] and not waiting.done()
+        os.kill(before, signal.SIGCONT)
+        assert await asyncio.gather(*reading) == right
+        await place.replaced(line)
+        assert (await waiting)["choices"] != short["choices"]
+
+
+async def test_a_server_that_ends_with_both_finishes_what_runs_in_both(place: Place) -> None:
+    right, [before] = await undisturbed(place, LONG), place.server.engine_processes()
+    async with streams(place, LONG) as reading, place.reloading(trace=None) as line:
+        os.kill(before, signal.SIGSTOP)
+        await place.replaced(line)
+        async with streams(place, LONG) as others:
+            place.server.terminate()
+            await asyncio.sleep(0.2)
+            os.kill(before, signal.SIGCONT)
+            assert await asyncio.gather(*reading) == right != await asyncio.gather(*others)
+    assert await asyncio.to_thread(place.server.process.wait) == 0
+    assert "Traceback" not in place.server.output
