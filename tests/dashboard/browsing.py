@@ -83,7 +83,7 @@ class Visit:
 
     async def painted(self, chart: str) -> float:
         """Square pixels of a chart that have a colour which means something."""
-        marks = f"#{chart} svg :is(.fill, .line, .shade)"
+        marks = f"#{chart} svg :is(.fill, .line)"
         area = """all => all.map(m => m.getBBox())
             .reduce((sum, box) => sum + Math.max(box.width, 1) * Math.max(box.height, 1), 0)"""
         found: float = await self.page.locator(marks).evaluate_all(area)

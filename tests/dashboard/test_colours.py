@@ -94,9 +94,9 @@ async def test_a_combination_is_striped_in_the_colours_of_its_members(tokenizer)
         await visit.ready()
         swatch, fill, stripes = await visit.page.evaluate(
             """async () => {
-              const { html, paint, svg } = await import("/dashboard/static/elements.js");
-              const swatch = paint(html("i", { class: "swatch" }), "suffix+draft_model"),
-                fill = paint(svg("rect", { class: "fill" }), "suffix+draft_model");
+              const { html, svg } = await import("/dashboard/static/elements.js");
+              const swatch = html("i.swatch", { colour: "suffix+draft_model" }),
+                fill = svg("rect.fill", { colour: "suffix+draft_model" });
               document.querySelector(".card").append(swatch);
               const pattern = document.getElementById("mix-suffix-draft_model");
               const colours = [...pattern.children].map((part) => getComputedStyle(part).fill);

@@ -71,7 +71,7 @@ async def test_the_playground_fills_the_charts_and_all_numbers_agree(url, tmp_pa
             shown = page.locator(f"#footer li[data-total={name}] b")
             await expect(shown).to_have_text(f"{after[counter]:,.0f}")
         for chart in CHARTS:
-            await page.wait_for_selector(f"#{chart} :is(.fill, .line, .shade)", state="attached")
+            await page.wait_for_selector(f"#{chart} :is(.fill, .line)", state="attached")
             await visit.paints(chart)
         await expect(page.locator("#speed b")).to_have_text(re.compile(r"^[\d.]+×$"))
         await expect(page.locator("#pair")).to_contain_text("bundled")

@@ -1,9 +1,8 @@
 // One answer in the playground: its clock, its coloured text, its steps, and its numbers.
 
-import { ColouredText, key } from "./coloured.js";
+import { ColouredText, key, StepStrip } from "./coloured.js";
 import { html } from "./elements.js";
 import { count, number, percent, time } from "./format.js";
-import { StepStrip } from "./strip.js";
 
 const total = (ms) => Object.values(ms).reduce((sum, one) => sum + one, 0);
 
@@ -85,7 +84,7 @@ export class Answer {
   _draw() {
     const steps = [...this.steps.values()],
       sum = (name) => steps.reduce((all, step) => all + step[name], 0);
-    this.strip.show(steps);
+    this.strip.draw(steps);
     this.key.replaceChildren(key(this.text.tokens));
     this.clock.textContent = time((performance.now() - this.began) / 1000);
     this._say([

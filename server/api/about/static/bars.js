@@ -1,64 +1,142 @@
-// Bars: acceptance by depth, and histograms. Each tells its value when pointed at or reached with the arrow keys.
+// Bars, and how things are spread, which they show: acceptance by depth, gaps between chunks, time per token.
 
-import { html, paint, svg } from "./elements.js";
+import { html, svg } from "./elements.js";
+import { count, percent, time } from "./format.js";
 import { card, empty, entries, LEFT, marked, Plot, RIGHT, scale, ticks, TOP } from "./plot.js";
+import { sum } from "./timeline.js";
 
-const BOTTOM = 34,
-  HEIGHT = 178;
+const [BOTTOM, HEIGHT] = [34, 178];
+/** Pixels that a character of a label needs. */
+const APART = 8.5;
 
-/** bars: [{ label, told, parts: [{ size, colour }] }]; sizes from 0 up, marks: of the value axis, foot: under the bars,
- * lines: [{ at, name, value }], in bars from the left; apart: pixels that a label needs. */
-export class BarChart extends Plot {
-  constructor({ legend = [], empty, foot, ...about }) {
-    super(about.title, ".bar");
-    Object.assign(this, { empty, foot, data: { bars: [] } });
-    this.told = html("li", { class: "when" });
-    this.element = card(about, html("ul", { class: "legend" }, entries(legend), this.told), this.svg);
+const share = (mark) => `${Number((100 * mark).toPrecision(2))} %`;
+
+/** Shows shares: bars are { label, told, sizes }, a size in each colour of `legend`, which says what it means; lines
+ * are { at, name, value }, in bars from the left. The axis goes up to `least` anyway; `foot` stands under the bars. */
+class BarChart extends Plot {
+  constructor({ legend, empty, foot, least = 0, ...about }) {
+    super(about.title, html("li.when"), "bar");
+    Object.assign(this, { colours: Object.keys(legend), empty, foot, least, data: { bars: [], lines: [] } });
+    const named = Object.entries(legend).filter(([, name]) => name);
+    const meanings = entries(named.map(([colour, name]) => ({ colour, name })));
+    this.element = card(about, html("ul.legend", meanings, this.told), this.svg);
   }
 
   drawn(width) {
-    const { bars, lines = [], text, ...given } = this.data,
+    const { bars, lines } = this.data,
       right = width - RIGHT,
       middle = (LEFT + right) / 2;
-    if (!bars.length) return [HEIGHT, empty(middle, HEIGHT / 2, this.empty)];
-    const marks = given.marks ?? ticks(Math.max(...bars.flatMap((bar) => bar.parts.map((part) => part.size)))),
+    if (!bars.length) return { height: HEIGHT, marks: empty(middle, HEIGHT / 2, this.empty), all: this.empty };
+    const marks = ticks(Math.max(this.least, ...bars.flatMap(({ sizes }) => sizes))),
       y = scale(0, marks.at(-1), HEIGHT - BOTTOM, TOP),
       slot = (right - LEFT) / bars.length,
-      every = Math.ceil((given.apart ?? 34) / slot);
-    return [
-      HEIGHT,
-      marked(marks, y, right, text),
-      bars.map((bar, index) => this._bar(bar, LEFT + index * slot, slot, y, index % every === 0)),
-      lines.map(({ name, at }, row) => this._line(name, LEFT + at * slot, row, y(0))),
-      svg("text", { class: "foot", x: middle, y: HEIGHT - 4 }, this.foot),
-    ];
+      every = Math.ceil((APART * Math.max(...bars.map(({ label }) => label.length))) / slot),
+      parts = bars.map(({ told }) => told);
+    return {
+      height: HEIGHT,
+      marks: [
+        marked(marks, y, right, share),
+        bars.map((bar, index) => this._bar(bar, LEFT + index * slot, slot, y, index % every === 0)),
+        lines.map(({ name, at }, row) => this._line(name, LEFT + at * slot, row, y(0))),
+        svg("text.foot", { x: middle, y: HEIGHT - 4 }, this.foot),
+      ],
+      parts,
+      hint: lines.map(({ name, value }) => html("span", `${name} `, html("b", value))),
+      all: [...lines.map(({ name, value }) => `${name} ${value}`), ...parts].join("; "),
+    };
+  }
+
+  _bar({ label, sizes }, left, slot, y, labelled) {
+    const room = Math.min(slot * 0.78, 64),
+      each = room / sizes.length,
+      first = left + (slot - room) / 2 + 0.5,
+      width = Math.max(each - 1, 0.8);
+    const bar = (size, at) => {
+      const place = { x: first + at * each, width, y: y(size), height: y(0) - y(size) };
+      return svg("rect.fill", { colour: this.colours[at], ...place });
+    };
+    const hit = svg("rect.hit", { x: left, width: slot, y: TOP, height: y(0) - TOP });
+    const below = labelled && svg("text.below", { x: left + slot / 2, y: y(0) + 13 }, label);
+    return svg("g.bar", hit, sizes.map(bar), below);
   }
 
   /** A line across the bars, its name beside it: left of the first one, right of the others if there is room. */
   _line(name, x, row, bottom) {
     const after = row > 0 && x + 30 < this.width;
-    const text = { class: after ? "level-text after" : "level-text", x: x + (after ? 4 : -4), y: TOP + 9 };
-    return svg("g", {}, svg("line", { class: "level", x1: x, x2: x, y1: TOP, y2: bottom }), svg("text", text, name));
+    return [
+      svg("line.level", { x1: x, x2: x, y1: TOP, y2: bottom }),
+      svg(after ? "text.level.after" : "text.level", { colour: "ink", x: x + (after ? 4 : -4), y: TOP + 9 }, name),
+    ];
   }
+}
 
-  _bar({ label, parts }, left, slot, y, labelled) {
-    const room = Math.min(slot * 0.78, 64),
-      each = room / parts.length,
-      first = left + (slot - room) / 2 + 0.5,
-      width = Math.max(each - 1, 0.8);
-    const part = ({ size, colour }, place) =>
-      paint(svg("rect", { class: "fill", x: first + place * each, width, y: y(size), height: y(0) - y(size) }), colour);
-    const hit = svg("rect", { class: "hit", x: left, width: slot, y: TOP, height: y(0) - TOP });
-    const below = labelled ? svg("text", { class: "below", x: left + slot / 2, y: y(0) + 13 }, label) : null;
-    return svg("g", { class: "bar" }, hit, parts.map(part), below);
-  }
+/** Depths that are shown each; the last one stands for all deeper ones too. */
+export const DEEPEST = 9;
+export const depthName = (depth) => (depth < DEEPEST ? String(depth) : `${DEEPEST}+`);
 
-  tell(part) {
-    const { bars, lines = [] } = this.data,
-      told = bars[part]?.told;
-    const figures = lines.map(({ name, value }) => html("span", {}, `${name} `, html("b", {}, value)));
-    this.told.replaceChildren(...(told ? [told] : figures));
-    const all = [...lines.map(({ name, value }) => `${name} ${value}`), ...bars.map((bar) => bar.told)].join("; ");
-    this.say(told ?? (all || this.empty));
-  }
+function depths({ accepted_by_depth: now, accepted_by_depth_hour: hour }) {
+  const length = Math.min(Math.max(now.cumulative.length, hour.cumulative.length), DEEPEST);
+  const bars = Array.from({ length }, (_, index) => {
+    const shares = [now.cumulative, hour.cumulative, now.conditional, hour.conditional].map((all) => all[index]),
+      [all, before, given, givenBefore] = shares.map((one) => percent(one)),
+      label = depthName(index + 1),
+      told = `depth ${label}: cumulative ${all}, conditional ${given}; in the last hour ${before}, ${givenBefore}`;
+    return { label, told, sizes: shares.slice(0, 3).map((one) => one ?? 0) };
+  });
+  return { bars, lines: [] };
+}
+
+/** Where in the bars a share of all values is reached, and the value there; `edges` are those of the bars. */
+function quantile(counts, edges, wanted) {
+  let below = 0;
+  const index = counts.findIndex((count) => (below += count) >= wanted && count),
+    [low, high] = edges.slice(index),
+    into = 1 - (below - wanted) / counts[index];
+  return { place: index + into, value: Number.isFinite(high) ? low + (high - low) * into : low };
+}
+
+function histogram(counts, bounds) {
+  const first = counts.findIndex((one) => one > 0),
+    last = counts.findLastIndex((one) => one > 0),
+    all = counts.reduce((sofar, one) => sofar + one, 0),
+    edges = [0, ...bounds, Infinity];
+  if (first < 0) return { bars: [], lines: [] };
+  const from = Math.max(0, Math.min(first - 1, bounds.length - 6)),
+    to = Math.min(counts.length - 1, Math.max(last + 1, from + 6));
+  const bars = counts.slice(from, to + 1).map((times, place) => {
+    const [low, high] = edges.slice(from + place),
+      within = high < Infinity ? `${low ? time(low) : "0"} to ${time(high)}` : `above ${time(low)}`,
+      label = high < Infinity ? String(Number((1000 * high).toPrecision(3))) : "∞";
+    return { label, told: `${within}: ${count(times)} (${percent(times / all, 1)})`, sizes: [times / all] };
+  });
+  const lines = Object.entries({ p50: 0.5, p99: 0.99 }).map(([name, share]) => {
+    const { place, value } = quantile(counts, edges, share * all);
+    return { at: place - from, name, value: time(value) };
+  });
+  return { bars, lines };
+}
+
+/** The charts, and what redraws them. */
+export function spread(timeline, state) {
+  const depth = new BarChart({
+    id: "by-depth",
+    title: "Accepted by depth",
+    note: "Cumulative: of all drafts, accepted at least so far. Conditional: of those accepted at the depth before.",
+    legend: { now: "cumulative, last minute", before: "last hour", given: "conditional, last minute" },
+    empty: "nothing drafted yet",
+    foot: "depth",
+    least: 1,
+  });
+  const times = { foot: "ms, up to", legend: { verify: null } };
+  const timesOf = (id, title, note, what) =>
+    new BarChart({ id, title, note, empty: `no ${what} in this time`, ...times });
+  const gaps = timesOf("chunk-gaps", "Time between chunks", "What a reader waits for more text.", "chunks"),
+    tokens = timesOf("token-times", "Time per token", "The same, shared by a chunk's tokens.", "tokens");
+  const draw = () => {
+    const { chunk_gaps, token_times } = sum(timeline.shown());
+    depth.draw(depths(state.snapshot));
+    gaps.draw(histogram(chunk_gaps, state.bounds));
+    tokens.draw(histogram(token_times, state.bounds));
+  };
+  return { elements: [depth.element, gaps.element, tokens.element], draw };
 }

@@ -1,67 +1,94 @@
-// Text coloured by who said each token: a drafter, the deeper the stronger, or the target itself. As colour alone tells
-// nothing to some, a token has as many lines below it as it lies deep, up to four.
+// What was said: text coloured by who said each token, and the steps that made it.
 
-import { html, paint } from "./elements.js";
-import { readable } from "./plot.js";
+import { html, svg } from "./elements.js";
+import { time } from "./format.js";
+import { Plot, readable, scale } from "./plot.js";
 
 const DEEPEST = 4;
 
-function who({ drafter, depth, forced }) {
-  if (forced) return "forced by the grammar";
-  return depth ? `drafted by ${drafter}, accepted at depth ${depth}` : "the target's own";
+const source = ({ drafter, forced }) => (forced ? "grammar" : drafter);
+const shade = (tag, colour, depth, text) => html(`${tag}.t.d${Math.min(depth, DEEPEST)}`, { colour }, text);
+
+function about({ text, drafter, depth, forced, step }) {
+  const drafted = depth ? `drafted by ${drafter}, accepted at depth ${depth}` : "the target's own";
+  const which = step === undefined ? "" : `, step ${step}`;
+  return `${JSON.stringify(text)}: ${forced ? "forced by the grammar" : drafted}${which}`;
 }
 
-const shade = (element, drafter, depth) => {
-  element.className = `t d${Math.min(depth, DEEPEST)}`;
-  return paint(element, drafter);
-};
-const spanOf = ({ text, drafter, depth, forced }) =>
-  depth ? shade(html("span", {}, text), forced ? "grammar" : drafter, depth) : html("span", { class: "t own" }, text);
-
-/** Tokens are { text, drafter, depth, forced, step? }. One is told about when pointed at or reached by arrow keys. */
+/** Text in the colours of drafters, the deeper the stronger, or in none where the target said it itself. As colour
+ * alone tells nothing to some, a token has as many lines below it as it lies deep, up to four. Tokens are { text,
+ * drafter, depth, forced, step? }; one is told about when pointed at or reached by arrow keys. */
 export class ColouredText {
   constructor(label) {
     this.tokens = [];
-    this.told = html("p", { class: "told" });
-    this.place = html("div", { class: "coloured", tabindex: 0, role: "group", "aria-label": label });
-    this.element = html("div", {}, this.place, this.told);
-    readable(
-      this.place,
-      () => [...this.place.children],
-      (chosen) => this._tell(this.tokens[chosen]),
-    );
-  }
-
-  get text() {
-    return this.tokens.map((token) => token.text).join("");
+    this.told = html("p.told");
+    this.place = html("div.coloured", { tabindex: 0, role: "group", "aria-label": label });
+    this.element = html("div", this.place, this.told);
+    readable(this.place, "span", (index) => {
+      this.told.textContent = index === null ? "" : about(this.tokens[index]);
+    });
   }
 
   add(tokens) {
-    const said = tokens.filter((token) => token.text);
+    const said = tokens.filter(({ text }) => text);
+    const span = (token) =>
+      token.depth ? shade("span", source(token), token.depth, token.text) : html("span.t.own", token.text);
     this.tokens.push(...said);
-    this.place.append(...said.map(spanOf));
+    this.place.append(...said.map(span));
     this.place.scrollTop = this.place.scrollHeight;
-  }
-
-  _tell(token) {
-    const step = token?.step === undefined ? "" : `, step ${token.step}`;
-    this.told.textContent = token ? `${JSON.stringify(token.text)}: ${who(token)}${step}` : "";
   }
 }
 
 /** What the colours mean, for the drafters of these tokens. */
 export function key(tokens) {
-  const drafters = new Set(tokens.filter(({ depth }) => depth).map((one) => (one.forced ? "grammar" : one.drafter)));
-  const shades = (name) =>
-    html(
-      "span",
-      { class: "shades" },
-      [1, 2, 3, 4].map((depth) => shade(html("i", {}, depth < DEEPEST ? depth : `${depth}+`), name, depth)),
-    );
+  const shades = (name) => [1, 2, 3, 4].map((depth) => shade("i", name, depth, depth < DEEPEST ? depth : `${depth}+`));
+  const drafters = [...new Set(tokens.filter(({ depth }) => depth).map(source))];
   return html(
-    "ul",
-    { class: "legend" },
-    html("li", {}, html("i", { class: "swatch own" }), "the target's own"),
-    [...drafters].map((name) => html("li", {}, shades(name), `${name}, by depth`)),
+    "ul.legend",
+    html("li", html("i.swatch.own"), "the target's own"),
+    drafters.map((name) => html("li", html("span.shades", shades(name)), `${name}, by depth`)),
   );
+}
+
+// -- steps ------------------------------------------------------------------------------------------------------------
+
+const [HEIGHT, TIMES, MOST_HOLLOW] = [74, 26, 8];
+
+const aboutStep = ({ step, drafter, drafted, accepted, tokens, milliseconds }) =>
+  `step ${step}: ${accepted} of ${drafted} drafted accepted${drafter ? `, ${drafter}` : ""}, ` +
+  `${tokens} ${tokens === 1 ? "token" : "tokens"} in ${time(milliseconds / 1000)}`;
+
+/** Steps side by side: accepted tokens stacked by depth, the target's own on top; behind them what was drafted. Shows
+ * [{ step, drafter, drafted, accepted, tokens, milliseconds, sources }]: whose each accepted token was. */
+export class StepStrip extends Plot {
+  constructor(label) {
+    super(label, html("p.told"), "step");
+    this.data = [];
+    this.element = html("div.strip", this.svg, this.told);
+  }
+
+  drawn(width) {
+    const { data } = this,
+      each = Math.max(2, Math.min(16, width / Math.max(data.length, 1))),
+      tallest = data.map((step) => Math.max(step.tokens, Math.min(step.drafted, MOST_HOLLOW) + 1)),
+      y = scale(0, Math.max(2, ...tallest), HEIGHT, 2),
+      foot = HEIGHT + TIMES - 2,
+      late = scale(0, Math.max(0.001, ...data.map((step) => step.milliseconds)), foot, HEIGHT + 6);
+    const block = (index, bottom, top, colour) => {
+      const size = { width: each - (each > 4 ? 1 : 0), height: Math.max(bottom - top, 0.5) };
+      return svg("rect.fill", { colour, x: index * each, y: top, ...size });
+    };
+    const step = ({ drafter, drafted, accepted, tokens, milliseconds, sources = [] }, index) => {
+      const cell = (from, to, colour) => block(index, y(from) - 1, y(to), colour);
+      return svg(
+        "g.step",
+        drafted > accepted && cell(0, Math.min(drafted, MOST_HOLLOW), "grid"),
+        Array.from({ length: Math.min(accepted, tokens) }, (_, at) => cell(at, at + 1, sources[at] ?? drafter)),
+        tokens > accepted && cell(accepted, tokens, "none"),
+        block(index, foot, late(milliseconds), "host"),
+      );
+    };
+    const hint = data.length ? `${data.length} steps; below, how long each took` : "";
+    return { height: HEIGHT + TIMES, marks: data.map(step), parts: data.map(aboutStep), hint, all: hint };
+  }
 }

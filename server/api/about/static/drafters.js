@@ -1,70 +1,130 @@
-// Acceptance by drafter, as a table, and the tree beside it.
+// Who drafts: the draft tree in use, its nodes shaded by how often they are accepted, and a table of the drafters.
 
-import { html, paint } from "./elements.js";
+import { DEEPEST, depthName } from "./bars.js";
+import { html, svg, table } from "./elements.js";
 import { count, number, percent } from "./format.js";
-import { card, entries } from "./plot.js";
-import { TreeChart } from "./tree.js";
+import { card, empty, entries, Plot } from "./plot.js";
+
+const [LARGEST, PAD] = [19, 26];
+/** Places that fewer trees than this share had are left out. */
+const SELDOM = 0.02;
+
+/** Nodes by depth and rank, the root first; the deepest ones, and all places there, are one. */
+function laidOut(nodes, trees) {
+  const levels = [[{ depth: 0, drafted: trees, accepted: trees }]];
+  for (const node of nodes) {
+    if (node.depth < DEEPEST && node.drafted >= SELDOM * trees) (levels[node.depth] ??= []).push({ ...node });
+    else if (node.depth >= DEEPEST && levels[DEEPEST - 1]) {
+      const [deep] = (levels[DEEPEST] ??= [{ ...node, depth: DEEPEST, drafted: 0, accepted: 0 }]);
+      deep.drafted += node.drafted;
+      deep.accepted += node.accepted;
+    }
+  }
+  levels.slice(1).forEach((level, depth) => {
+    const above = levels[depth],
+      place = (node) => above.findIndex((one) => one.rank === node.parent);
+    level.sort((a, b) => place(a) - place(b) || a.rank - b.rank);
+    for (const node of level) node.above = above[place(node)] ?? above[0];
+  });
+  return levels;
+}
+
+function about({ depth, rank, drafted, accepted }) {
+  if (!depth) return `root: the last token of the text, in ${count(drafted)} trees`;
+  const choice = depth < DEEPEST ? `, ${rank + 1}. choice` : "",
+    times = `drafted ${count(drafted)} times, accepted ${percent(accepted / drafted, 1)}`;
+  return `depth ${depthName(depth)}${choice}: ${times}`;
+}
+
+class TreeChart extends Plot {
+  constructor() {
+    super("Draft tree", html("p.note.told"), "node");
+    const note = "Each node shaded by how often it was accepted in the last minute.";
+    this.element = card({ id: "tree", title: "Draft tree", note }, this.svg, this.told);
+  }
+
+  drawn(width) {
+    const { nodes, trees } = this.data,
+      none = empty(width / 2, 60, "nothing drafted in the last minute");
+    if (!nodes.length) return { height: 120, marks: none, all: "nothing drafted" };
+    const levels = laidOut(nodes, trees),
+      flat = levels.flat(),
+      widest = Math.max(...levels.map((level) => level.length)),
+      across = Math.min((width - 2 * PAD) / Math.max(levels.length - 1, 1), 120),
+      radius = Math.max(4, Math.min(LARGEST, across / 2 - 5, 150 / widest)),
+      height = Math.max(110, widest * (2 * radius + 7) + 14);
+    for (const level of levels) {
+      for (const [index, node] of level.entries()) {
+        Object.assign(node, { x: PAD + node.depth * across, y: (height * (index + 0.5)) / level.length });
+      }
+    }
+    return {
+      height,
+      marks: [flat.slice(1).map((node) => edge(node, trees)), flat.map((node) => circle(node, radius))],
+      parts: flat.map(about),
+      hint: `${nodes.length} places in ${count(trees)} trees; those that few of them had are left out.`,
+      all: flat.map(about).join("; "),
+    };
+  }
+}
+
+function circle({ depth, drafted, accepted, x, y }, radius) {
+  const share = drafted ? accepted / drafted : 0,
+    name = depth ? `${Math.round(100 * share)}${radius > 16 ? "%" : ""}` : "root",
+    [line, shade, text] = depth ? ["now", "now", share > 0.55 ? "on-accent" : "ink"] : ["soft", "grid", "soft"],
+    place = { cx: x, cy: y, r: radius };
+  return svg(
+    depth ? "g.node" : "g.node.root",
+    svg("circle.back", { colour: line, ...place }),
+    svg("circle.fill", { colour: shade, ...place, "fill-opacity": share.toFixed(3) }),
+    radius >= 13 && svg("text", { colour: text, x, y: y + 3.5 }, name),
+  );
+}
+
+function edge({ above, x, y, accepted }, trees) {
+  const middle = (above.x + x) / 2,
+    d = `M${above.x} ${above.y}C${middle} ${above.y} ${middle} ${y} ${x} ${y}`;
+  return svg("path.line", { colour: "before", d, "stroke-width": 1 + (5 * accepted) / trees });
+}
+
+// -- by drafter -------------------------------------------------------------------------------------------------------
 
 const HEADS = ["drafter", "trees", "accepted", "per tree", "last hour"];
-
-/** A name that may go on in the next line behind a "+". */
-const breakable = (name) =>
-  html(
-    "span",
-    {},
-    name.split(/(?<=\+)/).flatMap((part) => [html("wbr"), part]),
-  );
-
-function row(name, now, hour) {
-  const bar = html("span", { class: "meter", "aria-hidden": "true" }, paint(html("span"), name));
-  bar.firstChild.style.width = `${100 * (now?.acceptance_rate ?? 0)}%`;
-  return html(
-    "tr",
-    {},
-    html("th", { scope: "row" }, html("ul", {}, entries([{ name: breakable(name), colour: name }]))),
-    html("td", {}, count(now?.drafts ?? 0)),
-    html("td", {}, bar, percent(now?.acceptance_rate)),
-    html("td", {}, number(now?.mean_acceptance_length)),
-    html("td", {}, percent(hour?.acceptance_rate)),
-  );
-}
-
-/** A drafter beside the one in use: what would have been accepted, of the requests that ended in the last hour. */
-function shadowRow(rates) {
-  const shown = row(rates.drafter, rates, rates);
-  shown.className = "shadow";
-  shown.firstChild.append("(shadow)");
-  shown.title = `drafts unverified, ${number(rates.milliseconds)} ms a step`;
-  return shown;
-}
-
 const NOTE = "Of what each drafted in the last minute, what the target said too; tokens of a step with such a tree.";
 const SHADOW_NOTE =
   "A shadow drafts beside them, unverified: what it would have had accepted, in requests that ended in the last hour.";
 
+/** A name that may go on in the next line behind a "+". */
+const breakable = (name) => html("span", name.split(/(?<=\+)/).map((part) => [html("wbr"), part]));
+
+function row(name, now, hour, shadow) {
+  const meter = html("span", { colour: name });
+  meter.style.width = `${100 * (now?.acceptance_rate ?? 0)}%`;
+  return html(
+    "tr",
+    { title: shadow && `drafts unverified, ${number(shadow.milliseconds)} ms a step` },
+    html("th", { scope: "row" }, html("ul", entries([{ name: breakable(name), colour: name }])), shadow && "(shadow)"),
+    html("td", count(now?.drafts ?? 0)),
+    html("td", html("span.meter", { "aria-hidden": "true" }, meter), percent(now?.acceptance_rate)),
+    html("td", number(now?.mean_acceptance_length)),
+    html("td", percent(hour?.acceptance_rate)),
+  );
+}
+
 export function drafters(state) {
   const body = html("tbody"),
-    beside = html("p", { class: "note", hidden: true }, SHADOW_NOTE),
-    tree = new TreeChart();
-  const heads = HEADS.map((head) => html("th", { scope: "col" }, head));
-  const table = card(
-    { id: "drafters", title: "Acceptance by drafter", note: NOTE },
-    html(
-      "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Drafters" },
-      html("table", {}, html("thead", {}, html("tr", {}, heads)), body),
-    ),
-    beside,
-  );
-  const none = html("tr", {}, html("td", { colspan: HEADS.length, class: "none" }, "nothing drafted in the last hour"));
+    beside = html("p.note", { hidden: true }, SHADOW_NOTE),
+    tree = new TreeChart(),
+    none = html("tr", html("td.none", { colspan: HEADS.length }, "nothing drafted in the last hour"));
   const draw = () => {
     const { drafters: now, drafters_hour: hour, shadows, nodes, accepted_by_depth: depths } = state.snapshot;
-    const names = [...new Set([...now, ...hour].map((one) => one.drafter))].sort();
-    const find = (rates, name) => rates.find((one) => one.drafter === name);
-    const rows = names.map((name) => row(name, find(now, name), find(hour, name)));
-    body.replaceChildren(...(rows.length ? rows : [none]), ...shadows.map(shadowRow));
+    const names = [...new Set([...now, ...hour].map((one) => one.drafter))].sort(),
+      rates = (all, name) => all.find((one) => one.drafter === name),
+      rows = names.map((name) => row(name, rates(now, name), rates(hour, name)));
+    body.replaceChildren(...(rows.length ? rows : [none]), ...shadows.map((one) => row(one.drafter, one, one, one)));
     beside.hidden = !shadows.length;
-    tree.show({ nodes, trees: depths.drafts });
+    tree.draw({ nodes, trees: depths.drafts });
   };
-  return { elements: [tree.element, table], draw };
+  const about = { id: "drafters", title: "Acceptance by drafter", note: NOTE };
+  return { elements: [tree.element, card(about, table("Drafters", HEADS, body), beside)], draw };
 }

@@ -1,35 +1,35 @@
-// Making HTML and SVG elements, and colouring them. Attributes of value null or false are left out; text is never
-// parsed as HTML.
+// Making HTML and SVG elements, and colouring them. Text is never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
+const given = (value) => value !== null && value !== undefined && value !== false;
 
-function filled(element, attributes, children) {
-  for (const [name, value] of Object.entries(attributes ?? {})) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined && value !== false) {
-      element.setAttribute(name, value === true ? "" : value);
-    }
-  }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
-  return element;
+function set(element, name, value) {
+  if (name === "colour") paint(element, value);
+  else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+  else if (given(value)) element.setAttribute(name, value === true ? "" : value);
 }
 
-/** An HTML element. `onclick` and the like are listeners. */
-export const html = (tag, attributes, ...children) => filled(document.createElement(tag), attributes, children);
-
-/** An SVG element. */
-export const svg = (tag, attributes, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
+/** Makes elements of "tag.class.class", attributes, which may be missing, and children; null and false are left out.
+ * `onclick` and the like are listeners, `colour` says what an element means. */
+const maker = (create) => (name, ...children) => {
+  const [tag, ...classes] = name.split("."),
+    element = create(tag),
+    attributes = children[0]?.constructor === Object ? children.shift() : {};
+  if (classes.length) element.setAttribute("class", classes.join(" "));
+  for (const [name, value] of Object.entries(attributes)) set(element, name, value);
+  element.append(...children.flat(Infinity).filter(given));
+  return element;
+};
+export const html = maker((tag) => document.createElement(tag));
+export const svg = maker((tag) => document.createElementNS(SVG, tag));
 
 /** The element of the page with this id. */
 export const byId = (id) => document.getElementById(id);
 
-/** Calls `draw(width)` when the element's width changes, and once at the beginning. */
-export function onWidth(element, draw) {
-  let last = 0;
-  new ResizeObserver(([entry]) => {
-    const width = Math.floor(entry.contentRect.width);
-    if (width && width !== last) draw((last = width));
-  }).observe(element);
+/** A table in a place that scrolls; `label` is for those who hear it. */
+export function table(label, heads, body) {
+  const head = html("thead", html("tr", heads.map((head) => html("th", { scope: "col" }, head))));
+  return html("div.scroll", { tabindex: 0, role: "region", "aria-label": label }, html("table", head, body));
 }
 
 // -- colours ----------------------------------------------------------------------------------------------------------
@@ -38,32 +38,27 @@ export function onWidth(element, draw) {
 // (suffix+draft_model) are stripes of their colours, so each combination has its own look, in every theme.
 
 const STRIPE = 4;
-let patterns = null;
-
-const colour = (name) => `var(--${name}, var(--other))`;
+const variable = (name) => `var(--${name}, var(--other))`;
+const stripe = (name, index) => `${variable(name)} ${STRIPE * index}px ${STRIPE * (index + 1)}px`;
 
 /** Gives an element the colour of a drafter, or of anything else that has one; of "" that of nobody. */
-export function paint(element, name) {
+function paint(element, name) {
   const members = (name || "none").split("+");
   element.dataset.colour = name || "none";
-  element.style.setProperty("--c", colour(members[0]));
-  if (members.length === 1) return element;
-  if (element.namespaceURI.endsWith("svg")) element.style.fill = `url(#${pattern(members)})`;
+  element.style.setProperty("--c", variable(members[0]));
+  if (members.length === 1) return;
+  if (element.namespaceURI === SVG) element.style.fill = `url(#${pattern(members)})`;
   else element.style.background = `repeating-linear-gradient(135deg, ${members.map(stripe).join()})`;
-  return element;
 }
-
-const stripe = (name, index) => `${colour(name)} ${STRIPE * index}px ${STRIPE * (index + 1)}px`;
 
 /** The id of the pattern of these stripes. */
 function pattern(members) {
   const id = `mix-${members.join("-")}`;
   if (byId(id)) return id;
-  if (!patterns) document.body.append((patterns = svg("svg", { class: "hidden", "aria-hidden": "true" })));
-  const size = { width: STRIPE * members.length, height: STRIPE };
-  const place = { id, ...size, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" };
-  const part = (name, index) =>
-    paint(svg("rect", { class: "fill", x: STRIPE * index, width: STRIPE, height: STRIPE }), name);
-  patterns.append(svg("pattern", place, members.map(part)));
+  const size = { width: STRIPE, height: STRIPE },
+    stripes = members.map((colour, index) => svg("rect.fill", { ...size, colour, x: STRIPE * index })),
+    turned = { patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" };
+  const tile = svg("pattern", { id, ...size, width: STRIPE * members.length, ...turned }, stripes);
+  document.body.append(svg("svg.hidden", { "aria-hidden": "true" }, tile));
   return id;
 }

@@ -1,6 +1,7 @@
 // The page: what the server has kept, then its feed; everything is redrawn once a second.
 
 import { ask } from "./api.js";
+import { spread } from "./bars.js";
 import { drafters } from "./drafters.js";
 import { byId, html } from "./elements.js";
 import { follow } from "./feed.js";
@@ -10,7 +11,6 @@ import { showModels } from "./models.js";
 import { overTime } from "./overtime.js";
 import { Playground } from "./playground.js";
 import { Requests } from "./requests.js";
-import { spread } from "./spread.js";
 import { SPANS, Timeline } from "./timeline.js";
 
 const state = { snapshot: null, bounds: [], heard: null };

@@ -1,10 +1,9 @@
 // The recent requests of this key. One click shows the steps and the text of one.
 
 import { ask } from "./api.js";
-import { ColouredText, key } from "./coloured.js";
+import { ColouredText, key, StepStrip } from "./coloured.js";
 import { html } from "./elements.js";
 import { clock, count, number, percent, time } from "./format.js";
-import { StepStrip } from "./strip.js";
 
 const COLUMNS = [
   ["when", (one) => clock(one.started)],
@@ -44,7 +43,7 @@ function withSources(steps, runs) {
 function shown(detail) {
   const runs = detail.text.map(named(RUN)),
     steps = new StepStrip("Steps of this request");
-  steps.show(withSources(detail.steps.map(named(STEP)), runs));
+  steps.draw(withSources(detail.steps.map(named(STEP)), runs));
   const whole = detail.whole ? null : html("p", { class: "note" }, "Only the beginning of this request was kept.");
   if (!detail.text_kept) return [steps.element, html("p", { class: "note" }, NOT_KEPT), whole];
   const text = new ColouredText("Text of this request, coloured by origin");
