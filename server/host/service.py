@@ -17,7 +17,7 @@ from server.gateway.caller import Pace, Shared, admitted
 from server.host.imports import import_tokenizers
 from server.host.models.resident import LEASE, WAITED
 from server.host.state import ServerState
-from server.observe.selfcheck.check import Checked, SelfCheck
+from server.observe.selfcheck.check import CheckedEngine, SelfCheck
 from server.observe.telemetry.telemetry import Telemetry
 from server.schemas.bounds import largest_body
 from server.schemas.errors import EngineFailed, QueueFull, Unavailable
@@ -221,7 +221,7 @@ class Service:
             admitted(requests) as spend,
             self.telemetry.watching(requests, keeps_text, words) as all_stats,
         ):
-            engine = Checked(self.self_check, self.engine, keeps_text)
+            engine = CheckedEngine(self.self_check, self.engine, keeps_text)
             lease = LEASE.get()
             over = (lambda: None) if lease is None else lease.release
             generation = Generation(engine, requests, self.options.most_pending_tokens, spend, all_stats, over)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from server.engine.generation import ServedEngine
-from server.observe.selfcheck.check import Checked, SelfCheck
+from server.observe.selfcheck.check import CheckedEngine, SelfCheck
 from server.observe.telemetry.counts import SelfCheckCounts
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
@@ -50,7 +50,7 @@ class Checking:
         self.counts, self.idle, self.taking = SelfCheckCounts(), asyncio.Event(), True
         self.idle.set()
         self.check = SelfCheck(engine, share, self.counts, self.idle, lambda: self.taking, chance)
-        self.engine = Checked(self.check, engine)
+        self.engine = CheckedEngine(self.check, engine)
 
     def begin(self, asked: Request) -> Reader:
         """A client's request."""

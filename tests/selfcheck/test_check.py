@@ -225,7 +225,7 @@ async def test_what_another_model_wrote_is_not_checked_by_the_one_that_followed_
         place.engine.finish("late", 60)
         await late.over.wait()
         assert before.cancelled == ["left"] and len(late.tokens) < 100, "what runs is the business of its engine"
-        place.engine = check.Checked(place.check, after)
+        place.engine = check.CheckedEngine(place.check, after)
         await place.ask(request("new", max_tokens=4))
         await place.settled(2)
         before.pause = after.pause = 0.01

@@ -2,9 +2,9 @@
 
 ::
 
-    request ── Checked ── Recorder ── answer ──> Backlog ── idle for a moment ──> Rerun ──> SelfCheckCounts, a warning
-                │                               ^                               │
-                └── a request comes: the re-run is cancelled at once ───────────┘
+    request ── CheckedEngine ── Recorder ── answer ──> Backlog ── idle for a moment ──> Rerun ──> SelfCheckCounts,
+                   │                                      ^                               │       a warning
+                   └── a request comes: the re-run is cancelled at once ──────────────────┘
 
 A re-run goes to the engine directly: limits, metrics and recent requests know nothing of it. It runs aside
 (:class:`~spec.request.Request`), so it takes no KV that the text was made with, and leaves none.
@@ -154,7 +154,7 @@ class SelfCheck:
         self.backlog.dropped = 0
 
 
-class Checked:
+class CheckedEngine:
     """A :class:`~server.engine.generation.TokenEngine` for the requests of clients alone. picks: their answers may be
     kept, and checked."""
 
