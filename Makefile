@@ -8,12 +8,13 @@
 # PYTHON names the interpreter that .venv is made from (3.11 or newer). The tests run in WORKERS processes of one thread
 # each: two threads that must wait for each other on busy cores are slower than one. Files that take long come first
 # (tests/conftest.py), an order that pytest-xdist is to keep. Bytecode is written even where the environment says not to,
-# as images of containers do: else every process that a test starts compiles us once more.
+# as images of containers do: else every process, of which the tests start hundreds, compiles us once more.
 
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
 WORKERS ?= 3
+export PYTHONDONTWRITEBYTECODE :=
 
 BIN := $(VENV)/bin
 # What the tests run against the server besides Python packages that go with ours.
@@ -21,7 +22,7 @@ CLIENTS := $(VENV)/.installed-guidellm $(VENV)/.installed-litellm $(VENV)/.insta
 # The spine of the suite: the same tokens from everybody who drafts, what they stand on, the floors, one server.
 SAME := $(patsubst %,tests/same_tokens/test_%.py,drafters budget company heads customs directories bundled bundled_heads)
 QUICK := tests/test_imports.py tests/server/test_live.py $(SAME) tests/spec tests/kvpaging tests/test_floors.py
-TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: serve setup bench test quick soak check clients format clean
