@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,17 @@ class Family:
 
 
 PROCESSORS = ["here", "without bf16", "without AVX-512"]
+
+
+def by_processor(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
+    """Cases of a processor and one of each: all for this processor; of the others a third, any two of them together.
+    The rest is tried in `make soak`, since what takes the time is to compile them."""
+    return [
+        pytest.param(name, first, second, marks=() if name == "here" or (at + n - turn) % 3 == 0 else pytest.mark.soak)
+        for turn, name in enumerate(PROCESSORS)
+        for at, first in enumerate(one)
+        for n, second in enumerate(other)
+    ]
 
 
 def lesser(kind: str) -> Processor:

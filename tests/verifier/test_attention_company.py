@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.paged import Bench, Sequence, kept
-from tests.verifier.conftest import PROCESSORS
+from tests.verifier.conftest import by_processor
 from verifier.ops.eager import references
 from verifier.ops.kernels.cpu import threads
 from verifier.ops.tree_attention import PagedRows, tree_attention
@@ -22,15 +22,9 @@ SHAPES = [
 ]  # fmt: skip
 #: What keys and values are quantised to.
 STORED = [None, torch.int8, torch.float8_e4m3fn]
-#: Processor, shape and what is stored: all for this processor; of the others a third, any two of them together. The
-#: rest is tried in `make soak`, since what takes the time is to compile them.
-CASES = [
-    pytest.param(name, shape, stored, marks=() if name == "here" or (at + number - turn) % 3 == 0 else pytest.mark.soak)
-    for turn, name in enumerate(PROCESSORS)
-    for at, shape in enumerate(SHAPES)
-    for number, stored in enumerate(STORED)
-]
-everywhere = pytest.mark.parametrize(("processor", "shape", "stored"), CASES, ids=str, indirect=["processor"])
+everywhere = pytest.mark.parametrize(
+    ("processor", "shape", "stored"), by_processor(SHAPES, STORED), ids=str, indirect=["processor"]
+)
 #: Committed tokens and nodes: short; over the ends of blocks and of spans; more rows than are put together.
 SIZES = [(0, 3), (5, 1), (250, 9), (511, 2), (600, 16), (300, 40)]
 

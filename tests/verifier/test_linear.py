@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.simulated.device import DEVICE, simulated
-from tests.verifier.conftest import PROCESSORS
+from tests.verifier.conftest import by_processor
 from verifier.model.linear import Linear
 from verifier.ops.eager import references
 from verifier.ops.kernels.cpu.launch import recording
@@ -16,15 +16,9 @@ from verifier.ops.kernels.cpu.launch import recording
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: in, out: narrow, odd, the widths of a tiny model, of many terms.
 SHAPES = [(64, 64), (50, 33), (33, 50), (256, 768), (3072, 512)]
-#: Processor, dtype and shape: all for this processor; of the others a third, any two of them together. The rest is
-#: tried in `make soak`.
-CASES = [
-    pytest.param(name, dtype, shape, marks=() if name == "here" or (at + number - turn) % 3 == 0 else pytest.mark.soak)
-    for turn, name in enumerate(PROCESSORS)
-    for number, dtype in enumerate(DTYPES)
-    for at, shape in enumerate(SHAPES)
-]
-everywhere = pytest.mark.parametrize(("processor", "dtype", "shape"), CASES, ids=str, indirect=["processor"])
+everywhere = pytest.mark.parametrize(
+    ("processor", "dtype", "shape"), by_processor(DTYPES, SHAPES), ids=str, indirect=["processor"]
+)
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 17, 31, 48, 65, 100)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.simulated.device import DEVICE, simulated
-from tests.verifier.conftest import PROCESSORS
+from tests.verifier.conftest import by_processor
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
 from tests.verifier.test_linear import COUNTS, DTYPES, differing, rows_of
 from verifier.model.linear import Linear
@@ -21,14 +21,7 @@ from verifier.ops.quantized import QuantizedMatrix, packed, unpacked
 
 #: in, out: one group and several, outputs that fill no block, the widths of a tiny model, of many terms.
 SHAPES = [(128, 33), (192, 100), (3072, 64)]
-#: Processor, dtype and kind: any two of them together; any three only for this processor, and in `make soak`, since
-#: what takes the time is to compile them.
-CASES = [
-    pytest.param(name, dtype, kind, marks=() if name == "here" or (at + number - turn) % 3 == 0 else pytest.mark.soak)
-    for turn, name in enumerate(PROCESSORS)
-    for number, dtype in enumerate(DTYPES)
-    for at, kind in enumerate([*KINDS, *STEPPED])
-]
+CASES = by_processor(DTYPES, [*KINDS, *STEPPED])
 
 
 def bias_of(shape: tuple[int, int]) -> Tensor:
