@@ -38,10 +38,10 @@ from bench.drive import Options, add_arguments, build_all, mode_of, request, war
 from bench.forced import FIRST_TEXT_ID
 from bench.texts import Asked, Workload, workloads
 from bench.turns import in_turns
-from server.settings.resolved import BUNDLED
-from spec.engine import Engine
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.engine import Engine
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 
 FIXED = ("ngram:8", "suffix:4", "suffix:8", "suffix:16", "draft_model:2", "draft_model:4")
 

@@ -22,9 +22,9 @@ from bench.decode import progress
 from bench.drive import Options, add_arguments, build, mode_of, request, run
 from bench.http import server
 from bench.stats import paired_ratio, spread
-from spec.engine import Engine
-from spec.sampling import SamplingParams
-from verifier.ops.kernels.cpu import threads
+from foresay.spec.engine import Engine
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.ops.kernels.cpu import threads
 
 #: Whether threads give way, by what that is called.
 WAYS = {"giving way": True, "all threads": False}

@@ -32,7 +32,7 @@ FLAGS = ["--threads", "1", "--no-log-stats", "--draft", "none"]
 def served(tree: Path, *flags: str) -> Iterator[int]:
     """The port of a server of a tree's code."""
     port = free_port()
-    command = [sys.executable, "-m", "server.cli.main", "serve", "--port", str(port), *FLAGS, *flags]
+    command = [sys.executable, "-m", "foresay.server.cli.main", "serve", "--port", str(port), *FLAGS, *flags]
     process = subprocess.Popen(command, cwd=tree, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(tree)})
     try:
         wait_until_ready(process, port, 300.0)

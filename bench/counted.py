@@ -22,26 +22,26 @@ from bench.budget import FORCED
 from bench.drive import Options, build, request, run
 from bench.lookups import FOREVER
 from bench.texts import Asked, workloads
-from drafters.combined import CombinedDrafter
-from drafters.draft_model import DraftModelDrafter
-from drafters.routed import configured
-from drafters.suffix.drafter import SuffixDrafter
-from kvpaging import PagePool, PageTable
-from server.settings.resolved import BUNDLED
-from spec.budget import CostModel
-from spec.budget.budget import Budget
-from spec.budget.cost import DraftCost
-from spec.budget.members import Member
-from spec.budget.plan import Plan, levels_of
-from spec.engine import Engine
-from spec.names import DRAFT_MODEL, SUFFIX
-from spec.noise import Noise
-from spec.protocols import Drafter
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.step import DraftsByPlan, ScheduledSequence, VerifyResult
-from spec.trace import StepTrace
-from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
+from foresay.drafters.combined import CombinedDrafter
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.routed import configured
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.kvpaging import PagePool, PageTable
+from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.members import Member
+from foresay.spec.budget.plan import Plan, levels_of
+from foresay.spec.engine import Engine
+from foresay.spec.names import DRAFT_MODEL, SUFFIX
+from foresay.spec.noise import Noise
+from foresay.spec.protocols import Drafter
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import DraftsByPlan, ScheduledSequence, VerifyResult
+from foresay.spec.trace import StepTrace
+from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
 #: What a step of the budget is told beside its result, when it is not timed.
 _UNTIMED = StepTrace(number=0, rows=0, sequences=1, prefill_rows=0, drafted=0, accepted=0, emitted=0, seconds={})

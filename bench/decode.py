@@ -21,8 +21,8 @@ from typing import Any
 from bench import floor, prompts, record
 from bench.drive import Options, add_arguments, build_all, mode_of, request, run, warm_up
 from bench.summary import PHASES, Sample, check_same, ratio, summarise
-from spec.engine import Engine
-from spec.sampling import SamplingParams
+from foresay.spec.engine import Engine
+from foresay.spec.sampling import SamplingParams
 
 MODES = (
     "none",

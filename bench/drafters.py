@@ -36,12 +36,12 @@ from bench.drive import (
 )
 from bench.stats import Ratio, pooled_ratio
 from bench.summary import Sample, accepted_by_depth, check_same, ratio
-from drafters.routed import configured
-from server.engine.build import draft_shape
-from server.settings.resolved import BUNDLED, Resolved
-from spec.acceptance import by_place
-from spec.engine import Engine
-from spec.sampling import SamplingParams
+from foresay.drafters.routed import configured
+from foresay.server.engine.build import draft_shape
+from foresay.server.settings.resolved import BUNDLED, Resolved
+from foresay.spec.acceptance import by_place
+from foresay.spec.engine import Engine
+from foresay.spec.sampling import SamplingParams
 
 MODES = (
     "none",
@@ -109,7 +109,7 @@ def sampled(
 def figures(samples: Sequence[Sample], mode: str) -> dict[str, Any]:
     """One drafter at one temperature.
 
-    accepted_given_parent: by depth, conditional (:mod:`spec.acceptance`). drafted_nodes_per_step
+    accepted_given_parent: by depth, conditional (:mod:`foresay.spec.acceptance`). drafted_nodes_per_step
     is over the steps after the prompt's. gain: tokens per step over those without shared noise, paired.
     """
     own = [s for s in samples if s.mode == mode]

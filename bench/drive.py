@@ -21,17 +21,17 @@ from typing import Any, Self
 import msgspec
 import torch
 
-from server.engine.build import build_engine
-from server.engine.drafters.registry import LOOKUPS
-from server.engine.drafting import DEFAULT_TOKENS
-from server.settings.config import EngineConfig
-from server.settings.resolved import AUTO, target_directory
-from spec.engine import Engine
-from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, PREDICTION, canonical
-from spec.request import Delta, Request
-from spec.sampling import SamplingParams
-from spec.trace import Statistics
-from verifier.paged_model import PagedModel
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.drafters.registry import LOOKUPS
+from foresay.server.engine.drafting import DEFAULT_TOKENS
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import AUTO, target_directory
+from foresay.spec.engine import Engine
+from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, PREDICTION, canonical
+from foresay.spec.request import Delta, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import Statistics
+from foresay.verifier.paged_model import PagedModel
 
 _numbers = count()
 

@@ -17,16 +17,16 @@ from tokenizers import Tokenizer
 
 from bench import record
 from bench.lookups import FOREVER, sequence_of
-from drafters.ngram import NgramDrafter
-from drafters.prediction import PredictionDrafter
-from drafters.routed import RoutedDrafter
-from drafters.suffix.drafter import SuffixDrafter
-from server.settings.resolved import BUNDLED
-from spec.budget import CostModel
-from spec.protocols import Drafter
-from spec.scheduler import PREDICTED_LEVELS
-from spec.tree import TreeShape
-from spec.walk import Walk
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.prediction import PredictionDrafter
+from foresay.drafters.routed import RoutedDrafter
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.budget import CostModel
+from foresay.spec.protocols import Drafter
+from foresay.spec.scheduler import PREDICTED_LEVELS
+from foresay.spec.tree import TreeShape
+from foresay.spec.walk import Walk
 
 #: What becomes of a word or line that is edited.
 REPLACED, LEFT_OUT, FOLLOWED = range(3)

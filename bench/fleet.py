@@ -1,11 +1,11 @@
 """Toward many replicas, simulated: where should a request go? ``python -m bench.fleet --traces DIR``.
 
 Recorded conversations of agents (tau-bench, airline: one system prompt, then turns that grow) are replayed against 1,
-4, 16 and 64 simulated replicas, by the router that serves (:mod:`server.host.replicas.router`), to the least loaded,
-and at random. A replica steps as an engine does: up to ``SEATS`` sequences beside a chunk of one prompt, pages found
-again by their names, those used last kept. What a step of so many rows takes was measured; the rest of the model is
-below. The recordings have no times: conversations begin at random, as many a second for each replica at every size, and
-a turn comes a pause after the answer before.
+4, 16 and 64 simulated replicas, by the router that serves (:mod:`foresay.server.host.replicas.router`), to the least
+loaded, and at random. A replica steps as an engine does: up to ``SEATS`` sequences beside a chunk of one prompt, pages
+found again by their names, those used last kept. What a step of so many rows takes was measured; the rest of the model
+is below. The recordings have no times: conversations begin at random, as many a second for each replica at every size,
+and a turn comes a pause after the answer before.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from zlib import crc32
 
 from bench.record import finish, table
 from bench.stats import percentile
-from kvpaging.prefix import digests
-from server.host.replicas.router import Router, Standing
+from foresay.kvpaging.prefix import digests
+from foresay.server.host.replicas.router import Router, Standing
 
 #: What a step of so many rows takes, in ms: the 135M class on two cores (bench/README.md, "counted").
 STEP_MS = ((1, 8.0), (2, 8.6), (4, 9.0), (8, 9.9), (16, 14.5), (32, 27.0), (64, 53.0), (128, 106.0))

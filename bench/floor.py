@@ -24,13 +24,13 @@ from torch import Tensor
 from bench import record
 from bench.drive import Options, add_arguments, build, request, run, target_of, torchs_threads
 from bench.stats import Spread, paired_ratio, spread
-from kvpaging import PageTable
-from kvpaging.ops import store_rows
-from spec.engine import Engine
-from spec.protocols import Rows
-from spec.sampling import SamplingParams
-from verifier.model.linear import Linear
-from verifier.ops.kernels.cpu import threads
+from foresay.kvpaging import PageTable
+from foresay.kvpaging.ops import store_rows
+from foresay.spec.engine import Engine
+from foresay.spec.protocols import Rows
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.ops.kernels.cpu import threads
 
 PROBE_BYTES = 1 << 29
 CONTEXT = 128  # committed tokens below the measured rows

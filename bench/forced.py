@@ -24,9 +24,9 @@ from bench.decode import compare, progress
 from bench.drive import Options, RequestFailed, add_arguments, build_all, mode_of, request, run, warm_up
 from bench.edits import edits
 from bench.summary import Sample
-from spec.engine import Engine
-from spec.names import PREDICTION
-from spec.sampling import SamplingParams
+from foresay.spec.engine import Engine
+from foresay.spec.names import PREDICTION
+from foresay.spec.sampling import SamplingParams
 
 MODES = ("none", "ngram:4", "ngram:8", "draft_model:4")
 FIRST_TEXT_ID = 16  # below lie special tokens, in most vocabularies

@@ -14,11 +14,11 @@ from pathlib import Path
 from bench import prompts
 from bench.drafters import with_bundled
 from bench.drive import Options, add_arguments, engine_config, request, run
-from server.engine.build import build_engine
-from server.engine.observers import Lines, TraceWriter
-from server.engine.trace import drafting, read
-from server.observe.replay.ways import RECORDED, judge_lookups, judge_recorded, parse
-from spec.sampling import SamplingParams
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.observers import Lines, TraceWriter
+from foresay.server.engine.trace import drafting, read
+from foresay.server.observe.replay.ways import RECORDED, judge_lookups, judge_recorded, parse
+from foresay.spec.sampling import SamplingParams
 
 #: Recorded as, evaluated as, and the way of decoding that this foretells.
 PAIRS = (

@@ -21,11 +21,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from bench import record
 from bench.schemas import schemas
 from bench.stats import percentile
-from server.settings.resolved import BUNDLED
-from server.text.grammars.compiler import GrammarCompiler
-from server.text.grammars.constraint import LlguidanceConstraint
-from server.text.grammars.schema import schema_grammar
-from spec.request import Grammar
+from foresay.server.settings.resolved import BUNDLED
+from foresay.server.text.grammars.compiler import GrammarCompiler
+from foresay.server.text.grammars.constraint import LlguidanceConstraint
+from foresay.server.text.grammars.schema import schema_grammar
+from foresay.spec.request import Grammar
 
 DEFAULT = BUNDLED / "target" / "tokenizer.json"
 END = 0

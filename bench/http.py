@@ -61,7 +61,7 @@ def running(
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """As :func:`server`, its process and its port. errors: where its stderr goes; None: to ours."""
     port = free_port()
-    command = [sys.executable, "-m", "server.cli.main", "serve", *arguments, "--port", str(port)]
+    command = [sys.executable, "-m", "foresay.server.cli.main", "serve", *arguments, "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
     try:
         wait_until_ready(process, port, patience)

@@ -19,19 +19,19 @@ from transformers import AutoModelForCausalLM
 
 from bench import record
 from bench.drive import Options
-from drafters.heads.dflash_model import DFlashModel, DFlashShape
-from drafters.heads.eagle_model import EagleModel, EagleShape
-from drafters.heads.lesson import Depth, Lesson
-from drafters.heads.lesson import judge as compare
-from drafters.heads.medusa_model import MedusaModel
-from drafters.training.teacher import Teacher
-from server.engine.vocabulary import overlap
-from spec.names import DRAFT_MODEL
-from verifier.heads.dflash_config import DFlashConfig
-from verifier.heads.eagle_config import EagleConfig
-from verifier.heads.files import HeadTensors
-from verifier.model.config import ModelConfig
-from verifier.model.hub import resolve
+from foresay.drafters.heads.dflash_model import DFlashModel, DFlashShape
+from foresay.drafters.heads.eagle_model import EagleModel, EagleShape
+from foresay.drafters.heads.lesson import Depth, Lesson
+from foresay.drafters.heads.lesson import judge as compare
+from foresay.drafters.heads.medusa_model import MedusaModel
+from foresay.drafters.training.teacher import Teacher
+from foresay.server.engine.vocabulary import overlap
+from foresay.spec.names import DRAFT_MODEL
+from foresay.verifier.heads.dflash_config import DFlashConfig
+from foresay.verifier.heads.eagle_config import EagleConfig
+from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.hub import resolve
 
 Learner = MedusaModel | EagleModel | DFlashModel
 #: What a drafter makes of one text.
@@ -127,7 +127,7 @@ def report(options: Options, depths: Mapping[str, int], texts: Sequence[Sequence
 
 
 def means(judge: Judge, lessons: Sequence[Lesson]) -> dict[str, list[float]]:
-    """By depth, the means over all texts of what :class:`drafters.heads.lesson.Depth` holds."""
+    """By depth, the means over all texts of what :class:`foresay.drafters.heads.lesson.Depth` holds."""
     generator = torch.Generator().manual_seed(0)
     by_depth = list(zip(*(judge(lesson, generator) for lesson in lessons), strict=True))
     return {

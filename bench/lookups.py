@@ -22,17 +22,17 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bench import record
-from drafters.ngram import NgramDrafter
-from drafters.suffix.drafter import SuffixDrafter
-from drafters.suffix.history import History
-from kvpaging import PagePool, PageTable
-from server.settings.resolved import BUNDLED
-from spec.noise import Noise
-from spec.protocols import Drafter
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
-from spec.walk import Walk
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.drafters.suffix.history import History
+from foresay.kvpaging import PagePool, PageTable
+from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.noise import Noise
+from foresay.spec.protocols import Drafter
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
+from foresay.spec.walk import Walk
 
 #: A prompt and what was answered.
 Asked = tuple[list[int], list[int]]

@@ -17,10 +17,10 @@ from typing import Any
 from bench import prompts, record
 from bench.drive import Options, add_arguments, build_all, mode_of, request, warm_up
 from bench.stats import percentile
-from spec.engine import Engine
-from spec.request import Request
-from spec.sampling import SamplingParams
-from verifier.paged_model import PagedModel
+from foresay.spec.engine import Engine
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.paged_model import PagedModel
 
 WAYS = {"T=0": SamplingParams(temperature=0.0), "T=1 top-p 0.9": SamplingParams(temperature=1.0, top_p=0.9)}
 

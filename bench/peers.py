@@ -27,10 +27,10 @@ from bench.decode import progress
 from bench.drive import Options, add_arguments, build_all, mode_of, request, run, torchs_threads, warm_up
 from bench.llama import Decoded
 from bench.stats import paired_ratio, spread
-from spec.engine import Engine
-from spec.sampling import SamplingParams
-from verifier.model.hub import resolve
-from verifier.ops.kernels.cpu import threads
+from foresay.spec.engine import Engine
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.model.hub import resolve
+from foresay.verifier.ops.kernels.cpu import threads
 
 #: (prompt, temperature, seed) -> what was written, and how fast
 Decode = Callable[[list[int], float, int], Decoded]

@@ -17,10 +17,10 @@ from torch import Tensor
 from bench import record
 from bench.drive import Options, add_arguments, build, request, run, target_of
 from bench.prompts import Encoder, load
-from kvpaging import PageTable
-from spec.engine import Engine
-from spec.protocols import Rows
-from spec.sampling import SamplingParams
+from foresay.kvpaging import PageTable
+from foresay.spec.engine import Engine
+from foresay.spec.protocols import Rows
+from foresay.spec.sampling import SamplingParams
 
 #: How weights and KV are kept, as :class:`~bench.drive.Options` says it.
 WAYS: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ from bench import record
 from bench.drive import Options, add_arguments, build, target_of
 from bench.floor import CONTEXT, BareForward, timed, weight_bytes
 from bench.stats import paired_ratio, spread
-from spec.engine import Engine
+from foresay.spec.engine import Engine
 
 KINDS = (None, "int8", "int4", "fp8")
 KV_KINDS = ("auto", "int8", "fp8")

@@ -15,8 +15,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from spec.engine import Engine
-from verifier.ops.kernels.cpu import threads
+from foresay.spec.engine import Engine
+from foresay.verifier.ops.kernels.cpu import threads
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -152,7 +152,7 @@ async def disturb(storm: Storm, scale: Callable[[int, int], Awaitable[None]], ki
     await scale(2, 1)
     await storm.until_replicas(2)
     for number in range(kills):
-        what = ("ray::ServeReplica", "server.host.process")[number % 4 == 3]  # mostly the whole replica
+        what = ("ray::ServeReplica", "foresay.server.host.process")[number % 4 == 3]  # mostly the whole replica
         seconds.append(await kill(storm, what, signal.SIGKILL, 2))
         print(f"kill {number + 1} of {kills}: back after {seconds[-1]:.1f} s; {dict(storm.counts)}", file=sys.stderr)
     begun = time.monotonic()
@@ -200,8 +200,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     import ray
     from ray import serve
 
-    from server.host.replicas.cluster import APPLICATION, ENVIRONMENT, application
-    from server.settings.config import ServeConfig
+    from foresay.server.host.replicas.cluster import APPLICATION, ENVIRONMENT, application
+    from foresay.server.settings.config import ServeConfig
 
     os.environ.update(ENVIRONMENT)
     config = ServeConfig(threads=1, engine_timeout=PATIENCE, max_resumes=1000)

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.drive import Run
 from bench.stats import Ratio, distinct_trigrams, paired_ratio, spread
-from spec.acceptance import ByDepth, by_place
+from foresay.spec.acceptance import ByDepth, by_place
 
 PHASES = ("plan", "propose", "forward", "draw", "commit")  # of a step; queue and prefill are none of a step's
 

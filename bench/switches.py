@@ -23,7 +23,7 @@ import aiohttp
 
 from bench import record
 from bench.http import running
-from server.settings.resolved import BUNDLED
+from foresay.server.settings.resolved import BUNDLED
 
 NAMES = ("first", "second")
 TOKENS = 8

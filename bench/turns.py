@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.drive import RequestFailed, finished
-from spec.engine import Engine
-from spec.request import Request
+from foresay.spec.engine import Engine
+from foresay.spec.request import Request
 
 
 @dataclass(slots=True, eq=False)

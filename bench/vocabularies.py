@@ -27,10 +27,10 @@ from bench.decode import progress
 from bench.drafters import tokens_per_step, with_bundled
 from bench.drive import Options, add_arguments, build, mode_of, request, run, target_of
 from bench.summary import Sample, check_same
-from drafters.routed import configured
-from server.text.detokenize import Spelling
-from spec.engine import Engine
-from spec.sampling import SamplingParams
+from foresay.drafters.routed import configured
+from foresay.server.text.detokenize import Spelling
+from foresay.spec.engine import Engine
+from foresay.spec.sampling import SamplingParams
 
 
 def renumbered(source: Path, destination: Path, order: Sequence[int]) -> Path:

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spec.sampling import SamplingParams
-from spec.tree import MAX_NODES
-from verifier.ops.level import Pieces
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.tree import MAX_NODES
+from foresay.verifier.ops.level import Pieces
 
 Floats = NDArray[np.float64]
 
@@ -107,7 +107,8 @@ class Calibration:
         return self._usual[kind][min(depth, DEPTHS - 1), :ranks]
 
     def accuracy(self, kind: int) -> list[list[float]]:
-        """[depth][rank] how often candidates were hit: what :func:`spec.template.best_template` is made from."""
+        """[depth][rank] how often candidates were hit: what :func:`foresay.spec.template.best_template` is made
+        from."""
         trials = self.trials[kind]
         rows: list[list[float]] = (self.hits[kind] / np.maximum(trials, 1e-9)).tolist()
         return [row for row, seen in zip(rows, trials[:, 0], strict=True) if seen]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from spec.sequence import SequenceState
+from foresay.spec.sequence import SequenceState
 
 
 def adjusts(sequence: SequenceState, depth: int) -> bool:

@@ -2,7 +2,7 @@
 
 ::
 
-    plan       suffix: 3 found nodes, draft_model: 4 levels       from the budget (:mod:`spec.budget.plan`)
+    plan       suffix: 3 found nodes, draft_model: 4 levels       from the budget (:mod:`foresay.spec.budget.plan`)
     draft      the found nodes as they are, the model's tree      cut to what is worth its rows, merged into one tree
     committed  its own path, in its own numbers, to whoever was asked; to the others, that others were
 """
@@ -13,18 +13,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drafters.routed import configured
-from spec.budget.budget import Budget
-from spec.budget.plan import Plan, Share
-from spec.features import Features, reader_of
-from spec.merge import Merged, merge
-from spec.protocols import Drafter, FeatureRequest
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.routed import configured
+from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.plan import Plan, Share
+from foresay.spec.features import Features, reader_of
+from foresay.spec.merge import Merged, merge
+from foresay.spec.protocols import Drafter, FeatureRequest
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 
 class CombinedDrafter:
-    """Implements :class:`spec.step.DraftsByPlan` and :class:`spec.protocols.Drafter` for the members of a budget."""
+    """Implements :class:`foresay.spec.step.DraftsByPlan` and :class:`foresay.spec.protocols.Drafter` for the members of
+    a budget."""
 
     name = "combined"
 

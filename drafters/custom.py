@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 
-from spec.features import Features, reader_of
-from spec.protocols import Drafter, FeatureRequest, or_roots
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.spec.features import Features, reader_of
+from foresay.spec.protocols import Drafter, FeatureRequest, or_roots
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 log = logging.getLogger("foresay.drafters")
 
@@ -33,7 +33,7 @@ class BadProposal(ValueError):
 
 
 class CustomDrafter:
-    """Implements :class:`spec.protocols.Drafter` around one of the user's. vocab_size: the target's."""
+    """Implements :class:`foresay.spec.protocols.Drafter` around one of the user's. vocab_size: the target's."""
 
     def __init__(self, own: Drafter, vocab_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.name: str = own.name

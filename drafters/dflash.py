@@ -15,17 +15,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from drafters.fed import FedDrafter
-from drafters.growth import Growth
-from drafters.marginals import of_level
-from kvpaging import KVStore, PagePool
-from spec.features import Features
-from spec.names import DFLASH
-from spec.tree import TreeShape
-from verifier.graphs.state import StepState
-from verifier.heads.block import Block
-from verifier.heads.dflash import DFlashHead
-from verifier.ops.level import known_tokens
+from foresay.drafters.fed import FedDrafter
+from foresay.drafters.growth import Growth
+from foresay.drafters.marginals import of_level
+from foresay.kvpaging import KVStore, PagePool
+from foresay.spec.features import Features
+from foresay.spec.names import DFLASH
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.heads.block import Block
+from foresay.verifier.heads.dflash import DFlashHead
+from foresay.verifier.ops.level import known_tokens
 
 
 class DFlashDrafter(FedDrafter):

@@ -1,8 +1,8 @@
-"""A smaller model proposes, level by level, a chain or a tree (:mod:`drafters.growth`).
+"""A smaller model proposes, level by level, a chain or a tree (:mod:`foresay.drafters.growth`).
 
 It adds the *same* position-keyed noise to its logits as the target's sample will (at the request's temperature), so the
 likeliest child of a node is the draft's own shared-noise sample, and the next ones are the runners-up of that sample:
-the coupling of :mod:`spec.accept`.
+the coupling of :mod:`foresay.spec.accept`.
 
 Its KV lives in a store of its own, on the sequences' pages: committed text is caught up in one pass, expanded nodes are
 scratch rows past the committed length, and those of an accepted path are kept::
@@ -19,20 +19,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from drafters.growth import Growth
-from drafters.levels import TreeDrafter
-from spec.names import DRAFT_MODEL
-from spec.protocols import Rows
-from spec.sequence import SequenceState
-from spec.tree import DraftTree
-from verifier.graphs.proposer import Taken
-from verifier.graphs.rows import rows_of
-from verifier.graphs.state import StepState
-from verifier.model.paged_pass import paged_pass
-from verifier.ops.level import known_tokens
-from verifier.ops.move import move_paths
-from verifier.paged_model import PagedModel
-from verifier.paged_rows import StaticRows
+from foresay.drafters.growth import Growth
+from foresay.drafters.levels import TreeDrafter
+from foresay.spec.names import DRAFT_MODEL
+from foresay.spec.protocols import Rows
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree
+from foresay.verifier.graphs.proposer import Taken
+from foresay.verifier.graphs.rows import rows_of
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.model.paged_pass import paged_pass
+from foresay.verifier.ops.level import known_tokens
+from foresay.verifier.ops.move import move_paths
+from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.paged_rows import StaticRows
 
 #: Committed text is caught up in pieces of at most this many rows, to bound the pass's memory.
 _CATCH_UP_ROWS = 256
@@ -41,7 +41,7 @@ _REACH = 2
 
 
 class DraftModelDrafter(TreeDrafter):
-    """Drafts with a :class:`~verifier.paged_model.PagedModel`.
+    """Drafts with a :class:`~foresay.verifier.paged_model.PagedModel`.
 
     In another vocabulary than the target's, read: int64[V], the model's id for each of the target's, and token_ids:
     int64[V'], the target's id of each of its logits; None where they are the same.

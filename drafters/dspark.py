@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from drafters.dflash import DFlashDrafter
-from drafters.growth import Growth
-from kvpaging import PagePool
-from spec.names import DSPARK
-from verifier.graphs.state import StepState
-from verifier.heads.dflash import DFlashHead
-from verifier.ops.level import known_tokens
+from foresay.drafters.dflash import DFlashDrafter
+from foresay.drafters.growth import Growth
+from foresay.kvpaging import PagePool
+from foresay.spec.names import DSPARK
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.heads.dflash import DFlashHead
+from foresay.verifier.ops.level import known_tokens
 
 
 class DSparkDrafter(DFlashDrafter):

@@ -26,18 +26,18 @@ import logging
 import torch
 from torch import Tensor
 
-from drafters.fed import FeatureDrafter
-from drafters.growth import Growth
-from kvpaging import KVStore, PagePool, PageTable
-from spec.features import Features
-from spec.names import EAGLE, EAGLE3
-from spec.protocols import Rows
-from spec.sequence import SequenceState
-from spec.tree import DraftTree
-from verifier.graphs.rows import rows_of
-from verifier.graphs.state import StepState
-from verifier.heads.eagle import EagleHead
-from verifier.paged_rows import StaticRows
+from foresay.drafters.fed import FeatureDrafter
+from foresay.drafters.growth import Growth
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.spec.features import Features
+from foresay.spec.names import EAGLE, EAGLE3
+from foresay.spec.protocols import Rows
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree
+from foresay.verifier.graphs.rows import rows_of
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.heads.eagle import EagleHead
+from foresay.verifier.paged_rows import StaticRows
 
 log = logging.getLogger("foresay.drafters")
 

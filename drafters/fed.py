@@ -14,14 +14,14 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from drafters.levels import TreeDrafter
-from kvpaging import KVStore, PagePool, PageTable
-from spec.features import Features
-from spec.protocols import FeatureRequest
-from spec.sequence import SequenceState
-from spec.tree import DraftTree
-from verifier.graphs.proposer import Taken
-from verifier.graphs.state import StepState
+from foresay.drafters.levels import TreeDrafter
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.spec.features import Features
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree
+from foresay.verifier.graphs.proposer import Taken
+from foresay.verifier.graphs.state import StepState
 
 
 class FedDrafter(TreeDrafter):

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drafters.calibration import Calibration, Floats, kind_of
-from drafters.candidates import adjusted, by_path
-from drafters.growth import Level, LevelLayout
-from spec.constrain import Ahead
-from spec.sample import BROKEN
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.calibration import Calibration, Floats, kind_of
+from foresay.drafters.candidates import adjusted, by_path
+from foresay.drafters.growth import Level, LevelLayout
+from foresay.spec.constrain import Ahead
+from foresay.spec.sample import BROKEN
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 #: The log chance of a chain's only candidate.
 _UNKNOWN = np.array([[np.nan]])
@@ -27,9 +27,9 @@ class Grown:
     """fixed: of the levels that are grown, of which the tree may take fewer. over: whether no level is to come, or none
     is worth it.
 
-    tokens, parents, scores: of the candidates (:mod:`drafters.growth`), the root first. front: those that are expanded
-    next. rows: the row of each that was. looked: for each level what was expanded, and the tokens and uncalibrated log
-    chances found below, [F, k] or [1, k] each. kept: the candidates that are nodes of the tree.
+    tokens, parents, scores: of the candidates (:mod:`foresay.drafters.growth`), the root first. front: those that are
+    expanded next. rows: the row of each that was. looked: for each level what was expanded, and the tokens and
+    uncalibrated log chances found below, [F, k] or [1, k] each. kept: the candidates that are nodes of the tree.
     """
 
     sequence: SequenceState

@@ -2,7 +2,7 @@
 
 ::
 
-    chance of a candidate   softmax of the draft's logits with the position's noise, calibrated (drafters.calibration)
+    chance of a candidate   softmax of the draft's logits with the position's noise, calibrated
     chance of a node        the product along its path
 
 A *static* tree keeps the best ``widths[d]`` candidates of each level, a *template* those ranks that it names. A
@@ -28,14 +28,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from drafters.calibration import Curves
-from spec.tree import MAX_NODES, TreeShape
-from verifier.graphs.proposer import DeviceTree, chain_columns
-from verifier.graphs.rows import Nodes
-from verifier.graphs.state import StepState
-from verifier.ops.children import best_children
-from verifier.ops.level import Above, Kept, keep_children
-from verifier.ops.sample import sample_rows
+from foresay.drafters.calibration import Curves
+from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.verifier.graphs.proposer import DeviceTree, chain_columns
+from foresay.verifier.graphs.rows import Nodes
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.ops.children import best_children
+from foresay.verifier.ops.level import Above, Kept, keep_children
+from foresay.verifier.ops.sample import sample_rows
 
 #: A dynamic tree looks at no fewer children of a node, if it has as many nodes. Looking costs little.
 _LEAST_LOOKED = 8
@@ -183,7 +183,7 @@ class Growth:
     """Trees below the roots of some sequences while they grow; made anew in each step, or once for a recording.
 
     curves: of the way in which each sequence is sampled; None: chances are taken as they are. token_ids: see
-    :func:`verifier.ops.sample.sample_rows`.
+    :func:`foresay.verifier.ops.sample.sample_rows`.
     """
 
     def __init__(
@@ -272,7 +272,8 @@ class Growth:
 
 
 class Passes(Protocol):
-    """What a drafter with logits computes for a level. token_ids: see :func:`verifier.ops.sample.sample_rows`."""
+    """What a drafter with logits computes for a level. token_ids: see
+    :func:`foresay.verifier.ops.sample.sample_rows`."""
 
     token_ids: Tensor | None
 

@@ -4,11 +4,11 @@
 
     prepare  passes of the drafter's own over what it has not read yet, if that is more than the text's last few tokens
     begin    logits below the roots, in a pass over the last few tokens
-    levels   grown below them (:mod:`drafters.growth`)
+    levels   grown below them (:mod:`foresay.drafters.growth`)
     between  where a request changes logits, or levels have a price, the host looks at each level before the next
 
 All but the first is captured, for each shape and number of sequences: on a CPU when it is needed, on a device before.
-The same is part of the whole steps that a GPU captures (:class:`drafters.proposer.Drafts`); there
+The same is part of the whole steps that a GPU captures (:class:`foresay.drafters.proposer.Drafts`); there
 :meth:`TreeDrafter.follow` is too.
 
 Legend: S sequences, H hidden width, V' the drafter's vocabulary.
@@ -24,22 +24,22 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from drafters.calibration import Calibration, Curves
-from drafters.candidates import adjusts, by_path
-from drafters.grown import Grown
-from drafters.growth import Growth, Level, Passes, Plan, levels
-from kvpaging import PagePool
-from spec.constrain import Ahead
-from spec.protocols import FeatureRequest
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
-from verifier.graphs.capture import Capture, Direct, recorded
-from verifier.graphs.proposer import Taken
-from verifier.graphs.rows import TextEnds
-from verifier.graphs.state import Joined, StepState
-from verifier.ops.eager import compiled
-from verifier.ops.kernels.cpu.launch import borrowed
+from foresay.drafters.calibration import Calibration, Curves
+from foresay.drafters.candidates import adjusts, by_path
+from foresay.drafters.grown import Grown
+from foresay.drafters.growth import Growth, Level, Passes, Plan, levels
+from foresay.kvpaging import PagePool
+from foresay.spec.constrain import Ahead
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.graphs.capture import Capture, Direct, recorded
+from foresay.verifier.graphs.proposer import Taken
+from foresay.verifier.graphs.rows import TextEnds
+from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.kernels.cpu.launch import borrowed
 
 _GREEDY = SamplingParams(temperature=0.0)
 #: Tokens of a text that there is room for at least.
@@ -99,12 +99,12 @@ class _Kind:
 
 
 class TreeDrafter(ABC):
-    """Implements :class:`spec.protocols.Drafter` for whoever has logits.
+    """Implements :class:`foresay.spec.protocols.Drafter` for whoever has logits.
 
-    dynamic: see :mod:`drafters.growth`. free: whether expanding a node costs nothing. ahead: whether the first pass has
-    rows of its own for all levels, so that there is no room for more of them than are drafted. shared_noise: whether
-    drafts are sampled with the target's own noise; False is for comparison. first: the first position of which it has a
-    row.
+    dynamic: see :mod:`foresay.drafters.growth`. free: whether expanding a node costs nothing. ahead: whether the first
+    pass has rows of its own for all levels, so that there is no room for more of them than are drafted. shared_noise:
+    whether drafts are sampled with the target's own noise; False is for comparison. first: the first position of which
+    it has a row.
     """
 
     free: bool = False
@@ -116,7 +116,8 @@ class TreeDrafter(ABC):
     def __init__(
         self, name: str, dynamic: bool, device: torch.device, pool: PagePool, token_ids: Tensor | None = None
     ) -> None:
-        """pool: whose pages hold what it computes or reads. token_ids: see :func:`verifier.ops.sample.sample_rows`."""
+        """pool: whose pages hold what it computes or reads. token_ids: see
+        :func:`foresay.verifier.ops.sample.sample_rows`."""
         self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
         self.device, self.token_ids = device, None if token_ids is None else token_ids.to(device)
         self._page_size = pool.page_size
@@ -129,11 +130,11 @@ class TreeDrafter(ABC):
 
     @abstractmethod
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:
-        """See :class:`drafters.growth.Passes`; reads the last :meth:`reach` tokens of each text."""
+        """See :class:`foresay.drafters.growth.Passes`; reads the last :meth:`reach` tokens of each text."""
 
     @abstractmethod
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """See :class:`drafters.growth.Passes`."""
+        """See :class:`foresay.drafters.growth.Passes`."""
 
     def follow(self, state: StepState, taken: Taken, levels: int) -> None:  # noqa: B027  see :meth:`extend`
         """Bring what is stored of the text up to what a captured step accepted; ``state`` is as it was before that.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from drafters.growth import Growth
+from foresay.drafters.growth import Growth
 
 
 def of_level(growth: Growth, logits: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The logits of the next level, as :meth:`drafters.growth.Passes.next` hands them out, and those of all.
+    """The logits of the next level, as :meth:`foresay.drafters.growth.Passes.next` hands them out, and those of all.
 
     logits: fp32[levels * S, V'], level by level.
     """

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from drafters.fed import FeatureDrafter
-from drafters.growth import Growth
-from kvpaging import PagePool
-from spec.features import Features
-from spec.names import MEDUSA
-from spec.protocols import FeatureRequest
-from spec.tree import TreeShape
-from verifier.graphs.state import StepState
-from verifier.heads.medusa import MedusaHeads
+from foresay.drafters.fed import FeatureDrafter
+from foresay.drafters.growth import Growth
+from foresay.kvpaging import PagePool
+from foresay.spec.features import Features
+from foresay.spec.names import MEDUSA
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.heads.medusa import MedusaHeads
 
 
 class MedusaDrafter(FeatureDrafter):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spec.names import NGRAM
-from spec.protocols import FeatureRequest, or_roots
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.spec.names import NGRAM
+from foresay.spec.protocols import FeatureRequest, or_roots
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 #: Tokens that are taken in at once, so that no step waits long: about a millisecond.
 _MOST_READ = 256
@@ -47,7 +47,7 @@ class _Index:
 
 
 class NgramDrafter:
-    """Chains by n-gram lookup in the sequence's own text; implements :class:`spec.protocols.Drafter`."""
+    """Chains by n-gram lookup in the sequence's own text; implements :class:`foresay.spec.protocols.Drafter`."""
 
     name = NGRAM
     needs: FeatureRequest | None = None

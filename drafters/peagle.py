@@ -14,15 +14,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from drafters.eagle import EagleDrafter
-from drafters.growth import Growth
-from drafters.marginals import of_level
-from kvpaging import PagePool
-from spec.names import PEAGLE
-from spec.tree import TreeShape
-from verifier.graphs.rows import Nodes, chain_words, rows_of
-from verifier.graphs.state import StepState
-from verifier.heads.eagle import EagleHead
+from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.growth import Growth
+from foresay.drafters.marginals import of_level
+from foresay.kvpaging import PagePool
+from foresay.spec.names import PEAGLE
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.heads.eagle import EagleHead
 
 
 class PEagleDrafter(EagleDrafter):

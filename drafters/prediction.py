@@ -2,7 +2,7 @@
 
 Costs no model. As long as the text goes as predicted, the next tokens are drafted off the prediction, as many as pay:
 each is worth its chance to be accepted, which is learnt per request, and costs its row. When the text has gone its own
-way, the places where it may be back (:mod:`drafters.alignment`) are drafted side by side, as a tree.
+way, the places where it may be back (:mod:`foresay.drafters.alignment`) are drafted side by side, as a tree.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from drafters.alignment import FAR, INSERTED, KINDS, MOST, NEAR, REPLACED, Alignment, Place, cell_of
-from drafters.suffix.growth import Grown
-from drafters.suffix.trust import Trust
-from spec.budget import CostModel
-from spec.names import PREDICTION
-from spec.protocols import FeatureRequest, or_roots
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.alignment import FAR, INSERTED, KINDS, MOST, NEAR, REPLACED, Alignment, Place, cell_of
+from foresay.drafters.suffix.growth import Grown
+from foresay.drafters.suffix.trust import Trust
+from foresay.spec.budget import CostModel
+from foresay.spec.names import PREDICTION
+from foresay.spec.protocols import FeatureRequest, or_roots
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 #: What is less likely than this to be accepted is not drafted, however little a row costs.
 LEAST_CHANCE = 0.02
@@ -54,7 +54,7 @@ class _Running:
 
 
 class PredictionDrafter:
-    """Chains along the prediction, trees where it was left; implements :class:`spec.protocols.Drafter`.
+    """Chains along the prediction, trees where it was left; implements :class:`foresay.spec.protocols.Drafter`.
 
     cost: what rows cost; without it as many are drafted as the shape has. learning: False leaves the chances as they
     begin, for comparison.

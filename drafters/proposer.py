@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drafters.calibration import Calibration, kind_of
-from drafters.growth import Growth, Plan, levels
-from drafters.levels import TreeDrafter
-from spec.protocols import Drafter, FeatureRequest
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
-from verifier.graphs.proposer import DeviceTree, Taken
-from verifier.graphs.state import StepState
+from foresay.drafters.calibration import Calibration, kind_of
+from foresay.drafters.growth import Growth, Plan, levels
+from foresay.drafters.levels import TreeDrafter
+from foresay.spec.protocols import Drafter, FeatureRequest
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.graphs.proposer import DeviceTree, Taken
+from foresay.verifier.graphs.state import StepState
 
 _UNKNOWN = np.array([np.nan])
 
 
 class Drafts:
-    """Implements :class:`verifier.graphs.proposer.Proposer`, with the same passes and stores as step by step.
+    """Implements :class:`foresay.verifier.graphs.proposer.Proposer`, with the same passes and stores as step by step.
 
     vocab_size: the target's.
     """

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drafters.prediction import PredictionDrafter
-from spec.features import Features, reader_of
-from spec.protocols import Drafter, FeatureRequest
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.prediction import PredictionDrafter
+from foresay.spec.features import Features, reader_of
+from foresay.spec.protocols import Drafter, FeatureRequest
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 #: A prediction whose next token is less likely than this to be accepted leaves the step to the configured drafter.
 SURE_ENOUGH = 0.5
 
 
 class RoutedDrafter:
-    """Implements :class:`spec.protocols.Drafter` for requests with and without a prediction.
+    """Implements :class:`foresay.spec.protocols.Drafter` for requests with and without a prediction.
 
     configured: who drafts for the others, None for nobody; shape: the most it is asked for (the scheduler allows
     predictions more).

@@ -6,13 +6,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from spec.observer import Observer
-from spec.protocols import Drafter
-from spec.sequence import SequenceState
-from spec.step import VerifyResult
-from spec.trace import ShadowReport, StepTrace
-from spec.tree import TreeShape
-from spec.walk import Walk
+from foresay.spec.observer import Observer
+from foresay.spec.protocols import Drafter
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import VerifyResult
+from foresay.spec.trace import ShadowReport, StepTrace
+from foresay.spec.tree import TreeShape
+from foresay.spec.walk import Walk
 
 #: Of an engine that nobody asks for reports only the last ones are kept.
 _MOST_REPORTS = 1024

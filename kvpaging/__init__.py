@@ -9,10 +9,10 @@ behind its own text.
 
 from __future__ import annotations
 
-from kvpaging.ops import move_rows, store_rows
-from kvpaging.pool import OutOfPages, PagePool
-from kvpaging.prefix import PrefixIndex
-from kvpaging.store import KVStore
-from kvpaging.table import PageTable
+from foresay.kvpaging.ops import move_rows, store_rows
+from foresay.kvpaging.pool import OutOfPages, PagePool
+from foresay.kvpaging.prefix import PrefixIndex
+from foresay.kvpaging.store import KVStore
+from foresay.kvpaging.table import PageTable
 
 __all__ = ["KVStore", "OutOfPages", "PagePool", "PageTable", "PrefixIndex", "move_rows", "store_rows"]

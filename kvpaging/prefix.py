@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvpaging.pool import PagePool
-from kvpaging.table import PageTable
+from foresay.kvpaging.pool import PagePool
+from foresay.kvpaging.table import PageTable
 
 _TOKEN = np.dtype("<i8")  # tokens are hashed as little-endian 64-bit integers, on every machine
 

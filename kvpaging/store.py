@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvpaging.ops import LARGEST, move_rows
-from kvpaging.pool import PADDING_PAGE, PagePool
-from kvpaging.table import PageTable
+from foresay.kvpaging.ops import LARGEST, move_rows
+from foresay.kvpaging.pool import PADDING_PAGE, PagePool
+from foresay.kvpaging.table import PageTable
 
 
 class KVStore:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvpaging.pool import PADDING_PAGE, PagePool
+from foresay.kvpaging.pool import PADDING_PAGE, PagePool
 
 
 class PageTable:

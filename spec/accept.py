@@ -1,9 +1,9 @@
 """The accept rule: how many of the sampled tokens one forward pass was worth.
 
-At every node the target drew a token (:mod:`spec.sample`). Walk from the root: while the sampled token is a child, step
-into it; the first sample that is no child is the bonus token. What comes out is, position by position, what plain
-sampling with the same noise samples: the tree only decides how many of those samples were computed at once. Hence the
-same tokens for any drafter, any tree and none (Daliri, Musco and Suresh, 2024, arXiv 2408.07978).
+At every node the target drew a token (:mod:`foresay.spec.sample`). Walk from the root: while the sampled token is a
+child, step into it; the first sample that is no child is the bonus token. What comes out is, position by position, what
+plain sampling with the same noise samples: the tree only decides how many of those samples were computed at once. Hence
+the same tokens for any drafter, any tree and none (Daliri, Musco and Suresh, 2024, arXiv 2408.07978).
 
 The walk needs no loop. Let bit *i* of ``match`` say "token *i* equals the sample at its parent" (set for the root).
 Node *i* is accepted if and only if ``ancestors[i] & ~match == 0``; siblings carry different tokens, so the accepted
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from spec.tree import DraftTree
+from foresay.spec.tree import DraftTree
 
 _WORD = (1 << 64) - 1
 

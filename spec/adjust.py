@@ -18,7 +18,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from spec.sampling import SamplingParams
+from foresay.spec.sampling import SamplingParams
 
 #: The tokens on the path of one node, the root (which is committed) left out.
 Path = Sequence[int]

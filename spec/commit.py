@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spec.accept import Acceptance
-from spec.errors import ForesayError
-from spec.sample import BROKEN
-from spec.sequence import SequenceState
+from foresay.spec.accept import Acceptance
+from foresay.spec.errors import ForesayError
+from foresay.spec.sample import BROKEN
+from foresay.spec.sequence import SequenceState
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from spec.errors import ForesayError, InvalidRequest
-from spec.names import GRAMMAR
-from spec.protocols import Constraint
-from spec.tree import DraftTree
+from foresay.spec.errors import ForesayError, InvalidRequest
+from foresay.spec.names import GRAMMAR
+from foresay.spec.protocols import Constraint
+from foresay.spec.tree import DraftTree
 
 #: A grammar that is slow may not make drafting slow: after this, the rest of a tree is drafted without it.
 _MOST_SECONDS = 0.02

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spec.adjust import paths_of
-from spec.errors import ForesayError, InvalidRequest, NumericalError
-from spec.sample import Unsampled
-from spec.sequence import SequenceState
-from spec.tree import DraftTree
+from foresay.spec.adjust import paths_of
+from foresay.spec.errors import ForesayError, InvalidRequest, NumericalError
+from foresay.spec.sample import Unsampled
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree
 
 GRAMMAR = "the grammar"
 

@@ -10,27 +10,27 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from kvpaging import PagePool, PageTable, PrefixIndex
-from spec.adjust import Adjustment
-from spec.constrain import Guarded
-from spec.errors import ContextLengthExceeded, InvalidRequest
-from spec.names import PREDICTION
-from spec.noise import Noise
-from spec.observer import Observer, Observers
-from spec.protocols import Constraint, Drafter, Verifier
-from spec.request import Delta, EngineInfo, FinishReason, Origin, Request
-from spec.sampling import SEED_RANGE
-from spec.scheduler import Scheduler
-from spec.sequence import SequenceState
-from spec.step import PartsRunner, StepPlan, StepRunner, VerifyResult
-from spec.trace import SequenceTrace, Statistics, StepTrace, Stopwatch
-from spec.tree import MAX_NODES
+from foresay.kvpaging import PagePool, PageTable, PrefixIndex
+from foresay.spec.adjust import Adjustment
+from foresay.spec.constrain import Guarded
+from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
+from foresay.spec.names import PREDICTION
+from foresay.spec.noise import Noise
+from foresay.spec.observer import Observer, Observers
+from foresay.spec.protocols import Constraint, Drafter, Verifier
+from foresay.spec.request import Delta, EngineInfo, FinishReason, Origin, Request
+from foresay.spec.sampling import SEED_RANGE
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import PartsRunner, StepPlan, StepRunner, VerifyResult
+from foresay.spec.trace import SequenceTrace, Statistics, StepTrace, Stopwatch
+from foresay.spec.tree import MAX_NODES
 
 
 class Engine:
     """Generates tokens for up to ``info.max_seqs`` requests at once; more wait in order of arrival.
 
-    crowded: see :class:`~spec.trace.StepTrace`.
+    crowded: see :class:`~foresay.spec.trace.StepTrace`.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from spec.sequence import SequenceState
+from foresay.spec.sequence import SequenceState
 
 #: Hidden rows by name (``"final"``, ``"layer.3"``), each [R, H].
 Features = dict[str, Tensor]
@@ -26,7 +26,7 @@ Features = dict[str, Tensor]
 
 @runtime_checkable
 class FeatureReader(Protocol):
-    """A :class:`~spec.protocols.Drafter` whose ``needs`` are not None."""
+    """A :class:`~foresay.spec.protocols.Drafter` whose ``needs`` are not None."""
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
         """The target's features of the last R committed positions, ``table.length - R .. table.length - 1``.

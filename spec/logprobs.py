@@ -1,7 +1,7 @@
 """How likely tokens were: log-probabilities of the model's own distribution, from raw logits.
 
-Each row is treated alone and its sum has a fixed order (:func:`spec.sample.row_sum`), so an entry has the same bits
-whatever tree, batch or chunk its row was computed in.
+Each row is treated alone and its sum has a fixed order (:func:`foresay.spec.sample.row_sum`), so an entry has the same
+bits whatever tree, batch or chunk its row was computed in.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from spec.request import TokenLogprobs
-from spec.sample import row_sum, weights_of
+from foresay.spec.request import TokenLogprobs
+from foresay.spec.sample import row_sum, weights_of
 
 #: Stands for minus infinity, which JSON cannot say.
 IMPOSSIBLE = -9999.0

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spec.names import together
-from spec.tree import MAX_NODES, DraftTree
+from foresay.spec.names import together
+from foresay.spec.tree import MAX_NODES, DraftTree
 
 #: The chance of a node whose drafter says none, given its parent.
 _UNTOLD = 0.5

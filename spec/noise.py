@@ -18,7 +18,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from spec.seeds import mix64
+from foresay.spec.seeds import mix64
 
 _MASK64 = (1 << 64) - 1
 _LARGEST_UNIFORM = 1.0 - 2.0**-24

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from spec.sequence import SequenceState
-from spec.step import VerifyResult
-from spec.trace import StepTrace
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import VerifyResult
+from foresay.spec.trace import StepTrace
 
 log = logging.getLogger("foresay.engine")
 

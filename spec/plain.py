@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from spec.budget.cost import CostModel
+from foresay.spec.budget.cost import CostModel
 
 #: After so many steps with drafts one goes without.
 PLAIN_EVERY = 256

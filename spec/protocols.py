@@ -8,11 +8,11 @@ from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from kvpaging import PageTable
-from spec.accept import Acceptance
-from spec.sample import Unsampled
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.kvpaging import PageTable
+from foresay.spec.accept import Acceptance
+from foresay.spec.sample import Unsampled
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 Wanted = Literal["none", "last", "all"]
 
@@ -101,8 +101,8 @@ class Verifier(Protocol):
     def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
         """Draw and accept, behind the last pass; one entry for each sequence of it, None where nothing is sampled.
 
-        A token is sampled at every node, under the contract of :func:`spec.sample.sample`, from the logits of that
-        pass, which the host may have changed where they are. Rows of accepted nodes move down, to be contiguous.
+        A token is sampled at every node, under the contract of :func:`foresay.spec.sample.sample`, from the logits of
+        that pass, which the host may have changed where they are. Rows of accepted nodes move down, to be contiguous.
         """
         ...
 
@@ -118,8 +118,8 @@ class Verifier(Protocol):
 class Drafter(Protocol):
     """Whoever proposes tokens. It may be wrong in any way: that only costs speed.
 
-    One whose ``needs`` are not None is a :class:`~spec.features.FeatureReader` too. All calls come from one thread, one
-    at a time. docs/drafters.md explains them, and how ``--draft`` names one.
+    One whose ``needs`` are not None is a :class:`~foresay.spec.features.FeatureReader` too. All calls come from one
+    thread, one at a time. docs/drafters.md explains them, and how ``--draft`` names one.
     """
 
     name: str

@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from spec.errors import InvalidRequest
-from spec.sampling import SamplingParams, check_tokens
-from spec.trace import SequenceTrace, Statistics
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.sampling import SamplingParams, check_tokens
+from foresay.spec.trace import SequenceTrace, Statistics
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 

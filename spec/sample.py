@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from spec.noise import Noise
-from spec.sampling import SamplingParams
-from spec.tree import DraftTree
+from foresay.spec.noise import Noise
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.tree import DraftTree
 
 #: What is sampled from a row that holds NaN or nothing finite. No token and no child of a node has this id.
 BROKEN = -1

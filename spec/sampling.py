@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from spec.errors import InvalidRequest
+from foresay.spec.errors import InvalidRequest
 
 #: Seeds are taken modulo 2**64, so any integer a client sends is a valid one.
 SEED_RANGE = 1 << 64

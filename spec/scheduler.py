@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from kvpaging import OutOfPages, PagePool, PrefixIndex
-from spec.budget import CostModel
-from spec.budget.budget import Budget
-from spec.budget.plan import Plan
-from spec.plain import PLAIN_EVERY, PlainPace
-from spec.sequence import SequenceState
-from spec.step import ScheduledSequence, StepPlan
-from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
+from foresay.kvpaging import OutOfPages, PagePool, PrefixIndex
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.plan import Plan
+from foresay.spec.plain import PLAIN_EVERY, PlainPace
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence, StepPlan
+from foresay.spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
 #: Rows of prompts in one step, at most.
 MAX_CHUNK = 256
@@ -42,7 +42,7 @@ class Scheduler:
     """Owns the waiting and the running sequences; reserves the pages a plan needs.
 
     shape: what is drafted for each sequence, unless a budget says it, then the most that is. plain_every, root_seconds:
-    when a step goes without drafts, see :class:`~spec.plain.PlainPace`.
+    when a step goes without drafts, see :class:`~foresay.spec.plain.PlainPace`.
     """
 
     def __init__(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spec.logprobs import logprobs_of
-from spec.request import TokenLogprobs
-from spec.sequence import SequenceState
+from foresay.spec.logprobs import logprobs_of
+from foresay.spec.request import TokenLogprobs
+from foresay.spec.sequence import SequenceState
 
 
 def score_prompt(sequence: SequenceState, logits: Tensor) -> None:

@@ -6,17 +6,17 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvpaging import PageTable
-from spec.adjust import Adjustment
-from spec.errors import ForesayError
-from spec.noise import Noise
-from spec.request import FinishReason, TokenLogprobs
-from spec.sampling import SamplingParams
-from spec.trace import SequenceTrace
-from spec.tree import MAX_NODES
+from foresay.kvpaging import PageTable
+from foresay.spec.adjust import Adjustment
+from foresay.spec.errors import ForesayError
+from foresay.spec.noise import Noise
+from foresay.spec.request import FinishReason, TokenLogprobs
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import SequenceTrace
+from foresay.spec.tree import MAX_NODES
 
 if TYPE_CHECKING:
-    from spec.constrain import Guarded
+    from foresay.spec.constrain import Guarded
 
 
 @dataclass(slots=True, eq=False)
@@ -121,5 +121,5 @@ if not TYPE_CHECKING:  # else a type checker would let any name through
         """Drafters of one's own may still say ``Sequence``."""
         if name != "Sequence":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn("spec.sequence.Sequence is now called SequenceState", FutureWarning, stacklevel=2)
+        warnings.warn("foresay.spec.sequence.Sequence is now called SequenceState", FutureWarning, stacklevel=2)
         return SequenceState

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from spec.errors import ConfigurationError
-from spec.price import Price
-from spec.template import Template
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.price import Price
+from foresay.spec.template import Template
 
 #: One ancestor word holds this many nodes, the root among them.
 MAX_NODES = 64

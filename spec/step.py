@@ -3,7 +3,7 @@
 ::
 
     propose    the drafter hangs a tree below each sequence's root (the root alone, if it has nothing to say); a grammar
-               takes out what could not follow and adds what must (:mod:`spec.constrain`)
+               takes out what could not follow and adds what must (:mod:`foresay.spec.constrain`)
     forward    one pass of the target over all rows of all sequences
     sample     a token is sampled at every node, with the noise of its position, from the logits as the request wants
     them accept     the path the samples take; its rows become committed KV; the run of tokens goes out
@@ -20,17 +20,17 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from spec.budget.plan import NO_PLAN, Plan
-from spec.commit import Run, emit
-from spec.constrain import Draft, Guarded, MaskThread, graft
-from spec.decide import Nodes, why_nothing
-from spec.features import Features, by_sequence, of_path, reader_of
-from spec.protocols import Drafter, Forward, Rows, Sampled, Verifier, Wanted
-from spec.request import TokenLogprobs
-from spec.score import logprobs_of_run, score_prompt
-from spec.sequence import SequenceState
-from spec.trace import Stopwatch
-from spec.tree import MAX_NODES, DraftTree, TreeShape
+from foresay.spec.budget.plan import NO_PLAN, Plan
+from foresay.spec.commit import Run, emit
+from foresay.spec.constrain import Draft, Guarded, MaskThread, graft
+from foresay.spec.decide import Nodes, why_nothing
+from foresay.spec.features import Features, by_sequence, of_path, reader_of
+from foresay.spec.protocols import Drafter, Forward, Rows, Sampled, Verifier, Wanted
+from foresay.spec.request import TokenLogprobs
+from foresay.spec.score import logprobs_of_run, score_prompt
+from foresay.spec.sequence import SequenceState
+from foresay.spec.trace import Stopwatch
+from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ScheduledSequence:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Who runs in a step and how large each tree may be. Pages are reserved. choice, news: see
-    :class:`~spec.trace.StepTrace`."""
+    :class:`~foresay.spec.trace.StepTrace`."""
 
     batch: list[ScheduledSequence]
     choice: str = ""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec.errors import ConfigurationError
+from foresay.spec.errors import ConfigurationError
 
 #: Drafted nodes: one ancestor word has 64 bits, one of them for the root.
 MOST_PATHS = 63

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from spec.acceptance import ByDepth, tokens_per_step
-from spec.names import NONE
+from foresay.spec.acceptance import ByDepth, tokens_per_step
+from foresay.spec.names import NONE
 
 
 class Statistics(msgspec.Struct, kw_only=True):
@@ -46,7 +46,7 @@ class Statistics(msgspec.Struct, kw_only=True):
 
     @property
     def tokens_per_step(self) -> float | None:
-        """As :mod:`spec.acceptance` defines it."""
+        """As :mod:`foresay.spec.acceptance` defines it."""
         return tokens_per_step(self.completion_tokens, self.steps)
 
     @property

@@ -20,9 +20,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from spec.shape import MAX_NODES as MAX_NODES
-from spec.shape import ROOT_ONLY as ROOT_ONLY
-from spec.shape import TreeShape as TreeShape
+from foresay.spec.shape import MAX_NODES as MAX_NODES
+from foresay.spec.shape import ROOT_ONLY as ROOT_ONLY
+from foresay.spec.shape import TreeShape as TreeShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

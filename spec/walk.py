@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spec.protocols import Drafter
-from spec.sequence import SequenceState
-from spec.trace import SequenceTrace
-from spec.tree import DraftTree, TreeShape
+from foresay.spec.protocols import Drafter
+from foresay.spec.sequence import SequenceState
+from foresay.spec.trace import SequenceTrace
+from foresay.spec.tree import DraftTree, TreeShape
 
 
 class Walk:

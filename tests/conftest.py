@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from bench.inflate import inflate
-from server.host.spare import Spares
-from server.settings.resolved import BUNDLED
-from server.text import tokenizer
+from foresay.server.host.spare import Spares
+from foresay.server.settings.resolved import BUNDLED
+from foresay.server.text import tokenizer
+from foresay.verifier.ops.kernels.cpu import threads
 from tests.server.live import LiveServer, openai_client
-from verifier.ops.kernels.cpu import threads
 
 # How long an example takes says more about what else the machine does than about us.
 settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -36,6 +36,8 @@ FLOORS: dict[str, frozenset[str]] = {
 }
 
 
+OURS = frozenset(floor for floor in FLOORS if "/" not in floor) - {"foresay"}
+
 #: The rooms of the server, from the ground up: each imports itself and those before it.
 ROOMS = ("settings", "schemas", "gateway", "text", "engine", "observe", "host", "api", "http", "cli")
 
@@ -43,8 +45,6 @@ ROOMS = ("settings", "schemas", "gateway", "text", "engine", "observe", "host", 
 def files_of(floor: str) -> list[Path]:
     """Those of a floor, without those of a floor within it."""
     folder = ROOT / floor
-    if not folder.is_dir():
-        return [ROOT / f"{floor}.py"]
     within = [ROOT / other for other in FLOORS if other.startswith(f"{floor}/")]
     return [path for path in sorted(folder.rglob("*.py")) if not any(path.is_relative_to(one) for one in within)]
 
@@ -61,13 +61,22 @@ def imports_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def violations(floor: str) -> list[str]:
-    allowed = FLOORS[floor] | STANDARD | {floor}
+    allowed = FLOORS[floor] | STANDARD | {floor.partition("/")[0]}
     return [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in files_of(floor)
         for line, name in imports_of(path)
-        if name.partition(".")[0] not in allowed
+        if package_of(name) not in allowed
     ]
+
+
+def package_of(name: str) -> str:
+    """The package that an import is from. A floor of ours by the name under which it is installed, and no other."""
+    first, _, rest = name.partition(".")
+    inside = rest.partition(".")[0]
+    if first == "foresay" and inside in OURS:
+        return inside
+    return f"{first}, which is foresay.{first}" if first in OURS else first
 
 
 @cache
@@ -79,7 +88,7 @@ def graph() -> dict[str, list[str]]:
 
 def dotted(path: Path) -> str:
     """The module's name; a package's without ``__init__``."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(("foresay", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
 
 
 def _modules(imports: Iterator[tuple[int, str]], known: Mapping[str, Path]) -> Iterator[str]:
@@ -105,13 +114,13 @@ def cycle(imports: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def room_of(name: str) -> str:
-    return name.removeprefix("server.").partition(".")[0]
+    return name.removeprefix("foresay.server.").partition(".")[0]
 
 
 def climbs(name: str, imported: str) -> bool:
     """Whether a module imports one from a room above its own, or one API another."""
     if room_of(name) == room_of(imported) == "api":
-        return imported.split(".")[2] not in (name.split(".")[2], "common")
+        return imported.split(".")[3] not in (name.split(".")[3], "common")
     return ROOMS.index(room_of(name)) < ROOMS.index(room_of(imported))
 
 
@@ -132,7 +141,30 @@ def test_a_floor_imports_only_what_lies_below(floor: str) -> None:
 
 def test_every_package_of_the_wheel_has_a_floor() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"bench", "tests"}
-    assert packages == {floor.partition("/")[0] for floor in FLOORS} - {"foresay"}
+    assert packages == {floor.partition("/")[0] for floor in FLOORS}
+    assert {path.name: path.readlink() for path in (ROOT / "foresay").iterdir() if path.is_symlink()} == {
+        name: Path("..", name) for name in OURS
+    }
+
+
+@pytest.mark.parametrize("outside", ["bench", "tests"])
+def test_what_is_outside_imports_us_by_our_name(outside: str) -> None:
+    named = [
+        f"{path.relative_to(ROOT)}:{line} imports {package_of(name)}"
+        for path in files_of(outside)
+        for line, name in imports_of(path)
+        if ", which is" in package_of(name)
+    ]
+    assert named == []
+
+
+def test_an_import_by_the_name_of_a_folder_is_refused(tmp_path: Path) -> None:
+    """It would work in a checkout, and collide with anybody's `spec` or `server` elsewhere."""
+    source = tmp_path / "module.py"
+    source.write_text("import spec.step\nfrom server import host\nfrom foresay.spec.step import Step\nimport foresay\n")
+    assert [package_of(name) for _, name in imports_of(source)] == [
+        "spec, which is foresay.spec", "server, which is foresay.server", "spec", "foresay"
+    ]  # fmt: skip
 
 
 def test_the_rooms_of_the_server_import_downwards() -> None:
@@ -147,13 +179,13 @@ def test_no_modules_of_the_server_import_each_other() -> None:
 
 
 def test_what_climbs_is_seen() -> None:
-    assert climbs("server.text.tokenizer", "server.api.common.route")
-    assert climbs("server.api.ollama.answer", "server.api.anthropic.messages")
-    assert climbs("server.api.common.route", "server.api.ollama.answer")
-    assert not climbs("server.api.ollama.answer", "server.api.common.route")
-    assert not climbs("server.cli.main", "server.api.ollama.answer")
-    assert "server.settings.config" in graph()["server.cli.serve"]  # from within a room, and
-    assert "server.host.local" in graph()["server.cli.progress"]  # from within a function
+    assert climbs("foresay.server.text.tokenizer", "foresay.server.api.common.route")
+    assert climbs("foresay.server.api.ollama.answer", "foresay.server.api.anthropic.messages")
+    assert climbs("foresay.server.api.common.route", "foresay.server.api.ollama.answer")
+    assert not climbs("foresay.server.api.ollama.answer", "foresay.server.api.common.route")
+    assert not climbs("foresay.server.cli.main", "foresay.server.api.ollama.answer")
+    assert "foresay.server.settings.config" in graph()["foresay.server.cli.serve"]  # from within a room, and
+    assert "foresay.server.host.local" in graph()["foresay.server.cli.progress"]  # from within a function
 
 
 def test_a_ring_is_found() -> None:

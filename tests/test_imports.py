@@ -16,10 +16,9 @@ PACKAGES = ("kvpaging", "spec", "verifier", "drafters", "server")
 # in sys.modules is thrown out before each, while torch and the like stay, which only saves time.
 ALONE = """
 import importlib, sys, traceback
-projects = ("foresay", "kvpaging", "spec", "verifier", "drafters", "server")
 failed = 0
 for name in sys.argv[1:]:
-    for loaded in [m for m in sys.modules if m.partition(".")[0] in projects]:
+    for loaded in [m for m in sys.modules if m.partition(".")[0] == "foresay"]:
         del sys.modules[loaded]
     try:
         importlib.import_module(name)
@@ -35,7 +34,7 @@ def modules_of(package: str) -> list[str]:
     """Dotted names of the package's modules, ``__main__`` files left out since importing those runs them."""
     paths = sorted((ROOT / package).rglob("*.py"))
     parts = [path.relative_to(ROOT).with_suffix("").parts for path in paths if path.stem != "__main__"]
-    return [".".join(part[:-1] if part[-1] == "__init__" else part) for part in parts]
+    return [".".join(("foresay", *(part[:-1] if part[-1] == "__init__" else part))) for part in parts]
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,8 +45,8 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_each_module_imports_alone(every: int) -> None:
     names = [name for package in PACKAGES for name in modules_of(package)]
     if importlib.util.find_spec("ray") is None:
-        names.remove("server.host.replicas.cluster")
-    assert {"spec.accept", "server.cli.main", "verifier.model.config"} <= set(names)
+        names.remove("foresay.server.host.replicas.cluster")
+    assert {"foresay.spec.accept", "foresay.server.cli.main", "foresay.verifier.model.config"} <= set(names)
     done = python("-W", "error", "-c", ALONE, *names[::every])
     assert done.returncode == 0, done.stderr
 
@@ -55,17 +54,18 @@ def test_each_module_imports_alone(every: int) -> None:
 def test_the_facade_imports_nothing_heavy() -> None:
     done = python("-c", "import sys, foresay; print(*sys.modules)")
     assert done.returncode == 0, done.stderr
-    assert not {"torch", "transformers", "msgspec", "server"} & set(done.stdout.split())
+    assert not {"torch", "transformers", "msgspec", "foresay.server"} & set(done.stdout.split())
 
 
 def test_a_server_without_replicas_imports_nothing_of_them() -> None:
     """Nor does its engine process."""
     code = (
-        "import sys, server.cli.serving, server.http.life, server.host.process as p; p._import(); print(*sys.modules)"
+        "import sys, foresay.server.cli.serving, foresay.server.http.life, foresay.server.host.process as p\n"
+        "p._import(); print(*sys.modules)"
     )
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
-    assert not [name for name in done.stdout.split() if name.startswith(("ray", "server.host.replicas"))]
+    assert not [name for name in done.stdout.split() if name.startswith(("ray", "foresay.server.host.replicas"))]
 
 
 def test_the_facade_lists_and_finds_its_names() -> None:
@@ -78,9 +78,9 @@ def test_the_facade_lists_and_finds_its_names() -> None:
 
 
 def test_a_drafter_may_still_import_a_sequence_by_its_old_name() -> None:
-    import spec.sequence
+    import foresay.spec.sequence
 
     with pytest.warns(FutureWarning, match="SequenceState"):
-        assert spec.sequence.__getattr__("Sequence") is spec.sequence.SequenceState
+        assert foresay.spec.sequence.__getattr__("Sequence") is foresay.spec.sequence.SequenceState
     with pytest.raises(AttributeError, match="no attribute 'Sequences'"):
-        _ = spec.sequence.Sequences  # type: ignore[attr-defined]
+        _ = foresay.spec.sequence.Sequences  # type: ignore[attr-defined]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.command import USAGE_ERROR
-from server.settings.config import ServeConfig
-from server.settings.fields import all_settings
+from foresay.server.cli.command import USAGE_ERROR
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.fields import all_settings
 from tests.test_wheel import PACKAGES, ROOT
 
 PACKAGING = ROOT / "packaging"
@@ -35,7 +35,9 @@ def test_what_the_image_copies_is_enough_to_install(tmp_path: Path) -> None:
         for source in sources:
             assert f"!{source}\n" in ignored
             if (ROOT / source).is_dir():
-                shutil.copytree(ROOT / source, build / target, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(
+                    ROOT / source, build / target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+                )
             else:
                 shutil.copy(ROOT / source, build / target)
     (install,) = [words for words in instruction("RUN") if "pip install" in words]
@@ -46,8 +48,9 @@ def test_what_the_image_copies_is_enough_to_install(tmp_path: Path) -> None:
     (wheel,) = (build / "out").glob("foresay-*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
     assert packed == {
-        "foresay.py", *(str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
-    }  # fmt: skip
+        "foresay/__init__.py",
+        *(f"foresay/{path.relative_to(ROOT)}" for name in PACKAGES for path in (ROOT / name).rglob("*.py")),
+    }
 
 
 @pytest.mark.parametrize(("device", "status"), [("cpu", 0), ("cuda", 0), ("tpu", 1)])

@@ -10,12 +10,12 @@ import pytest
 from bench import readme
 from bench.gpu.shapes import LLAMA_1B, LLAMA_8B, QWEN_8B, ModelShape
 from bench.inflate import Shape
-from server.cli.main import COMMANDS, build_parser
-from server.engine.memory import Demand
-from server.settings.config import EngineConfig
-from server.settings.resolved import BUNDLED
+from foresay.server.cli.main import COMMANDS, build_parser
+from foresay.server.engine.memory import Demand
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import BUNDLED
+from foresay.verifier.model.config import ModelConfig
 from tests.checking.planned import draft_of
-from verifier.model.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

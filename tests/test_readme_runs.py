@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from server.settings.resolved import BUNDLED
+from foresay.server.settings.resolved import BUNDLED
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -149,7 +149,7 @@ def test_console_and_python_examples_run_in_the_order_in_which_they_stand(termin
     assert done.returncode == 0, done.stderr
     assert re.search(r"Function\(arguments='{\"city\": ?\"(Paris|Rome|Ulm)\"}', name='weather'\)", done.stdout)
     assert len(PYTHON) == 4
-    code = "import server, spec; print(server.__file__, spec.__file__)"
+    code = "import foresay.server, foresay.spec; print(foresay.server.__file__, foresay.spec.__file__)"
     found = terminal.run(f"cd .. && python -c '{code}' && cd - > {os.devnull}").split()
     assert all("/foresay/.venv/lib/" in file for file in found), "what was installed serves, wherever one is"
 

@@ -1,5 +1,5 @@
-"""The wheel holds the five packages, foresay.py and the bundled pair; never tests or bench. That it serves once it is
-installed shows tests/test_readme_runs.py."""
+"""The wheel holds one package, foresay, with the five in it and the bundled pair; never tests or bench. That it serves
+once it is installed shows tests/test_readme_runs.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("drafters", "kvpaging", "server", "spec", "verifier")
 #: What building needs; copied, so that no build folder or egg-info lands in the checkout.
-SOURCES = (*PACKAGES, "tests", "bench", "docs", "foresay.py", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (*PACKAGES, "tests", "bench", "docs", "foresay", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     checkout, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         elif (ROOT / name).exists():
             shutil.copy(ROOT / name, checkout / name)
     build = [
@@ -46,14 +46,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     files = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    sources = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert {name for name in files if name.endswith(".py")} == sources | {"foresay.py"}
-    assert {Path(name).parts[0] for name in files} == {*PACKAGES, "foresay.py"}
+    sources = {f"foresay/{path.relative_to(ROOT)}" for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert {name for name in files if name.endswith(".py")} == sources | {"foresay/__init__.py"}
+    assert {Path(name).parts[0] for name in files} == {"foresay"}, "no other name of ours is to lie in site-packages"
 
 
 def test_the_wheel_holds_the_bundled_models_whole(wheel: zipfile.ZipFile) -> None:
     bundled = ROOT / "server" / "bundled"
-    here = {str(path.relative_to(ROOT)): path.stat().st_size for path in bundled.rglob("*") if path.is_file()}
+    here = {f"foresay/{path.relative_to(ROOT)}": path.stat().st_size for path in bundled.rglob("*") if path.is_file()}
     packed = {entry.filename: entry.file_size for entry in wheel.infolist() if "server/bundled/" in entry.filename}
     assert packed == here
     assert any(name.endswith(".safetensors") for name in packed)
@@ -61,12 +61,12 @@ def test_the_wheel_holds_the_bundled_models_whole(wheel: zipfile.ZipFile) -> Non
 
 def test_the_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
-    assert all(f"{package}/py.typed" in names for package in PACKAGES)
+    assert "foresay/py.typed" in names
     assert any(name.endswith("LICENSE") for name in names)
     metadata = wheel.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: >=3.11" in metadata
     assert (
-        "foresay = server.cli.main:main"
+        "foresay = foresay.server.cli.main:main"
         in wheel.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
     )

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvpaging import KVStore, PageTable
-from spec.protocols import FeatureRequest, Forward, Rows, Sampled
-from spec.sample import Unsampled
-from verifier.graphs.capture import Capture, Direct, recorded
-from verifier.model.decoder import Decoder
-from verifier.ops.eager import compiled
-from verifier.paged_rows import Sizes, is_text
-from verifier.replayed_pass import ReplayedPass
+from foresay.kvpaging import KVStore, PageTable
+from foresay.spec.protocols import FeatureRequest, Forward, Rows, Sampled
+from foresay.spec.sample import Unsampled
+from foresay.verifier.graphs.capture import Capture, Direct, recorded
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.ops.eager import compiled
+from foresay.verifier.paged_rows import Sizes, is_text
+from foresay.verifier.replayed_pass import ReplayedPass
 
 #: Room that the first recording of a CPU has at least: rows of a step, sequences, pages and logits.
 _LEAST = Sizes(16, 1, 16, 16)
 
 
 class PagedModel:
-    """Implements :class:`spec.protocols.Verifier`. Owns its KV store; page tables belong to the sequences."""
+    """Implements :class:`foresay.spec.protocols.Verifier`. Owns its KV store; page tables belong to the sequences."""
 
     def __init__(self, decoder: Decoder, store: KVStore, max_positions: int) -> None:
         self.decoder, self.store = decoder, store

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spec.protocols import Rows
-from spec.tree import MAX_NODES
-from verifier.ops.tree_attention import PagedRows
-from verifier.staged import Column, Staged
+from foresay.spec.protocols import Rows
+from foresay.spec.tree import MAX_NODES
+from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.staged import Column, Staged
 
 
 @dataclass(frozen=True, slots=True)

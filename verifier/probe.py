@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvpaging import PagePool, PageTable
-from spec.protocols import Rows
-from spec.tree import DraftTree
-from verifier.paged_model import PagedModel
+from foresay.kvpaging import PagePool, PageTable
+from foresay.spec.protocols import Rows
+from foresay.spec.tree import DraftTree
+from foresay.verifier.paged_model import PagedModel
 
 #: The first chunk leads past what attention sums at once (64 positions).
 _CHUNKS = (40, 2, 1, 5, 3, 8, 1, 13)

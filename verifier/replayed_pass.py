@@ -14,16 +14,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kvpaging import KVStore
-from spec.features import Features
-from spec.protocols import FeatureRequest, Forward, Rows, Sampled
-from spec.sample import Unsampled
-from verifier.graphs.capture import Capture
-from verifier.model.decoder import Decoder
-from verifier.model.paged_pass import paged_pass
-from verifier.ops.sample import sample_rows
-from verifier.paged_rows import Sizes, WrittenRows
-from verifier.settle import Settled, WrittenTrees, of_roots, walk
+from foresay.kvpaging import KVStore
+from foresay.spec.features import Features
+from foresay.spec.protocols import FeatureRequest, Forward, Rows, Sampled
+from foresay.spec.sample import Unsampled
+from foresay.verifier.graphs.capture import Capture
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.paged_pass import paged_pass
+from foresay.verifier.ops.sample import sample_rows
+from foresay.verifier.paged_rows import Sizes, WrittenRows
+from foresay.verifier.settle import Settled, WrittenTrees, of_roots, walk
 
 _FORWARD, _DRAW, _SETTLE = range(3)
 
@@ -67,7 +67,7 @@ class ReplayedPass:
         return Forward(self._logits[: self._starts[-1]], list(self._starts), taken)
 
     def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
-        """See :meth:`spec.protocols.Verifier.settle`."""
+        """See :meth:`foresay.spec.protocols.Verifier.settle`."""
         drafted = self._trees.write(trees, self._starts[1:])
         self._replay.run(_DRAW)
         if not drafted:

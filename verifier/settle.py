@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvpaging import KVStore
-from spec.accept import Acceptance
-from spec.protocols import Sampled
-from spec.sample import Unsampled
-from spec.tree import MAX_NODES, DraftTree
-from verifier.graphs.proposer import DeviceTree
-from verifier.ops.accept import AcceptedPaths, accept_paths
-from verifier.ops.move import move_paths
-from verifier.ops.sample import SAMPLING, RowSampling, SamplingColumns
-from verifier.ops.take import take_rows
-from verifier.paged_rows import StaticRows
-from verifier.staged import Column, Staged
+from foresay.kvpaging import KVStore
+from foresay.spec.accept import Acceptance
+from foresay.spec.protocols import Sampled
+from foresay.spec.sample import Unsampled
+from foresay.spec.tree import MAX_NODES, DraftTree
+from foresay.verifier.graphs.proposer import DeviceTree
+from foresay.verifier.ops.accept import AcceptedPaths, accept_paths
+from foresay.verifier.ops.move import move_paths
+from foresay.verifier.ops.sample import SAMPLING, RowSampling, SamplingColumns
+from foresay.verifier.ops.take import take_rows
+from foresay.verifier.paged_rows import StaticRows
+from foresay.verifier.staged import Column, Staged
 
 
 class WrittenTrees:

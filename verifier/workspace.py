@@ -8,9 +8,9 @@ Legend: H hidden width, Q query heads, G kv heads, D head dim, I inner width, V 
 
 from __future__ import annotations
 
-from verifier.model.config import ModelConfig
-from verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
-from verifier.ops.kernels.tree_attention import most_parts
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
+from foresay.verifier.ops.kernels.tree_attention import most_parts
 
 
 def workspace_bytes(model: ModelConfig, item: int, positions: int, rows: int, tree_rows: int) -> int:

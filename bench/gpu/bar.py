@@ -13,11 +13,11 @@ from bench.gpu.models import BUNDLED, scribble
 from bench.gpu.replay import highest_tau
 from bench.gpu.session import Session
 from bench.gpu.shapes import ModelShape, draft_model_bytes, eagle_bytes, step_bytes
-from drafters.proposer import Drafts
-from spec.names import DRAFT_MODEL
-from spec.tree import TreeShape
-from verifier.graphs.plain import RootOnly
-from verifier.paged_model import PagedModel
+from foresay.drafters.proposer import Drafts
+from foresay.spec.names import DRAFT_MODEL
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.plain import RootOnly
+from foresay.verifier.paged_model import PagedModel
 
 #: Tokens beside those of the longest context: a block of whole steps, trees, and what several answers take.
 SPARE_TOKENS = 1024

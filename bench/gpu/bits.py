@@ -14,10 +14,10 @@ from torch import Tensor
 
 from bench.gpu.case import random_words, tree_of
 from bench.gpu.compiling import CHUNK
-from kvpaging import PageTable
-from spec.protocols import Rows
-from spec.tree import DraftTree
-from verifier.paged_model import PagedModel
+from foresay.kvpaging import PageTable
+from foresay.spec.protocols import Rows
+from foresay.spec.tree import DraftTree
+from foresay.verifier.paged_model import PagedModel
 
 #: Rows of a chunk that is read once as text and then in pieces, which are read as text and as trees.
 PIECES = (1, 2, 64, 65, 33, 90)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spec.tree import DraftTree
+from foresay.spec.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)

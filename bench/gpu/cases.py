@@ -15,10 +15,10 @@ from torch import Tensor
 from bench.gpu import dense
 from bench.gpu.case import Case, random_words, unsigned
 from bench.gpu.token_cases import TokenCases
-from verifier.model.config import ModelConfig
-from verifier.model.rope import RopeTable
-from verifier.ops import linear, norm, rope, tree_attention
-from verifier.ops.tree_attention import PagedRows
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.rope import RopeTable
+from foresay.verifier.ops import linear, norm, rope, tree_attention
+from foresay.verifier.ops.tree_attention import PagedRows
 
 PAGE = 16
 EPS = 1e-5

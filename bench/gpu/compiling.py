@@ -20,11 +20,11 @@ from bench.gpu.device import Device
 from bench.gpu.models import BUNDLED, paged, random_model, scribble
 from bench.gpu.shapes import ModelShape
 from bench.gpu.verify import VerifyStep
-from kvpaging import PagePool, PageTable
-from server.engine.device import GPU_CHUNK
-from spec.protocols import Rows
-from spec.sampling import SamplingParams
-from verifier.model.config import ModelConfig
+from foresay.kvpaging import PagePool, PageTable
+from foresay.server.engine.device import GPU_CHUNK
+from foresay.spec.protocols import Rows
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.model.config import ModelConfig
 
 #: In the place of a model's name: the ways of a product that are tried.
 SWEEP = "sweep"

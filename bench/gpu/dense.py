@@ -1,6 +1,6 @@
 """What the kernels have to compute, written out plainly in float64 over tensors of any device.
 
-Independent of the ops: no paging tricks, no order of sums. Legend as in :mod:`verifier.ops.tree_attention`.
+Independent of the ops: no paging tricks, no order of sums. Legend as in :mod:`foresay.verifier.ops.tree_attention`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.tree_attention import PagedRows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

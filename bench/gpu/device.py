@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from verifier.graphs.capture import CudaGraphs, without_stops
+from foresay.verifier.graphs.capture import CudaGraphs, without_stops
 
 Call = Callable[[], object]
 

@@ -17,10 +17,10 @@ from bench import record
 from bench.gpu.device import Device
 from bench.gpu.replay import Replayed, trace
 from bench.gpu.verify import GREEDY, KNOWN_TOKENS
-from verifier.graphs.proposer import Proposer
-from verifier.graphs.state import Joined, StepState
-from verifier.graphs.step import SpeculativeStep, sampled_ids
-from verifier.paged_model import PagedModel
+from foresay.verifier.graphs.proposer import Proposer
+from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.graphs.step import SpeculativeStep, sampled_ids
+from foresay.verifier.paged_model import PagedModel
 
 #: Makes a proposer of chains with so many levels, for one sequence.
 MakeProposer = Callable[[int], Proposer]

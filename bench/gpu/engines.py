@@ -11,27 +11,27 @@ from bench.gpu import heads
 from bench.gpu.device import Device
 from bench.gpu.models import BUNDLED, inflated, paged
 from bench.gpu.shapes import EagleShape, ModelShape
-from drafters.draft_model import DraftModelDrafter
-from drafters.eagle import EagleDrafter
-from drafters.medusa import MedusaDrafter
-from drafters.ngram import NgramDrafter
-from drafters.proposer import Drafts, on_device
-from kvpaging import PagePool
-from spec.budget import CostModel
-from spec.engine import Engine
-from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE
-from spec.protocols import Drafter
-from spec.request import EngineInfo, Request
-from spec.sampling import SamplingParams
-from spec.scheduler import Scheduler
-from spec.step import PartsRunner
-from spec.trace import Statistics
-from spec.tree import ROOT_ONLY, TreeShape
-from verifier.graphs.buckets import MakeProposer, buckets, passes
-from verifier.graphs.capture import Capture, CudaGraphs, Direct
-from verifier.graphs.runner import WholeRunner
-from verifier.graphs.step import Drawing, sampled_ids
-from verifier.paged_model import PagedModel
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.medusa import MedusaDrafter
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.proposer import Drafts, on_device
+from foresay.kvpaging import PagePool
+from foresay.spec.budget import CostModel
+from foresay.spec.engine import Engine
+from foresay.spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE
+from foresay.spec.protocols import Drafter
+from foresay.spec.request import EngineInfo, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.step import PartsRunner
+from foresay.spec.trace import Statistics
+from foresay.spec.tree import ROOT_ONLY, TreeShape
+from foresay.verifier.graphs.buckets import MakeProposer, buckets, passes
+from foresay.verifier.graphs.capture import Capture, CudaGraphs, Direct
+from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.graphs.step import Drawing, sampled_ids
+from foresay.verifier.paged_model import PagedModel
 
 PAGE = 16
 _numbers = count()

@@ -22,9 +22,9 @@ from bench import record
 from bench.gpu.device import Device
 from bench.gpu.kernels import error
 from bench.gpu.session import Clock
-from verifier.model.config import ModelConfig
-from verifier.ops.kernels import linear
-from verifier.ops.kernels.blocked import segments_of
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.ops.kernels import linear
+from foresay.verifier.ops.kernels.blocked import segments_of
 
 #: Launches of the chain of empty kernels.
 CHAIN = 400
@@ -67,7 +67,7 @@ def gaps(device: Device, patience: float) -> dict[str, float]:
 @triton.jit(do_not_specialize=("R",))
 def swept_tiles(x, weight, out, R, OUTER, K, SEGMENT, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, TILED: tl.constexpr,
                 TILE: tl.constexpr):  # fmt: skip
-    """As verifier.ops.kernels.linear.linear_tiles, of whole widths alone. Grid (R / ROWS, O / TILE, segments).
+    """As foresay.verifier.ops.kernels.linear.linear_tiles, of whole widths alone. Grid (R / ROWS, O / TILE, segments).
 
     TILED: the weight lies as [O / TILE, K / BLOCK_K, TILE, BLOCK_K]. out: fp32[segments, R, O].
     """

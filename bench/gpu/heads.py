@@ -16,14 +16,14 @@ from bench.gpu.models import BUNDLED, sizes_of
 from bench.gpu.shapes import EagleShape, ModelShape
 from bench.inflate import Shape, read_tensors
 from bench.inflate_heads import HeadInflation
-from verifier.heads.eagle import EagleHead
-from verifier.heads.eagle_config import EagleConfig
-from verifier.heads.eagle_weights import EagleWeights
-from verifier.heads.layer import LayerWeights
-from verifier.heads.medusa import MedusaHead, MedusaHeads
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.linear import Linear
+from foresay.verifier.heads.eagle import EagleHead
+from foresay.verifier.heads.eagle_config import EagleConfig
+from foresay.verifier.heads.eagle_weights import EagleWeights
+from foresay.verifier.heads.layer import LayerWeights
+from foresay.verifier.heads.medusa import MedusaHead, MedusaHeads
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.linear import Linear
 
 PROJECTIONS = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 #: The target's layers whose inputs the bundled head reads; those of the embedded target are the same.

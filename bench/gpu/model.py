@@ -21,19 +21,19 @@ from bench.gpu.drafting import Ground
 from bench.gpu.gaps import cut
 from bench.gpu.models import BUNDLED, paged
 from bench.gpu.shapes import EagleShape, eagle_bytes, kv_bytes_per_token, step_bytes
-from drafters.eagle import EagleDrafter
-from drafters.proposer import Drafts
-from kvpaging import PagePool
-from server.engine.device import GPU_CHUNK
-from spec.tree import TreeShape
-from verifier.graphs.plain import RootOnly
-from verifier.graphs.proposer import Proposer
-from verifier.graphs.step import SpeculativeStep
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.weights import allocate
-from verifier.ops.kernels.linear import ENOUGH, tile_of
-from verifier.paged_model import PagedModel
+from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.proposer import Drafts
+from foresay.kvpaging import PagePool
+from foresay.server.engine.device import GPU_CHUNK
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.plain import RootOnly
+from foresay.verifier.graphs.proposer import Proposer
+from foresay.verifier.graphs.step import SpeculativeStep
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.weights import allocate
+from foresay.verifier.ops.kernels.linear import ENOUGH, tile_of
+from foresay.verifier.paged_model import PagedModel
 
 #: Trips to memory, one behind the other, of the kernels that read little; those not named take two.
 TRIPS = {"tree_partials": 5, "tree_merge": 4, "scan": 3, "weigh": 3, "settle": 4, "walk_trees": 3}

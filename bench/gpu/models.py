@@ -10,17 +10,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-import server
+import foresay.server
 from bench.gpu.device import Device
 from bench.gpu.shapes import POSITIONS, ModelShape
 from bench.inflate import Inflation, Shape, read_tensors
-from kvpaging import KVStore, PagePool
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.weights import allocate, places
-from verifier.paged_model import PagedModel
+from foresay.kvpaging import KVStore, PagePool
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.weights import allocate, places
+from foresay.verifier.paged_model import PagedModel
 
-BUNDLED = Path(server.__file__).parent / "bundled"
+BUNDLED = Path(foresay.server.__file__).parent / "bundled"
 
 
 def sizes_of(config: ModelConfig) -> Shape:

@@ -20,9 +20,9 @@ from bench.gpu.models import BUNDLED, inflated, paged, random_model
 from bench.gpu.probe import probe
 from bench.gpu.session import Session
 from bench.gpu.shapes import ModelShape
-from kvpaging import PagePool
-from spec.tree import MAX_NODES
-from verifier.model.config import ModelConfig
+from foresay.kvpaging import PagePool
+from foresay.spec.tree import MAX_NODES
+from foresay.verifier.model.config import ModelConfig
 
 Part = tuple[str, float, Callable[[], object]]
 
@@ -138,7 +138,15 @@ def bits_part(session: Session) -> None:
 def generate_part(session: Session) -> None:
     """``foresay generate`` as it comes, with drafts and without: the text has to be the same."""
     asked = ["--prompt", "Once upon a time", "--max-tokens", "48", "--max-model-len", "512", "--seed", "7", "--json"]
-    command = [sys.executable, "-m", "server.cli.main", "generate", *asked, "--device", session.device.torch.type]
+    command = [
+        sys.executable,
+        "-m",
+        "foresay.server.cli.main",
+        "generate",
+        *asked,
+        "--device",
+        session.device.torch.type,
+    ]
     texts = {}
     for draft in ("auto", "none"):
         done = subprocess.run(

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from verifier.graphs.proposer import DeviceTree
-from verifier.ops.sample import RowSampling, sample_rows
+from foresay.verifier.graphs.proposer import DeviceTree
+from foresay.verifier.ops.sample import RowSampling, sample_rows
 
 #: Tokens that take the place of a sample that must not be the draft's.
 KNOWN_TOKENS = 4096
@@ -64,7 +64,8 @@ def _failures(rng: random.Random, alpha: float, levels: int) -> Iterator[int]:
 
 
 class Replayed:
-    """Implements :class:`verifier.graphs.step.Drawing` for chains of one sequence, step after step along a trace."""
+    """Implements :class:`foresay.verifier.graphs.step.Drawing` for chains of one sequence, step after step along a
+    trace."""
 
     def __init__(self, accepted: list[int], device: torch.device) -> None:
         self._accepted = torch.tensor(accepted, device=device)

@@ -11,9 +11,9 @@ from bench import record
 from bench.gpu.engines import Bench, answers, ask
 from bench.gpu.session import Clock
 from bench.gpu.speed import pages_for, shape_of
-from kvpaging import PagePool
-from spec.engine import Engine
-from spec.sampling import SamplingParams
+from foresay.kvpaging import PagePool
+from foresay.spec.engine import Engine
+from foresay.spec.sampling import SamplingParams
 
 #: What is compared with plain decoding op by op: who drafts, the tree, captured or not.
 WAYS = (

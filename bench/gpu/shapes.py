@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 from bench.inflate import Shape
-from verifier.model.config import ModelConfig
-from verifier.model.rope_config import RopeConfig
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.rope_config import RopeConfig
 
 #: The longest context measured, with room for a tree.
 POSITIONS = 33_000

@@ -14,9 +14,9 @@ from bench.gpu.engines import Answer, Bench, answers, ask
 from bench.gpu.replay import Replayed, trace
 from bench.gpu.session import Clock
 from bench.prompts import Encoder, load
-from spec.engine import Engine
-from spec.sampling import SamplingParams
-from spec.tree import TreeShape
+from foresay.spec.engine import Engine
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.tree import TreeShape
 
 #: Ways of decoding: who drafts, the tree, and whether steps are captured.
 MODES = (

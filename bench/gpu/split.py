@@ -19,10 +19,10 @@ from bench import record
 from bench.gpu.device import Device
 from bench.gpu.engines import answers, ask
 from bench.stats import percentile
-from spec.engine import Engine
-from spec.sampling import SamplingParams
-from verifier.graphs.capture import Replay
-from verifier.graphs.runner import WholeRunner
+from foresay.spec.engine import Engine
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.graphs.capture import Replay
+from foresay.verifier.graphs.runner import WholeRunner
 
 #: What the profiler calls the host's launches, and its copies.
 LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")

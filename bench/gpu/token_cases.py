@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bench.gpu.case import Case, lucky_draws, random_words, tree_of
-from spec.sampling import SamplingParams
-from verifier.model.config import ModelConfig
-from verifier.ops import accept, children, lay_out, move, recent
-from verifier.ops.sample import RowSampling, sample_rows
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.ops import accept, children, lay_out, move, recent
+from foresay.verifier.ops.sample import RowSampling, sample_rows
 
 DRAWS = {
     "T=0": SamplingParams(temperature=0.0),

@@ -18,16 +18,16 @@ from bench.gpu.device import Device
 from bench.gpu.session import Clock
 from bench.gpu.shapes import step_bytes
 from bench.stats import percentile
-from kvpaging import PageTable
-from spec.protocols import Rows
-from spec.sampling import SamplingParams
-from verifier.graphs.proposer import chain_columns
-from verifier.graphs.rows import Nodes, chain_words, rows_of
-from verifier.graphs.state import Joined, StepState
-from verifier.model.paged_pass import paged_pass
-from verifier.ops.accept import AcceptedPaths, accept_paths
-from verifier.ops.sample import sample_rows
-from verifier.paged_model import PagedModel
+from foresay.kvpaging import PageTable
+from foresay.spec.protocols import Rows
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.graphs.proposer import chain_columns
+from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
+from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.model.paged_pass import paged_pass
+from foresay.verifier.ops.accept import AcceptedPaths, accept_paths
+from foresay.verifier.ops.sample import sample_rows
+from foresay.verifier.paged_model import PagedModel
 
 GREEDY = SamplingParams(temperature=0.0)
 #: Tokens of the bundled vocabulary; those behind are never sampled.

@@ -21,8 +21,8 @@ from bench.http import ServerFailed
 from bench.soak import report
 from bench.soak.served import Served, started
 from bench.soak.storm import Fault, Judge, Plain, Round, Tally, harms
-from server.settings.config import ServeConfig
-from server.settings.resolved import BUNDLED
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.resolved import BUNDLED
 
 ENGINE_SECONDS = 4.0
 #: Harm comes more often here than in any life: a request is resumed as often as it takes.

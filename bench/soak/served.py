@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from bench.http import running
 from bench.soak.clients import session
-from server.host.spare import SPARE
+from foresay.server.host.spare import SPARE
 
 #: An engine of the bundled target starts in seconds; this is for large ones on busy machines.
 RETURN_SECONDS = 300.0
@@ -61,7 +61,7 @@ class Served:
                 with suppress(OSError):  # one that is dead and not yet buried has no command line
                     process = Path(f"/proc/{child}")
                     spare = (process / "comm").read_bytes().strip() == SPARE
-                    if not spare and b"server.host.process" in (process / "cmdline").read_bytes():
+                    if not spare and b"foresay.server.host.process" in (process / "cmdline").read_bytes():
                         return int(child)
         return None
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from drafters.heads.lesson import Depth, Lesson, judge
-from drafters.heads.llama import LlamaShape
-from drafters.heads.loss import soft_cross_entropy
+from foresay.drafters.heads.lesson import Depth, Lesson, judge
+from foresay.drafters.heads.llama import LlamaShape
+from foresay.drafters.heads.loss import soft_cross_entropy
 
 #: How often a text is gone over in a step.
 OVERS = 4

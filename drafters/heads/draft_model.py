@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from drafters.heads.lesson import Depth, Lesson, judge
-from drafters.heads.llama import LlamaShape
-from drafters.heads.loss import soft_cross_entropy
+from foresay.drafters.heads.lesson import Depth, Lesson, judge
+from foresay.drafters.heads.llama import LlamaShape
+from foresay.drafters.heads.loss import soft_cross_entropy
 
 #: The deviation of an embedding's entries at the start.
 _EMBEDDED = 0.02

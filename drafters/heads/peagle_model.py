@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from drafters.heads.eagle_model import EagleModel, EagleShape
+from foresay.drafters.heads.eagle_model import EagleModel, EagleShape
 
 
 class PEagleModel(EagleModel):

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafters.suffix.contexts import MOST_CONTEXT, Contexts
-from drafters.suffix.growth import Found, Grown, grow_chain, grow_tree
-from drafters.suffix.history import Answers, History
-from drafters.suffix.slices import SLICE, Slices
-from spec.names import SUFFIX
-from spec.protocols import FeatureRequest, or_roots
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.suffix.contexts import MOST_CONTEXT, Contexts
+from foresay.drafters.suffix.growth import Found, Grown, grow_chain, grow_tree
+from foresay.drafters.suffix.history import Answers, History
+from foresay.drafters.suffix.slices import SLICE, Slices
+from foresay.spec.names import SUFFIX
+from foresay.spec.protocols import FeatureRequest, or_roots
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 #: What is less likely than this to be accepted is not drafted. Lower drafts more and has hardly more accepted.
 LEAST_CHANCE = 0.01
@@ -37,7 +37,7 @@ class _Running:
 
 
 class SuffixDrafter:
-    """Chains, and trees where places disagree; implements :class:`spec.protocols.Drafter`.
+    """Chains, and trees where places disagree; implements :class:`foresay.spec.protocols.Drafter`.
 
     history: earlier answers, to begin with and to add to. slice_seconds: of each step, for taking in text. learning:
     False leaves the chances as they begin, for comparison.

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from drafters.suffix.contexts import END, MOST_PLACES, Contexts, Match
-from drafters.suffix.trust import SHORTER, Trust, cell_of, kind_of
+from foresay.drafters.suffix.contexts import END, MOST_PLACES, Contexts, Match
+from foresay.drafters.suffix.trust import SHORTER, Trust, cell_of, kind_of
 
 #: What followed a place.
 Run = list[int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from drafters.suffix.contexts import Contexts
+from foresay.drafters.suffix.contexts import Contexts
 
 #: Seconds of each step. Half a millisecond below what is promised, for the piece that was begun in time.
 SLICE = 0.5e-3

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drafters.suffix.contexts import MOST_CONTEXT
+from foresay.drafters.suffix.contexts import MOST_CONTEXT
 
 #: A candidate followed its context: the one time, each of several times, mostly, now and then, seldom; or it followed
 #: a shorter one.

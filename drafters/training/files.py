@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spec.errors import ForesayError
-from verifier.heads.files import save_tensors
+from foresay.spec.errors import ForesayError
+from foresay.verifier.heads.files import save_tensors
 
 #: Writes a whole file to the path it is given.
 Writer = Callable[[Path], object]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec.errors import ConfigurationError
+from foresay.spec.errors import ConfigurationError
 
 SUFFIXES = (".txt", ".jsonl")
 

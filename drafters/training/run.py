@@ -1,7 +1,7 @@
 """One training run, from prompts to a model's directory; killed at any time, the same command goes on.
 
 Every random choice is a function of the seed and of the step or batch number, so a run that was interrupted ends with
-the same weights as one that was not. What it keeps meanwhile: :mod:`drafters.training.work`.
+the same weights as one that was not. What it keeps meanwhile: :mod:`foresay.drafters.training.work`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from drafters.heads.dflash_model import DFlashModel
-from drafters.heads.draft_model import DraftModel
-from drafters.heads.eagle_model import EagleModel
-from drafters.heads.lesson import Depth
-from drafters.heads.medusa_model import MedusaModel
-from drafters.heads.peagle_model import PEagleModel
-from drafters.training import files
-from drafters.training.optimizer import Optimizers
-from drafters.training.progress import Progress
-from drafters.training.settings import Settings
-from drafters.training.shapes import dflash_shape, draft_shape, draft_vocabulary, eagle_shape
-from drafters.training.teacher import Teacher
-from drafters.training.work import Work
-from spec.errors import ForesayError
-from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE
+from foresay.drafters.heads.dflash_model import DFlashModel
+from foresay.drafters.heads.draft_model import DraftModel
+from foresay.drafters.heads.eagle_model import EagleModel
+from foresay.drafters.heads.lesson import Depth
+from foresay.drafters.heads.medusa_model import MedusaModel
+from foresay.drafters.heads.peagle_model import PEagleModel
+from foresay.drafters.training import files
+from foresay.drafters.training.optimizer import Optimizers
+from foresay.drafters.training.progress import Progress
+from foresay.drafters.training.settings import Settings
+from foresay.drafters.training.shapes import dflash_shape, draft_shape, draft_vocabulary, eagle_shape
+from foresay.drafters.training.teacher import Teacher
+from foresay.drafters.training.work import Work
+from foresay.spec.errors import ForesayError
+from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE
 
 Model = MedusaModel | EagleModel | DFlashModel | DraftModel
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, arange
 
-from drafters.heads.dflash_model import DFlashShape
-from drafters.heads.draft_model import DraftShape
-from drafters.heads.eagle_model import EagleShape
+from foresay.drafters.heads.dflash_model import DFlashShape
+from foresay.drafters.heads.draft_model import DraftShape
+from foresay.drafters.heads.eagle_model import EagleShape
 
 #: A draft vocabulary larger than this is cut to the tokens the target wrote most often.
 LARGEST_VOCABULARY = 32_000

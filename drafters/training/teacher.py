@@ -10,11 +10,11 @@ import torch
 from jinja2 import TemplateError
 from torch import Tensor
 
-from drafters.heads.lesson import Lesson
-from drafters.training.prompts import Messages, Prompt, read_prompts
-from spec.errors import ConfigurationError
-from verifier.model.errors import ModelError, code_refused
-from verifier.model.hub import BESIDE
+from foresay.drafters.heads.lesson import Lesson
+from foresay.drafters.training.prompts import Messages, Prompt, read_prompts
+from foresay.spec.errors import ConfigurationError
+from foresay.verifier.model.errors import ModelError, code_refused
+from foresay.verifier.model.hub import BESIDE
 
 
 class Teacher:

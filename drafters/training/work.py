@@ -19,9 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drafters.training import files
-from drafters.training.settings import Settings
-from spec.errors import ConfigurationError, ForesayError
+from foresay.drafters.training import files
+from foresay.drafters.training.settings import Settings
+from foresay.spec.errors import ConfigurationError, ForesayError
 
 #: Changes whenever what lies in the folder, or what a run makes of it, changes.
 FORMAT = 2

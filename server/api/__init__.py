@@ -1,1 +1,2 @@
-"""The APIs, a folder for each; none imports another. A module with ``ROUTES`` is what :mod:`server.http.app` serves."""
+"""The APIs, a folder for each; none imports another. A module with ``ROUTES`` is what :mod:`foresay.server.http.app`
+serves."""

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from server.cli.command import Command
-from server.cli.generate import sampling_params
-from server.settings.config import BenchConfig, SamplingConfig
-from spec.acceptance import ByDepth, by_place, tokens_per_step
-from spec.errors import ConfigurationError
-from spec.names import NONE
+from foresay.server.cli.command import Command
+from foresay.server.cli.generate import sampling_params
+from foresay.server.settings.config import BenchConfig, SamplingConfig
+from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import NONE
 
 if TYPE_CHECKING:
-    from drafters.training.prompts import Prompt
-    from server.cli.selfcheck_prompts import Report
-    from server.host.local import Completion, Engine
-    from spec.sampling import SamplingParams
+    from foresay.drafters.training.prompts import Prompt
+    from foresay.server.cli.selfcheck_prompts import Report
+    from foresay.server.host.local import Completion, Engine
+    from foresay.spec.sampling import SamplingParams
 
 PROMPTS = (
     "Once upon a time there was a little girl who",
@@ -45,7 +45,7 @@ def _add_bench_arguments(parser: ArgumentParser) -> None:
 
 def bench(config: BenchConfig, arguments: Namespace) -> int:
     """Measure, and print a table or, if that is asked for, JSON."""
-    from server.cli.progress import loaded
+    from foresay.server.cli.progress import loaded
 
     if config.shadow is not None or config.trace is not None:
         raise ConfigurationError("bench measures without --shadow and --trace: they would slow one side down")
@@ -158,9 +158,9 @@ def _add_selfcheck_arguments(parser: ArgumentParser) -> None:
 
 def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
     """Write every prompt with the drafter and plainly; 0 if all tokens are the same, 1 if not."""
-    from drafters.training.progress import Progress
-    from server.cli.progress import loaded
-    from server.cli.selfcheck_prompts import check, rows, sentence
+    from foresay.drafters.training.progress import Progress
+    from foresay.server.cli.progress import loaded
+    from foresay.server.cli.selfcheck_prompts import check, rows, sentence
 
     if config.shadow is not None:
         raise ConfigurationError("selfcheck compares the drafter in use with plain decoding: --shadow has no part")
@@ -179,7 +179,7 @@ def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
 
 def prompts_of(path: str | None) -> list[Prompt]:
     """What ``--prompts`` says; raises ConfigurationError for a file of no use."""
-    from drafters.training.prompts import Prompt, read_prompts
+    from foresay.drafters.training.prompts import Prompt, read_prompts
 
     if path is None:
         return [Prompt(text, f"prompt {number} of foresay bench") for number, text in enumerate(PROMPTS, start=1)]

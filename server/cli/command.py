@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from server.settings.config import EngineConfig
-from spec.errors import ConfigurationError
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.errors import ConfigurationError
 
 USAGE_ERROR = 2
 

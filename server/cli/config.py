@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from server.cli.command import Command
-from server.settings.config import SECTIONS, ServeConfig
-from server.settings.fields import Setting, settings_of
-from server.settings.load import load
+from foresay.server.cli.command import Command
+from foresay.server.settings.config import SECTIONS, ServeConfig
+from foresay.server.settings.fields import Setting, settings_of
+from foresay.server.settings.load import load
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from server.cli.command import Command
-from server.settings.config import SamplingConfig
-from spec.errors import ConfigurationError, InvalidRequest
+from foresay.server.cli.command import Command
+from foresay.server.settings.config import SamplingConfig
+from foresay.spec.errors import ConfigurationError, InvalidRequest
 
 if TYPE_CHECKING:
-    from server.host.local import Completion, Engine, TextStream
-    from spec.sampling import SamplingParams
+    from foresay.server.host.local import Completion, Engine, TextStream
+    from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from server.host.local import Completion, Engine
-    from spec.trace import ShadowReport
+    from foresay.server.host.local import Completion, Engine
+    from foresay.spec.trace import ShadowReport
 
 
 def _add_generate_arguments(parser: ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def _add_generate_arguments(parser: ArgumentParser) -> None:
 
 def sampling_params(config: SamplingConfig) -> SamplingParams:
     """The sampling part of the settings. The seed is drawn here if none was given."""
-    from spec.sampling import SamplingParams
+    from foresay.spec.sampling import SamplingParams
 
     shared = set(SamplingParams.__struct_fields__) & set(config.__struct_fields__)
     return SamplingParams(**{name: getattr(config, name) for name in shared})
@@ -41,7 +41,7 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
     """Generate, and print the text or the JSON line."""
     prompt = _prompt(arguments.prompt)
 
-    from server.cli.progress import dim, loaded, shadow_summary, summary
+    from foresay.server.cli.progress import dim, loaded, shadow_summary, summary
 
     with loaded(config) as engine:
         stream = _stream(engine, config, prompt, arguments.chat)
@@ -154,7 +154,7 @@ class Conversation:
         self._messages = [*asked, {"role": "assistant", "content": self._last.text}]
 
     def _show_statistics(self) -> None:
-        from server.cli.progress import shadow_summary, summary
+        from foresay.server.cli.progress import shadow_summary, summary
 
         if self._last is None or self._last.statistics is None:
             print("nothing to tell yet", file=sys.stderr)
@@ -170,7 +170,7 @@ class Conversation:
 
 def chat(config: SamplingConfig, arguments: Namespace) -> int:
     """Read lines until the end of input and answer each."""
-    from server.cli.progress import dim, loaded
+    from foresay.server.cli.progress import dim, loaded
 
     with loaded(config) as engine:
         conversation = Conversation(engine, config, arguments.system)

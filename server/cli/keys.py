@@ -8,10 +8,10 @@ from argparse import ArgumentParser, Namespace
 from getpass import getpass
 from pathlib import Path
 
-from server.cli.command import Command
-from server.settings.config import ServeConfig
-from server.settings.load import load
-from spec.errors import ConfigurationError
+from foresay.server.cli.command import Command
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.load import load
+from foresay.spec.errors import ConfigurationError
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def run(config: None, arguments: Namespace) -> int:
     """Make, list, take back or hash keys. A key itself is written nowhere but to the terminal."""
-    from server.gateway import keys
+    from foresay.server.gateway import keys
 
     action, name = arguments.action, arguments.name
     if (action == "list") != (name is None):
@@ -58,7 +58,7 @@ def run(config: None, arguments: Namespace) -> int:
 
 
 def _add(path: Path, name: str) -> None:
-    from server.gateway import keys
+    from foresay.server.gateway import keys
 
     key = keys.new_key()
     keys.append(path, name, key)
@@ -72,8 +72,8 @@ def _add(path: Path, name: str) -> None:
 
 def _list(path: Path) -> None:
     """A line for each key on stdout: whose it is, its id, the limits that are its own."""
-    from server.gateway import keys
-    from server.gateway.caller import Limits
+    from foresay.server.gateway import keys
+    from foresay.server.gateway.caller import Limits
 
     entries = (keys.read(path) or []) if path.exists() else []
     width = max((len(entry.name) for entry in entries), default=0)
@@ -86,7 +86,7 @@ def _list(path: Path) -> None:
 
 def _file(arguments: Namespace) -> Path:
     """The file that was named, else the one a server here would use by its settings, else the default one."""
-    from server.gateway.keys import default_path
+    from foresay.server.gateway.keys import default_path
 
     named = arguments.api_key_file or load(ServeConfig, {}, os.environ, arguments.config).config.api_key_file
     return default_path() if named is None else Path(named)

@@ -1,4 +1,5 @@
-"""``foresay COMMAND ...``: flags made of the fields of :mod:`server.settings.config`, an error line and no traceback.
+"""``foresay COMMAND ...``: flags made of the fields of :mod:`foresay.server.settings.config`, an error line and no
+traceback.
 
 Nothing here imports torch, transformers or aiohttp, so ``--help`` answers at once.
 """
@@ -14,7 +15,7 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 import foresay
-from server.cli import (
+from foresay.server.cli import (
     bench,
     config,
     generate,
@@ -24,12 +25,12 @@ from server.cli import (
     serve,
     train,
 )
-from server.cli.check import command as check
-from server.cli.command import USAGE_ERROR, Command, told
-from server.settings.fields import Setting, settings_of
-from server.settings.load import load, nearest
-from server.settings.resolved import check_target
-from spec.errors import ForesayError
+from foresay.server.cli.check import command as check
+from foresay.server.cli.command import USAGE_ERROR, Command, told
+from foresay.server.settings.fields import Setting, settings_of
+from foresay.server.settings.load import load, nearest
+from foresay.server.settings.resolved import check_target
+from foresay.spec.errors import ForesayError
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "aiohttp", "msgspec")
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from server.cli.command import Command
-from server.settings.units import bytes_in_words
-from spec.errors import ConfigurationError, ForesayError
+from foresay.server.cli.command import Command
+from foresay.server.settings.units import bytes_in_words
+from foresay.spec.errors import ConfigurationError, ForesayError
 
 #: Tokens of the KV cache that the column of memory counts.
 CONTEXT = 8192
@@ -45,8 +45,8 @@ def show(config: None, arguments: Namespace) -> int:
 
 def targets() -> Iterator[dict[str, Any]]:
     """Each target with its drafts. bytes: with the KV cache of ``CONTEXT`` tokens; of a draft, its target's with it."""
-    from server.cli.catalog.catalog import known_targets
-    from verifier.model.hub import cached
+    from foresay.server.cli.catalog.catalog import known_targets
+    from foresay.verifier.model.hub import cached
 
     here: dict[str, bool] = {}
 
@@ -78,7 +78,7 @@ def targets() -> Iterator[dict[str, Any]]:
 
 
 def _rows(target: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    from server.settings.units import bytes_in_words, count_in_words
+    from foresay.server.settings.units import bytes_in_words, count_in_words
 
     for one in (target, *target["drafts"]):
         name = one["id"] if one is target else f"  {one['id']}"
@@ -136,8 +136,8 @@ def pull(config: None, arguments: Namespace) -> int:
 
 def fetched(name: str) -> Path:
     """Where a model or a head lies, downloaded first if it is not all there. ModelNotFound says what went wrong."""
-    from verifier.heads.kind import PATTERNS, kind_of
-    from verifier.model.hub import LINK, resolve
+    from foresay.verifier.heads.kind import PATTERNS, kind_of
+    from foresay.verifier.model.hub import LINK, resolve
 
     directory = resolve(name, flag="NAME")
     if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may be stored as others
@@ -149,7 +149,7 @@ def fetched(name: str) -> Path:
 
 def _draft_of(name: str) -> tuple[str, str]:
     """The hub id of the draft, and what ``--draft`` of other commands is to say."""
-    from server.cli.catalog.catalog import find_target
+    from foresay.server.cli.catalog.catalog import find_target
 
     target = find_target(name)
     if target is None:
@@ -178,12 +178,12 @@ def _add_quantize_arguments(parser: ArgumentParser) -> None:
 
 def quantize(config: None, arguments: Namespace) -> int:
     """Write it, and say how to serve it. The same ids come from it as from ``--quantize`` at load time."""
-    from server.cli.progress import Stages
-    from server.engine.parameters import quantized
-    from server.settings.config import EngineConfig
-    from server.settings.resolved import target_directory
-    from verifier.model.config import ModelConfig
-    from verifier.model.written import write
+    from foresay.server.cli.progress import Stages
+    from foresay.server.engine.parameters import quantized
+    from foresay.server.settings.config import EngineConfig
+    from foresay.server.settings.resolved import target_directory
+    from foresay.verifier.model.config import ModelConfig
+    from foresay.verifier.model.written import write
 
     out = Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -10,12 +10,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self, TextIO
 
-from server.host.imports import import_tokenizers, uncollected
-from server.settings.config import EngineConfig
-from spec.trace import ShadowReport, Statistics
+from foresay.server.host.imports import import_tokenizers, uncollected
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.trace import ShadowReport, Statistics
 
 if TYPE_CHECKING:
-    from server.host.local import Engine
+    from foresay.server.host.local import Engine
 
 #: Seconds between two looks at the clock: the line shows that time passes even where nothing is told.
 TICK_SECONDS = 0.2
@@ -116,7 +116,7 @@ def loaded(config: EngineConfig) -> Engine:
         stages("importing")
         with uncollected():
             import_tokenizers()
-            from server.host.local import Engine
+            from foresay.server.host.local import Engine
         gc.freeze()
         engine = Engine.from_config(config, stages)
     for warning in engine.warnings:

@@ -7,12 +7,12 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.cli.command import Command
-from spec.errors import ConfigurationError
+from foresay.server.cli.command import Command
+from foresay.spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from server.engine.trace import Session, Trace
-    from server.observe.replay.evaluate import Evaluation
+    from foresay.server.engine.trace import Session, Trace
+    from foresay.server.observe.replay.evaluate import Evaluation
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -32,9 +32,9 @@ def run(config: None, arguments: Namespace) -> int:
     """Read, evaluate, print."""
     import msgspec
 
-    from server.engine.trace import read
-    from server.observe.replay.evaluate import evaluate, largest
-    from server.observe.replay.ways import parse, usual
+    from foresay.server.engine.trace import read
+    from foresay.server.observe.replay.evaluate import evaluate, largest
+    from foresay.server.observe.replay.ways import parse, usual
 
     asked = None if arguments.draft is None else [parse(text) for text in arguments.draft]
     trace = read(Path(arguments.file))

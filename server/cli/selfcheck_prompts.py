@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from drafters.training.prompts import Prompt
-from server.observe.selfcheck.answer import Answer, Difference, difference
-from spec.errors import ConfigurationError, InvalidRequest
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.drafters.training.prompts import Prompt
+from foresay.server.observe.selfcheck.answer import Answer, Difference, difference
+from foresay.spec.errors import ConfigurationError, InvalidRequest
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from server.host.local import Completion, Engine, TextStream
+    from foresay.server.host.local import Completion, Engine, TextStream
 
 
 class Checked(msgspec.Struct, kw_only=True):

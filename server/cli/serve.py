@@ -18,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-from server.cli.command import Command
-from server.cli.progress import Stages
-from server.host.imports import uncollected
-from server.host.spare import Spares
-from server.settings.config import EngineConfig, ServeConfig
-from server.settings.fields import settings_of
-from spec.errors import ConfigurationError, ForesayError
+from foresay.server.cli.command import Command
+from foresay.server.cli.progress import Stages
+from foresay.server.host.imports import uncollected
+from foresay.server.host.spare import Spares
+from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.server.settings.fields import settings_of
+from foresay.spec.errors import ConfigurationError, ForesayError
 
 
 def serve(config: ServeConfig, arguments: Namespace) -> int:
@@ -34,7 +34,7 @@ def serve(config: ServeConfig, arguments: Namespace) -> int:
     alone = not config.models and not config.replicas
     with Stages(lines=True) as stages, Spares(ahead=alone) as spawning:
         with uncollected():
-            from server.cli import serving
+            from foresay.server.cli import serving
         gc.freeze()
         return serving.serve(config, stages, spawning)
 
@@ -166,7 +166,7 @@ def serve_file(config: ServeConfig) -> str:
         "applications:\n"
         "- name: foresay\n"
         "  route_prefix: null\n"
-        "  import_path: server.host.replicas.cluster:build\n"
+        "  import_path: foresay.server.host.replicas.cluster:build\n"
         f"  args:\n{settings}"
     )
 

@@ -17,16 +17,16 @@ from typing import TextIO
 
 import msgspec
 
-from server.cli.command import told
-from server.cli.progress import Stages
-from server.engine.generation import EngineStatus
-from server.gateway.keys import default_path
-from server.host.child import Spawned, spawn
-from server.http.life import BESIDE, CLOSING_SECONDS, run_server
-from server.settings.config import ServeConfig
-from server.settings.resolved import model_names
-from server.settings.units import span_in_words
-from spec.request import EngineInfo
+from foresay.server.cli.command import told
+from foresay.server.cli.progress import Stages
+from foresay.server.engine.generation import EngineStatus
+from foresay.server.gateway.keys import default_path
+from foresay.server.host.child import Spawned, spawn
+from foresay.server.http.life import BESIDE, CLOSING_SECONDS, run_server
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.resolved import model_names
+from foresay.server.settings.units import span_in_words
+from foresay.spec.request import EngineInfo
 
 
 def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = spawn) -> int:

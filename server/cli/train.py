@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.cli.command import Command
-from spec.errors import ConfigurationError
-from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE, canonical
+from foresay.server.cli.command import Command
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE, canonical
 
 if TYPE_CHECKING:
     import torch
 
-    from drafters.heads.lesson import Depth
-    from drafters.training.settings import Settings
-    from drafters.training.work import Work
-    from verifier.model.config import ModelConfig
+    from foresay.drafters.heads.lesson import Depth
+    from foresay.drafters.training.settings import Settings
+    from foresay.drafters.training.work import Work
+    from foresay.verifier.model.config import ModelConfig
 
 #: Heads of a Medusa set, passes of the training-time test, what a block or masks guess; a draft model sees the true
 #: text at every depth.
@@ -126,11 +126,11 @@ def _add_learning(parser: ArgumentParser) -> None:
 
 def run(config: None, arguments: Namespace) -> int:
     """Train; the table of held-out acceptance goes to stdout."""
-    from drafters.training.work import Work
-    from server.settings.resolved import BUNDLED
-    from spec.errors import ConfigurationError
-    from verifier.model.config import ModelConfig
-    from verifier.model.hub import LINK, resolve
+    from foresay.drafters.training.work import Work
+    from foresay.server.settings.resolved import BUNDLED
+    from foresay.spec.errors import ConfigurationError
+    from foresay.verifier.model.config import ModelConfig
+    from foresay.verifier.model.hub import LINK, resolve
 
     directory = BUNDLED / "target" if arguments.target == "bundled" else resolve(arguments.target, flag="--target")
     if (directory / LINK).exists():
@@ -159,8 +159,8 @@ def run(config: None, arguments: Namespace) -> int:
 
 def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
     """What was asked for, or follows from the target. Raises ConfigurationError for what does not fit together."""
-    from drafters.training.settings import Settings
-    from drafters.training.shapes import default_layers, default_width
+    from foresay.drafters.training.settings import Settings
+    from foresay.drafters.training.shapes import default_layers, default_width
 
     kind = arguments.kind
     own = {"depth": (DFLASH, EAGLE3, MEDUSA, PEAGLE), "layers": (DFLASH, DRAFT_MODEL), "width": (DRAFT_MODEL,)}
@@ -206,9 +206,9 @@ def _trained(settings: Settings, directory: Path, device: str, model: ModelConfi
     import torch
     from transformers.utils import logging
 
-    from drafters.training.run import Run
-    from drafters.training.teacher import Teacher
-    from spec.errors import ForesayError
+    from foresay.drafters.training.run import Run
+    from foresay.drafters.training.teacher import Teacher
+    from foresay.spec.errors import ForesayError
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

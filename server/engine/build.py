@@ -1,4 +1,5 @@
-"""From a configuration to a running engine; it and :mod:`server.engine.drafters` are what knows concrete classes."""
+"""From a configuration to a running engine; it and :mod:`foresay.server.engine.drafters` are what knows concrete
+classes."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from dataclasses import dataclass, replace
 import msgspec
 import torch
 
-from kvpaging import PagePool, PrefixIndex
-from server.engine.calibrate import DRAFTED, ProfileRun
-from server.engine.costs import Costs, digest
-from server.engine.device import Device, Loading, Progress, find_device, give_back
-from server.engine.drafters.entry import Entry, FromFiles
-from server.engine.drafters.registry import drafts
-from server.engine.drafting import (
+from foresay.kvpaging import PagePool, PrefixIndex
+from foresay.server.engine.calibrate import DRAFTED, ProfileRun
+from foresay.server.engine.costs import Costs, digest
+from foresay.server.engine.device import Device, Loading, Progress, find_device, give_back
+from foresay.server.engine.drafters.entry import Entry, FromFiles
+from foresay.server.engine.drafters.registry import drafts
+from foresay.server.engine.drafting import (
     DEFAULT_TOKENS,
     Drafting,
     capture_levels,
@@ -23,24 +24,32 @@ from server.engine.drafting import (
     pinned,
     runner_of,
 )
-from server.engine.memory import Demand, MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes, plan_cpu
-from server.engine.parameters import in_words, kv_kind, quantized, stored_parameters
-from server.settings.config import EngineConfig
-from server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
-from spec.engine import Engine
-from spec.errors import ConfigurationError
-from spec.names import NONE
-from spec.observer import Observer
-from spec.protocols import Drafter
-from spec.request import EngineInfo
-from spec.scheduler import Scheduler
-from spec.step import StepRunner
-from spec.tree import MAX_NODES, TreeShape
-from verifier.graphs.capture import Capture
-from verifier.model.config import ModelConfig
-from verifier.ops.kernels.cpu import threads
-from verifier.paged_model import PagedModel
-from verifier.probe import Exactness, probe
+from foresay.server.engine.memory import (
+    Demand,
+    MemoryPlan,
+    check_beside,
+    footprint,
+    kept_in_16_bits,
+    packed_bytes,
+    plan_cpu,
+)
+from foresay.server.engine.parameters import in_words, kv_kind, quantized, stored_parameters
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
+from foresay.spec.engine import Engine
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import NONE
+from foresay.spec.observer import Observer
+from foresay.spec.protocols import Drafter
+from foresay.spec.request import EngineInfo
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.step import StepRunner
+from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.verifier.graphs.capture import Capture
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.ops.kernels.cpu import threads
+from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.probe import Exactness, probe
 
 
 def plan(
@@ -53,7 +62,7 @@ def plan(
     error for a drafter that cannot be read.
     """
     if device.is_gpu:
-        from server.engine.gpu_memory import plan_gpu  # knows the kernels, which a CPU does without
+        from foresay.server.engine.gpu_memory import plan_gpu  # knows the kernels, which a CPU does without
 
         return plan_gpu(config, length, dtype, target, drafters, device)
     return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device)

@@ -16,20 +16,20 @@ from statistics import median
 import numpy as np
 import torch
 
-from kvpaging import PagePool, PageTable
-from server.engine.costs import Costs
-from spec.budget import CostModel
-from spec.budget.cost import DraftCost
-from spec.budget.members import OPEN
-from spec.engine import Engine
-from spec.price import Price
-from spec.protocols import Drafter, FeatureRequest, Rows, Verifier
-from spec.request import EngineInfo, Request
-from spec.sampling import SamplingParams
-from spec.scheduler import MAX_CHUNK, Scheduler
-from spec.sequence import SequenceState
-from spec.step import StepRunner
-from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
+from foresay.kvpaging import PagePool, PageTable
+from foresay.server.engine.costs import Costs
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.members import OPEN
+from foresay.spec.engine import Engine
+from foresay.spec.price import Price
+from foresay.spec.protocols import Drafter, FeatureRequest, Rows, Verifier
+from foresay.spec.request import EngineInfo, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.scheduler import MAX_CHUNK, Scheduler
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import StepRunner
+from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
 #: At most so many turns of steps, and no further one behind the third when they have taken so many seconds.
 _TURNS, _LEAST_TURNS, _PATIENCE = 6, 3, 1.5

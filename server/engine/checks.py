@@ -9,17 +9,17 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from server.engine.device import Device
-from server.engine.parameters import in_words, stored_parameters
-from server.settings.resolved import Resolved, Unfit, short_name
-from server.settings.units import count_in_words
-from spec.acceptance import ByDepth
-from spec.errors import ForesayError
-from verifier.model.checkpoint import FLOATS, Checkpoint
-from verifier.model.config import ModelConfig
-from verifier.model.errors import ConfigError
-from verifier.model.fields import Fields
-from verifier.model.weights import LM_HEAD, check
+from foresay.server.engine.device import Device
+from foresay.server.engine.parameters import in_words, stored_parameters
+from foresay.server.settings.resolved import Resolved, Unfit, short_name
+from foresay.server.settings.units import count_in_words
+from foresay.spec.acceptance import ByDepth
+from foresay.spec.errors import ForesayError
+from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.errors import ConfigError
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.weights import LM_HEAD, check
 
 Status = Literal["ok", "warn", "fail"]
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from server.settings.config import EngineConfig
-from spec.budget.cost import DraftCost
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.budget.cost import DraftCost
 
 
 class Costs(msgspec.Struct):

@@ -14,17 +14,17 @@ from typing import Protocol
 
 import torch
 
-from kvpaging import KVStore, PagePool
-from server.engine.parameters import kv_kind
-from server.settings.config import EngineConfig
-from server.settings.resolved import Unfit
-from spec.scheduler import MAX_CHUNK
-from spec.tree import MAX_NODES
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.weights import load
-from verifier.ops.kernels.cpu.walk import unsupported
-from verifier.paged_model import PagedModel
+from foresay.kvpaging import KVStore, PagePool
+from foresay.server.engine.parameters import kv_kind
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import Unfit
+from foresay.spec.scheduler import MAX_CHUNK
+from foresay.spec.tree import MAX_NODES
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.weights import load
+from foresay.verifier.ops.kernels.cpu.walk import unsupported
+from foresay.verifier.paged_model import PagedModel
 
 #: Where a container's limit is written (cgroup v2, v1); on a bare machine there is none.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

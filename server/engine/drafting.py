@@ -14,27 +14,27 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from drafters.combined import CombinedDrafter, members_of, united
-from drafters.levels import TreeDrafter, rooms
-from drafters.prediction import PredictionDrafter
-from drafters.proposer import Drafts, on_device
-from drafters.routed import RoutedDrafter, configured
-from server.engine.calibrate import ProfileRun
-from server.engine.drafters.registry import entry_of
-from server.settings.config import EngineConfig
-from spec.budget import CostModel
-from spec.budget.budget import Budget
-from spec.budget.members import OPEN, Member
-from spec.price import Price
-from spec.protocols import Drafter
-from spec.scheduler import PREDICTED_LEVELS
-from spec.step import PartsRunner, StepRunner
-from spec.tree import MAX_NODES, TreeShape
-from verifier.graphs.buckets import buckets, passes, sizes, widths
-from verifier.graphs.capture import Capture, CudaGraphs, Direct
-from verifier.graphs.proposer import Proposer
-from verifier.graphs.runner import WholeRunner
-from verifier.paged_model import PagedModel
+from foresay.drafters.combined import CombinedDrafter, members_of, united
+from foresay.drafters.levels import TreeDrafter, rooms
+from foresay.drafters.prediction import PredictionDrafter
+from foresay.drafters.proposer import Drafts, on_device
+from foresay.drafters.routed import RoutedDrafter, configured
+from foresay.server.engine.calibrate import ProfileRun
+from foresay.server.engine.drafters.registry import entry_of
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.members import OPEN, Member
+from foresay.spec.price import Price
+from foresay.spec.protocols import Drafter
+from foresay.spec.scheduler import PREDICTED_LEVELS
+from foresay.spec.step import PartsRunner, StepRunner
+from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.verifier.graphs.buckets import buckets, passes, sizes, widths
+from foresay.verifier.graphs.capture import Capture, CudaGraphs, Direct
+from foresay.verifier.graphs.proposer import Proposer
+from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.paged_model import PagedModel
 
 #: Tokens drafted ahead where a shape is fixed and nobody says how far.
 DEFAULT_TOKENS = 4

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import msgspec
 
-from server.schemas.errors import EngineFailed, SlowReader, TookTooLong, Unavailable, WaitedTooLong
-from spec.errors import InvalidRequest
-from spec.request import Delta, EngineInfo, Request
+from foresay.server.schemas.errors import EngineFailed, SlowReader, TookTooLong, Unavailable, WaitedTooLong
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Delta, EngineInfo, Request
 
 if TYPE_CHECKING:
-    from server.text.choice import Piece
+    from foresay.server.text.choice import Piece
 
 
 State = Literal["loading", "ready", "down", "failed", "unloaded"]
@@ -75,7 +75,7 @@ class TokenEngine(Protocol):
     """An engine seen from the event loop. No method waits; results come through the sink."""
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Begin a request; raises :class:`~server.schemas.errors.Unavailable` if the engine takes none now."""
+        """Begin a request; raises :class:`~foresay.server.schemas.errors.Unavailable` if the engine takes none now."""
         ...
 
     def cancel(self, id: str) -> None:
@@ -234,8 +234,8 @@ class Generation:
 
         Several of one request if the reader was slower than the engine: each is one step, with its own origin.
 
-        Raises what a request failed with: :class:`~spec.errors.InvalidRequest`,
-        :class:`~server.schemas.errors.ApiError`.
+        Raises what a request failed with: :class:`~foresay.spec.errors.InvalidRequest`,
+        :class:`~foresay.server.schemas.errors.ApiError`.
         """
         try:
             async with asyncio.timeout(timeout):

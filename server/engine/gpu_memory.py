@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from server.engine.device import Device
-from server.engine.drafters.entry import Entry
-from server.engine.drafting import DEFAULT_TOKENS, pinned
-from server.engine.memory import MOST_UTILIZATION, Demand, MemoryPlan, item_bytes, listed
-from server.settings.config import EngineConfig
-from server.settings.resolved import Unfit
-from server.settings.units import bytes_in_words
-from spec.tree import MAX_NODES, TreeShape
-from verifier.graphs.buckets import passes, sizes, widths
-from verifier.model.config import ModelConfig
-from verifier.workspace import rope_bytes, workspace_bytes
+from foresay.server.engine.device import Device
+from foresay.server.engine.drafters.entry import Entry
+from foresay.server.engine.drafting import DEFAULT_TOKENS, pinned
+from foresay.server.engine.memory import MOST_UTILIZATION, Demand, MemoryPlan, item_bytes, listed
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.units import bytes_in_words
+from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.verifier.graphs.buckets import passes, sizes, widths
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.workspace import rope_bytes, workspace_bytes
 
 #: The engine's share of the memory unless the flag says otherwise.
 UTILIZATION = 0.9
@@ -40,7 +40,8 @@ _LEAST_CONTEXT = 512
 def plan_gpu(
     config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Entry], device: Device
 ) -> MemoryPlan:
-    """As :func:`server.engine.memory.plan`. What does not fit is refused with the flags that would make it fit."""
+    """As :func:`foresay.server.engine.memory.plan`. What does not fit is refused with the flags that would make it
+    fit."""
     case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room
     if room.tokens < case.least:

@@ -23,14 +23,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from drafters.combined import members_of
-from drafters.suffix.contexts import END
-from drafters.suffix.history import History, Texts
-from spec.engine import Engine
-from spec.errors import ConfigurationError
-from spec.names import SUFFIX
-from spec.observer import Observer
-from spec.sequence import SequenceState
+from foresay.drafters.combined import members_of
+from foresay.drafters.suffix.contexts import END
+from foresay.drafters.suffix.history import History, Texts
+from foresay.spec.engine import Engine
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import SUFFIX
+from foresay.spec.observer import Observer
+from foresay.spec.sequence import SequenceState
 
 MAGIC, DIGEST_BYTES = b"foresay draft history 1\n", 16
 #: Seconds between two writes while the engine runs.

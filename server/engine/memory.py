@@ -16,16 +16,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from server.engine.device import Device
-from server.engine.drafters.entry import Entry
-from server.engine.parameters import kv_kind, matrices, numbers_per_token
-from server.settings.config import EngineConfig
-from server.settings.resolved import Unfit
-from server.settings.units import bytes_in_words
-from spec.request import Footprint
-from spec.shape import MAX_NODES
-from verifier.model.config import ModelConfig
-from verifier.model.quantization import HEAD
+from foresay.server.engine.device import Device
+from foresay.server.engine.drafters.entry import Entry
+from foresay.server.engine.parameters import kv_kind, matrices, numbers_per_token
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.units import bytes_in_words
+from foresay.spec.request import Footprint
+from foresay.spec.shape import MAX_NODES
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.quantization import HEAD
 
 #: Share of the machine's memory that the KV cache takes when no size is given, and the most that all may take then.
 _KV_SHARE = 0.25

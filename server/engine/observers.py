@@ -19,19 +19,19 @@ from typing import BinaryIO
 import msgspec
 
 import foresay
-from drafters.shadow import Shadow
-from server.engine.drafters.registry import lookup
-from server.engine.history import HistoryWriter
-from server.engine.trace import VERSION, Begin, Choice, Cut, End, Part, Record, Start, Step
-from server.settings.config import EngineConfig
-from spec.budget import CostModel
-from spec.engine import Engine
-from spec.errors import ConfigurationError
-from spec.observer import Observer
-from spec.request import EngineInfo
-from spec.sequence import SequenceState
-from spec.step import VerifyResult
-from spec.trace import StepTrace
+from foresay.drafters.shadow import Shadow
+from foresay.server.engine.drafters.registry import lookup
+from foresay.server.engine.history import HistoryWriter
+from foresay.server.engine.trace import VERSION, Begin, Choice, Cut, End, Part, Record, Start, Step
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.budget import CostModel
+from foresay.spec.engine import Engine
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.observer import Observer
+from foresay.spec.request import EngineInfo
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import VerifyResult
+from foresay.spec.trace import StepTrace
 
 #: Lines wait in memory for at most so long, or until there are so many bytes of them.
 FLUSH_SECONDS = 1.0

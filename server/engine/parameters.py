@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
-from server.settings.resolved import Unfit
-from verifier.model.config import ModelConfig
-from verifier.model.quantization import Quantization
+from foresay.server.settings.resolved import Unfit
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.quantization import Quantization
 
 
 class Shape(Protocol):
-    """What the numbers depend on: a :class:`~verifier.model.config.ModelConfig`, or an entry of the catalog."""
+    """What the numbers depend on: a :class:`~foresay.verifier.model.config.ModelConfig`, or an entry of the catalog."""
 
     @property
     def num_layers(self) -> int: ...

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from spec.errors import ConfigurationError
-from spec.trace import SequenceTrace, depths_of
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.trace import SequenceTrace, depths_of
 
 VERSION = 1
 

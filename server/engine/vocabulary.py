@@ -25,10 +25,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from server.settings.resolved import Unfit
-from server.text.detokenize import Spelling
-from verifier.model.config import ModelConfig
-from verifier.model.errors import ModelError
+from foresay.server.settings.resolved import Unfit
+from foresay.server.text.detokenize import Spelling
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from server.schemas.errors import ApiError, RateLimited, Unauthorized
-from spec.request import Request
+from foresay.server.schemas.errors import ApiError, RateLimited, Unauthorized
+from foresay.spec.request import Request
 
 # -- how soon the next request will be done ----------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ METER: ContextVar[Meter | None] = ContextVar("meter", default=None)
 def admitted(requests: Sequence[Request]) -> Iterator[Callable[[int], None]]:
     """Let the choices of one answer run, at the caller's charge; yields what to call with each count of new tokens.
 
-    Raises :class:`~server.schemas.errors.RateLimited` if the caller has used up what it may.
+    Raises :class:`~foresay.server.schemas.errors.RateLimited` if the caller has used up what it may.
     """
     rate_limiter, meter = CALLER.get().rate_limiter, METER.get() or Meter()
     prompt_tokens = sum(len(request.prompt) for request in requests if request.fork_of is None)

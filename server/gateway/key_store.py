@@ -7,9 +7,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.gateway.caller import Caller, Limits, RateLimiter
-from server.gateway.keys import ApiKey, HashedKey, KeyRing, exposed, read
-from spec.errors import ConfigurationError
+from foresay.server.gateway.caller import Caller, Limits, RateLimiter
+from foresay.server.gateway.keys import ApiKey, HashedKey, KeyRing, exposed, read
+from foresay.spec.errors import ConfigurationError
 
 LOOK_SECONDS = 0.5
 log = logging.getLogger("foresay.server")

@@ -35,8 +35,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from server.gateway.caller import Limits
-from spec.errors import ConfigurationError, ForesayError
+from foresay.server.gateway.caller import Limits
+from foresay.spec.errors import ConfigurationError, ForesayError
 
 PREFIX = "sk-foresay-"
 SALT_BYTES, DIGEST_BYTES = 16, 32

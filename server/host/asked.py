@@ -10,14 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import NoReturn
 
-from server.engine.generation import EngineStatus, Sink, unavailable
-from server.host import frames
-from server.host.frames import Channel
-from server.host.resumption import AGAIN, InFlights
-from server.schemas.errors import EngineFailed
-from spec.errors import ConfigurationError, ContextLengthExceeded, ForesayError, InvalidRequest
-from spec.request import EngineInfo, Footprint, Request
-from spec.trace import ShadowReport, StepTrace
+from foresay.server.engine.generation import EngineStatus, Sink, unavailable
+from foresay.server.host import frames
+from foresay.server.host.frames import Channel
+from foresay.server.host.resumption import AGAIN, InFlights
+from foresay.server.schemas.errors import EngineFailed
+from foresay.spec.errors import ConfigurationError, ContextLengthExceeded, ForesayError, InvalidRequest
+from foresay.spec.request import EngineInfo, Footprint, Request
+from foresay.spec.trace import ShadowReport, StepTrace
 
 log = logging.getLogger("foresay.server")
 
@@ -133,7 +133,7 @@ class Supervised(ABC):
 
 
 class Asked:
-    """A :class:`~server.engine.generation.TokenEngine` while there is a channel, and it is ready.
+    """A :class:`~foresay.server.engine.generation.TokenEngine` while there is a channel, and it is ready.
 
     observe, observe_shadow: told of every step of the engine, and of what its shadow drafter would have done; must not
     block. most_losses: engines that may end under a request.

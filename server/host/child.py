@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import foresay
+
 #: The looks that make up the timeout.
 LOOKS = 6
 #: Times the timeout, for what may be slow by right: a prompt's chunk through a large model on two cores takes minutes,
@@ -81,8 +83,8 @@ class Spawned(NamedTuple):
 def spawn(arrivals: socket.socket | None = None, control: socket.socket | None = None) -> Spawned:
     """Start the engine process on its end of a socket pair, running the same code as this one.
 
-    It dies with the thread that calls this (see :func:`server.host.process.main`): the event loop's. arrivals: where it
-    is handed the connections of front doors. control: where it leaves a spare. Both are closed here.
+    It dies with the thread that calls this (see :func:`foresay.server.host.process.main`): the event loop's. arrivals:
+    where it is handed the connections of front doors. control: where it leaves a spare. Both are closed here.
     """
     ours, theirs = socket.socketpair()
     try:
@@ -95,12 +97,12 @@ def spawn(arrivals: socket.socket | None = None, control: socket.socket | None =
 def _started(control: socket.socket | None, *given: socket.socket) -> subprocess.Popen[bytes]:
     theirs = [each for each in (*given, control) if each is not None]
     descriptors = [-1 if control is None else control.fileno(), *(each.fileno() for each in given)]
-    return started("server.host.process", theirs, *map(str, descriptors))
+    return started("foresay.server.host.process", theirs, *map(str, descriptors))
 
 
 def started(module: str, theirs: Sequence[socket.socket], *arguments: str) -> subprocess.Popen[bytes]:
     """Run a module in a process that is told our id and the arguments. theirs: what it has open; closed here."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(foresay.__file__).parents[1])
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     with contextlib.ExitStack() as ends:
         for each in theirs:

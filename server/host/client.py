@@ -8,7 +8,7 @@
     unload() leads from each of them to unloaded, start() back to loading. replace() has another engine get ready beside
     the one that serves, or after it, and goes on in that one.
 
-What runs when it dies goes on in the next one (:mod:`server.host.resumption`).
+What runs when it dies goes on in the next one (:mod:`foresay.server.host.resumption`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from server.engine.costs import Costs
-from server.engine.generation import Cause, EngineStatus
-from server.host import frames
-from server.host.asked import Asked, Supervised, log
-from server.host.child import STARTING, Process, Spawned, oom_kills, reap, spawn, stopped
-from server.host.frames import Channel
-from server.host.models.resident import NoPlace
-from server.host.replacement import Progress, Standby, make_ready, refusal, until_hung, writes_alone
-from server.host.resumption import AGAIN
-from server.schemas.errors import EngineFailed
-from server.settings.config import ServeConfig
-from spec.errors import ForesayError
+from foresay.server.engine.costs import Costs
+from foresay.server.engine.generation import Cause, EngineStatus
+from foresay.server.host import frames
+from foresay.server.host.asked import Asked, Supervised, log
+from foresay.server.host.child import STARTING, Process, Spawned, oom_kills, reap, spawn, stopped
+from foresay.server.host.frames import Channel
+from foresay.server.host.models.resident import NoPlace
+from foresay.server.host.replacement import Progress, Standby, make_ready, refusal, until_hung, writes_alone
+from foresay.server.host.resumption import AGAIN
+from foresay.server.schemas.errors import EngineFailed
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.errors import ForesayError
 
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
@@ -58,7 +58,7 @@ class Trial(NamedTuple):
 
 
 class EngineClient(Supervised, Asked):
-    """A :class:`~server.engine.generation.TokenEngine` that runs in a process of its own. spawn: starts one."""
+    """A :class:`~foresay.server.engine.generation.TokenEngine` that runs in a process of its own. spawn: starts one."""
 
     def __init__(self, config: ServeConfig, spawn: Callable[[], Spawned] = spawn) -> None:
         Supervised.__init__(self)

@@ -19,10 +19,10 @@ from typing import cast
 
 import msgspec
 
-from server.engine.costs import Costs
-from server.settings.config import EngineConfig
-from spec.request import Delta, EngineInfo, Footprint, Request
-from spec.trace import ShadowReport, StepTrace
+from foresay.server.engine.costs import Costs
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.request import Delta, EngineInfo, Footprint, Request
+from foresay.spec.trace import ShadowReport, StepTrace
 
 HEADER_BYTES = 4
 
@@ -116,7 +116,8 @@ class Deltas(msgspec.Struct, tag="deltas"):
 
 
 class Rejected(msgspec.Struct, tag="rejected"):
-    """The engine cannot serve this request: the arguments of the :class:`~spec.errors.InvalidRequest` it raised."""
+    """The engine cannot serve this request: the arguments of the :class:`~foresay.spec.errors.InvalidRequest` it
+    raised."""
 
     id: str
     param: str

@@ -15,21 +15,21 @@ from typing import Any, Self, overload
 
 import msgspec
 
-from server.engine.build import build_engine
-from server.engine.observers import EngineObservers
-from server.schemas.shared import StructuredOutputs
-from server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
-from server.settings.load import load
-from server.settings.resolved import target_directory
-from server.text.choice import Choice, TextOptions
-from server.text.grammars.compiler import GrammarCompiler
-from server.text.grammars.fields import of_outputs, refuse_lengths
-from server.text.options import checked_count, forked, spelled_words, typed
-from server.text.tokenizer import Tokenizer
-from spec.errors import ForesayError, InvalidRequest
-from spec.request import Delta, EngineInfo, Grammar, Request, TokenLogprobs
-from spec.sampling import SamplingParams
-from spec.trace import ShadowReport, Statistics
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.observers import EngineObservers
+from foresay.server.schemas.shared import StructuredOutputs
+from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
+from foresay.server.settings.load import load
+from foresay.server.settings.resolved import target_directory
+from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.grammars.compiler import GrammarCompiler
+from foresay.server.text.grammars.fields import of_outputs, refuse_lengths
+from foresay.server.text.options import checked_count, forked, spelled_words, typed
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import ForesayError, InvalidRequest
+from foresay.spec.request import Delta, EngineInfo, Grammar, Request, TokenLogprobs
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import ShadowReport, Statistics
 
 Prompt = str | Sequence[int]
 #: What an output must match; a mapping has the fields of the other.
@@ -154,9 +154,9 @@ class Engine:
 
     target: ``"bundled"``, a directory or a hub id. draft: ``"auto"``, ``"none"``, ``"ngram"``, ``"suffix"``, a
     directory or a hub id.
-    settings: any other field of :class:`~server.settings.config.EngineConfig`, such as ``draft_tokens=6``.
+    settings: any other field of :class:`~foresay.server.settings.config.EngineConfig`, such as ``draft_tokens=6``.
     progress: called with what is being loaded and, where known, how much of it (0 to 1).
-    Raises :class:`~spec.errors.ConfigurationError` for settings or models that do not fit together.
+    Raises :class:`~foresay.spec.errors.ConfigurationError` for settings or models that do not fit together.
     """
 
     def __init__(
@@ -251,8 +251,8 @@ class Engine:
         n: so many texts for each prompt, as a list; the seed of the first gives all of them again. stop: texts that end
         the output, themselves left out. structured_outputs: what the output must match, such as ``{"json": schema}``,
         ``{"regex": ...}``, ``{"choice": [...]}``, ``{"grammar": ...}``. sampling: fields of :class:`SamplingParams`, on
-        top of ``params``; bad_words may be texts. Raises :class:`~spec.errors.InvalidRequest` naming the field that is
-        wrong.
+        top of ``params``; bad_words may be texts. Raises :class:`~foresay.spec.errors.InvalidRequest` naming the field
+        that is wrong.
         """
         given = typed(prompt, str | list[Any], "prompt")
         one = _is_one(given)

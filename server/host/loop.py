@@ -6,16 +6,16 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from server.host import frames
-from server.host.frames import Link
-from server.text.grammars.compiler import GrammarCompiler, Pending
-from spec.engine import Engine
-from spec.errors import InvalidRequest
-from spec.protocols import Constraint
-from spec.request import Delta, Request
+from foresay.server.host import frames
+from foresay.server.host.frames import Link
+from foresay.server.text.grammars.compiler import GrammarCompiler, Pending
+from foresay.spec.engine import Engine
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.protocols import Constraint
+from foresay.spec.request import Delta, Request
 
 if TYPE_CHECKING:
-    from drafters.shadow import Shadow
+    from foresay.drafters.shadow import Shadow
 
 log = logging.getLogger("foresay.engine")
 

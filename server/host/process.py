@@ -1,10 +1,11 @@
 """The engine process: reads frames between steps, steps, sends what the step emitted.
 
-Started by :mod:`server.host.child` as ``python -P -m server.host.process SERVER CONTROL FD [ARRIVALS]``: the server's
-process id, and descriptors. With the last one front doors may ask it too (:mod:`server.host.replicas.doors`); CONTROL
-is where it leaves a spare, or -1 (:mod:`server.host.spare`). It imports what engines are made of before the first frame
-says which one to build. It ends when told to, when the server dies, when the other end of its socket closes, or when a
-step raises (the server then starts a fresh one).
+Started by :mod:`foresay.server.host.child` as ``python -P -m foresay.server.host.process SERVER CONTROL FD
+[ARRIVALS]``: the server's process id, and descriptors. With the last one front doors may ask it too
+(:mod:`foresay.server.host.replicas.doors`); CONTROL is where it leaves a spare, or -1
+(:mod:`foresay.server.host.spare`). It imports what engines are made of before the first frame says which one to build.
+It ends when told to, when the server dies, when the other end of its socket closes, or when a step raises (the server
+then starts a fresh one).
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from server.host import frames
-from server.host.frames import GONE, Link
-from server.host.imports import uncollected
-from server.host.spare import ENGINE, PR_SET_NAME, die_with, leave_spare, prctl
-from server.settings.config import EngineConfig
-from spec.errors import ConfigurationError, ForesayError
-from spec.request import EngineInfo
+from foresay.server.host import frames
+from foresay.server.host.frames import GONE, Link
+from foresay.server.host.imports import uncollected
+from foresay.server.host.spare import ENGINE, PR_SET_NAME, die_with, leave_spare, prctl
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.spec.request import EngineInfo
 
 if TYPE_CHECKING:  # torch and all that is built of it: see _import
-    from server.engine.observers import EngineObservers
-    from server.text.grammars.compiler import GrammarCompiler
-    from spec.engine import Engine
+    from foresay.server.engine.observers import EngineObservers
+    from foresay.server.text.grammars.compiler import GrammarCompiler
+    from foresay.spec.engine import Engine
 
 log = logging.getLogger("foresay.engine")
 
@@ -37,9 +38,9 @@ log = logging.getLogger("foresay.engine")
 def _import() -> None:
     """Whatever an engine is made of."""
     with uncollected():
-        import server.engine.build
-        import server.engine.observers
-        import server.host.loop  # noqa: F401
+        import foresay.server.engine.build
+        import foresay.server.engine.observers
+        import foresay.server.host.loop  # noqa: F401
     gc.freeze()
 
 
@@ -54,9 +55,9 @@ def started(link: Link) -> frames.Start:
 def built(start: frames.Start, link: Link) -> tuple[Engine, EngineObservers] | None:
     """The engine and who watches it, or None after telling the server why there is none. The link is told what is being
     loaded."""
-    from server.engine.build import build_engine
-    from server.engine.memory import NoRoom
-    from server.engine.observers import EngineObservers
+    from foresay.server.engine.build import build_engine
+    from foresay.server.engine.memory import NoRoom
+    from foresay.server.engine.observers import EngineObservers
 
     watchers = EngineObservers()
 
@@ -78,8 +79,8 @@ def built(start: frames.Start, link: Link) -> tuple[Engine, EngineObservers] | N
 
 def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler | None:
     """What compiles grammars for the target; None, and a line in the log, if its tokenizer is of no use for that."""
-    from server.settings.resolved import target_directory
-    from server.text.grammars.compiler import GrammarCompiler
+    from foresay.server.settings.resolved import target_directory
+    from foresay.server.text.grammars.compiler import GrammarCompiler
 
     try:
         return GrammarCompiler.load(target_directory(config), info.vocab_size, info.eos_token_ids)
@@ -90,7 +91,7 @@ def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler 
 
 def serve(link: Link) -> int:
     """Build the engine the first frame asks for, say so, and run it; returns the exit status."""
-    from server.host.loop import Loop
+    from foresay.server.host.loop import Loop
 
     start = started(link)
     parts = built(start, link)
@@ -121,7 +122,7 @@ def linked(connection: socket.socket, arrivals: int | None = None) -> Link:
     """The link to whoever asks the engine."""
     if arrivals is None:
         return Link(connection)
-    from server.host.replicas.doors import Doors
+    from foresay.server.host.replicas.doors import Doors
 
     return Doors(connection, socket.socket(fileno=arrivals))
 

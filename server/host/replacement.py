@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from server.host import frames
-from server.host.child import Process, Spawned, Watchdog, cpu_ticks, reap
-from server.host.frames import Channel
-from server.host.models.resident import NoPlace
-from server.schemas.errors import EngineFailed
-from server.settings.config import ServeConfig
-from spec.errors import ConfigurationError, ForesayError
+from foresay.server.host import frames
+from foresay.server.host.child import Process, Spawned, Watchdog, cpu_ticks, reap
+from foresay.server.host.frames import Channel
+from foresay.server.host.models.resident import NoPlace
+from foresay.server.schemas.errors import EngineFailed
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.errors import ConfigurationError, ForesayError
 
 #: Told of what is going on, and how much of it is done where that is known.
 Progress = Callable[[str, float | None], None]

@@ -22,11 +22,11 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from server.engine.generation import Sink
-from server.host import frames
-from server.schemas.errors import ApiError, EngineFailed, KillsEngine
-from spec.request import Delta, Progress, Request
-from spec.trace import SequenceTrace, depths_of
+from foresay.server.engine.generation import Sink
+from foresay.server.host import frames
+from foresay.server.schemas.errors import ApiError, EngineFailed, KillsEngine
+from foresay.spec.request import Delta, Progress, Request
+from foresay.spec.trace import SequenceTrace, depths_of
 
 #: What a client can do about a request that does not go on.
 AGAIN = "this request was lost, please send it again"

@@ -12,25 +12,25 @@ from copy import copy
 
 import msgspec
 
-from server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
-from server.gateway.caller import Pace, Shared, admitted
-from server.host.imports import import_tokenizers
-from server.host.models.resident import LEASE, WAITED
-from server.host.state import ServerState
-from server.observe.selfcheck.check import CheckedEngine, SelfCheck
-from server.observe.telemetry.telemetry import Telemetry
-from server.schemas.bounds import largest_body
-from server.schemas.errors import EngineFailed, QueueFull, Unavailable
-from server.schemas.shared import MetricsLevel, RequestWarning
-from server.settings.config import ServeConfig
-from server.settings.resolved import Names
-from server.text.choice import Choice
-from server.text.parsers.chat_format import ChatFormat
-from server.text.prompt import Rendered, Room
-from server.text.tokenizer import SamplingDefaults, Tokenizer
-from server.text.warned import WarningLog, warning
-from spec.errors import InvalidRequest
-from spec.request import EngineInfo
+from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
+from foresay.server.gateway.caller import Pace, Shared, admitted
+from foresay.server.host.imports import import_tokenizers
+from foresay.server.host.models.resident import LEASE, WAITED
+from foresay.server.host.state import ServerState
+from foresay.server.observe.selfcheck.check import CheckedEngine, SelfCheck
+from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.schemas.bounds import largest_body
+from foresay.server.schemas.errors import EngineFailed, QueueFull, Unavailable
+from foresay.server.schemas.shared import MetricsLevel, RequestWarning
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.resolved import Names
+from foresay.server.text.choice import Choice
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.prompt import Rendered, Room
+from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
+from foresay.server.text.warned import WarningLog, warning
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import EngineInfo
 
 #: Texts longer than this are tokenized in a thread: a millisecond on the event loop would delay every stream.
 INLINE_CHARACTERS = 2000
@@ -38,7 +38,8 @@ INLINE_CHARACTERS = 2000
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Where an answer comes from. id: of the request, without prefix. exact: as in
-    :class:`~server.schemas.shared.Metrics`. metrics_level: unless the request says. warnings: about the model's name.
+    :class:`~foresay.server.schemas.shared.Metrics`. metrics_level: unless the request says. warnings: about the model's
+    name.
     """
 
     id: str
@@ -104,7 +105,7 @@ class Text(msgspec.Struct, frozen=True):
     @classmethod
     def load(cls, config: ServeConfig) -> Text:
         """Of the target, downloaded first if it is a hub id."""
-        from server.settings.resolved import target_directory
+        from foresay.server.settings.resolved import target_directory
 
         directory = target_directory(config)
         import_tokenizers()
@@ -288,8 +289,8 @@ class Service:
     ) -> list[int]:
         """Token ids of ``prompt``, made in a thread if it is long. spoken: see :meth:`Tokenizer.encode_after`.
 
-        Raises :class:`~spec.errors.ContextLengthExceeded` for a prompt that ``room`` does not hold; one whose length
-        alone tells is not read.
+        Raises :class:`~foresay.spec.errors.ContextLengthExceeded` for a prompt that ``room`` does not hold; one whose
+        length alone tells is not read.
         """
         tokenizer = self.opened()[0].tokenizer
         rendered = Rendered(prompt) if isinstance(prompt, str) else prompt

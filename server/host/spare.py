@@ -25,7 +25,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Self
 
-from server.host.child import Spawned, spawn, state_of
+from foresay.server.host.child import Spawned, spawn, state_of
 
 log = logging.getLogger("foresay.engine")
 
@@ -35,7 +35,7 @@ SPARE, ENGINE = b"foresay-spare", b"foresay-engine"
 
 
 class Spares:
-    """Starts engine processes, from spares where there is one. Called as :func:`~server.host.child.spawn` is.
+    """Starts engine processes, from spares where there is one. Called as :func:`~foresay.server.host.child.spawn` is.
 
     ahead: the first one is started before anybody has a word for it, so that it imports while the server does the same.
     """

@@ -6,9 +6,9 @@ import asyncio
 import time
 from typing import Protocol, TypeVar
 
-from server.gateway.caller import Shared
-from server.observe.telemetry.counts import Connections
-from server.schemas.errors import TooManyWaiting, Unavailable, going_away
+from foresay.server.gateway.caller import Shared
+from foresay.server.observe.telemetry.counts import Connections
+from foresay.server.schemas.errors import TooManyWaiting, Unavailable, going_away
 
 #: Bodies and messages of the largest size whose bytes may be held at once, by all callers together.
 MOST_BODIES = 64

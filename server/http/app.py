@@ -17,24 +17,24 @@ from types import ModuleType
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from server.api.about import dashboard, metrics
-from server.api.about import routes as about
-from server.api.about.dashboard import Feed
-from server.api.admin import routes as admin
-from server.api.anthropic import messages
-from server.api.common import route
-from server.api.common.route import json_response
-from server.api.ollama import routes as ollama
-from server.api.openai import chat, completions, tokens
-from server.api.responses import routes as responses
-from server.gateway.caller import CALLER, METER, REQUEST_ID, Meter, usable_id
-from server.host.models.models import MODELS, Models
-from server.http.auth import AuthMiddleware, opens_socket
-from server.http.openapi import routes as openapi
-from server.observe.telemetry.log import Reporter
-from server.schemas.errors import ApiError, described
-from server.schemas.shared import ErrorBody, ErrorDetail
-from spec.errors import InvalidRequest
+from foresay.server.api.about import dashboard, metrics
+from foresay.server.api.about import routes as about
+from foresay.server.api.about.dashboard import Feed
+from foresay.server.api.admin import routes as admin
+from foresay.server.api.anthropic import messages
+from foresay.server.api.common import route
+from foresay.server.api.common.route import json_response
+from foresay.server.api.ollama import routes as ollama
+from foresay.server.api.openai import chat, completions, tokens
+from foresay.server.api.responses import routes as responses
+from foresay.server.gateway.caller import CALLER, METER, REQUEST_ID, Meter, usable_id
+from foresay.server.host.models.models import MODELS, Models
+from foresay.server.http.auth import AuthMiddleware, opens_socket
+from foresay.server.http.openapi import routes as openapi
+from foresay.server.observe.telemetry.log import Reporter
+from foresay.server.schemas.errors import ApiError, described
+from foresay.server.schemas.shared import ErrorBody, ErrorDetail
+from foresay.spec.errors import InvalidRequest
 
 log = logging.getLogger("foresay.server")
 

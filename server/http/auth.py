@@ -21,13 +21,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import web
 
-from server.gateway.caller import ANYONE, CALLER, Caller, Limits, RateLimiter, TokenBucket
-from server.gateway.key_store import KeyStore
-from server.gateway.keys import HashedKey
-from server.host.models.models import MODELS
-from server.schemas.errors import Compressed, Forbidden, ModelNotFound, NotAdmin, TooLarge, Unauthorized
-from server.settings.config import ServeConfig
-from spec.errors import InvalidRequest
+from foresay.server.gateway.caller import ANYONE, CALLER, Caller, Limits, RateLimiter, TokenBucket
+from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import HashedKey
+from foresay.server.host.models.models import MODELS
+from foresay.server.schemas.errors import Compressed, Forbidden, ModelNotFound, NotAdmin, TooLarge, Unauthorized
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.errors import InvalidRequest
 
 #: The routes that open WebSockets.
 SOCKET_PATHS = frozenset({"/v1/responses"})

@@ -17,17 +17,17 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from aiohttp import web
 
-from server.engine.generation import EngineStatus
-from server.gateway.caller import CALLER, Caller, Shared
-from server.host.child import Spawned, spawn
-from server.host.models import residency
-from server.host.models.models import Models
-from server.http.app import ACCESS_LOG, HTTP_LOG, create_app
-from server.http.auth import AuthMiddleware
-from server.observe.telemetry import log as speculation_log
-from server.settings.config import ServeConfig
-from spec.errors import ConfigurationError, ForesayError
-from spec.request import EngineInfo
+from foresay.server.engine.generation import EngineStatus
+from foresay.server.gateway.caller import CALLER, Caller, Shared
+from foresay.server.host.child import Spawned, spawn
+from foresay.server.host.models import residency
+from foresay.server.host.models.models import Models
+from foresay.server.http.app import ACCESS_LOG, HTTP_LOG, create_app
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.observe.telemetry import log as speculation_log
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.spec.request import EngineInfo
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +40,8 @@ class _Job(NamedTuple):
 
 
 class SharedThreads(ThreadPoolExecutor):
-    """A pool whose threads callers hold as :class:`~server.gateway.caller.Shared` says, each with a queue of its own.
+    """A pool whose threads callers hold as :class:`~foresay.server.gateway.caller.Shared` says, each with a queue of
+    its own.
 
     Callers take turns where several wait. What the server does for itself counts as one caller more.
     """

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from spec.errors import InvalidRequest
+from foresay.spec.errors import InvalidRequest
 
 LARGEST_BODY = 4 << 20
 #: A token is four characters of a text, which JSON may write as six bytes each, or an id of up to seven digits.

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage
-from server.schemas.tokens import CompletionLogprobs, PromptLogprobs, Provenance
+from foresay.server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage
+from foresay.server.schemas.tokens import CompletionLogprobs, PromptLogprobs, Provenance
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

@@ -29,8 +29,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from server.schemas.shared import ErrorBody, ErrorDetail
-from spec.errors import ForesayError, InvalidRequest
+from foresay.server.schemas.shared import ErrorBody, ErrorDetail
+from foresay.spec.errors import ForesayError, InvalidRequest
 
 #: What OpenAI's and Anthropic's clients look at before they try again.
 NO_RETRY = {"X-Should-Retry": "false"}

@@ -8,8 +8,8 @@
         └── BenchConfig [bench]     --rounds         FORESAY_ROUNDS         foresay bench
 
 A field belongs to the section of the class that declares it. A file may have sections ``[models.NAME]`` with keys of
-``[engine]``: then a server has several models (docs/models.md). :mod:`server.settings.load` reads them in the order
-flag, variable, file, default. This module imports neither torch nor transformers.
+``[engine]``: then a server has several models (docs/models.md). :mod:`foresay.server.settings.load` reads them in the
+order flag, variable, file, default. This module imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from server.settings import units
-from spec.errors import ConfigurationError
-from spec.names import SUFFIX
+from foresay.server.settings import units
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import SUFFIX
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -67,7 +67,7 @@ Origin = Annotated[
         extra={"expected": 'an origin such as "https://chat.example.com" (no path), or "*"'},
     ),
 ]
-#: Hashed fast, so it must not be something a person thought of: see :mod:`server.gateway.keys`.
+#: Hashed fast, so it must not be something a person thought of: see :mod:`foresay.server.gateway.keys`.
 SecretKey = Annotated[
     str,
     Meta(
@@ -82,7 +82,8 @@ def _about(description: str, group: str, metavar: str | None = None, secret: boo
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What :func:`server.engine.build.build_engine` needs: the models, how to draft, and how much memory to hold."""
+    """What :func:`foresay.server.engine.build.build_engine` needs: the models, how to draft, and how much memory to
+    hold."""
 
     target: Annotated[
         str, _about("bundled, a directory, a GGUF file, or a Hugging Face hub id", "models", "TARGET")

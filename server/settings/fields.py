@@ -1,4 +1,5 @@
-"""The settings of :mod:`server.settings.config` as data: each with its flag, variable, section and what it accepts."""
+"""The settings of :mod:`foresay.server.settings.config` as data: each with its flag, variable, section and what it
+accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from server.settings.config import SECTIONS, EngineConfig
+from foresay.server.settings.config import SECTIONS, EngineConfig
 
 PREFIX = "FORESAY_"
 

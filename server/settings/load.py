@@ -17,10 +17,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from server.settings.config import SECTIONS, EngineConfig, ServeConfig, check, check_models
-from server.settings.fields import PREFIX, Setting, all_settings, settings_of
-from server.settings.resolved import LATEST
-from spec.errors import ConfigurationError
+from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig, check, check_models
+from foresay.server.settings.fields import PREFIX, Setting, all_settings, settings_of
+from foresay.server.settings.resolved import LATEST
+from foresay.spec.errors import ConfigurationError
 
 FILE_VARIABLE = PREFIX + "CONFIG"
 #: The section of a file that holds one for each model of a server.

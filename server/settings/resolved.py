@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from server.settings.config import EngineConfig, ServeConfig
-from spec.errors import ConfigurationError
-from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE, SUFFIX
-from verifier.model.hub import is_local, resolve
+from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE, SUFFIX
+from foresay.verifier.model.hub import is_local, resolve
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 #: Drafters that come with the bundled target. The heads fit it alone.

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from server.schemas.shared import FinishReason, RequestWarning
-from server.schemas.tokens import StepProvenance, TokenProvenance
-from server.text.detokenize import Detokenizer, StopSearch
-from server.text.parts import OutputParser, Part, PlainText, TokenText, ToolCallPart, joined, step_of, tokens_of
-from server.text.tokenizer import Tokenizer
-from spec.names import PREDICTION
-from spec.request import Delta, Origin, Request, TokenLogprobs
-from spec.trace import Statistics
+from foresay.server.schemas.shared import FinishReason, RequestWarning
+from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
+from foresay.server.text.detokenize import Detokenizer, StopSearch
+from foresay.server.text.parts import OutputParser, Part, PlainText, TokenText, ToolCallPart, joined, step_of, tokens_of
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.names import PREDICTION
+from foresay.spec.request import Delta, Origin, Request, TokenLogprobs
+from foresay.spec.trace import Statistics
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):

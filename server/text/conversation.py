@@ -11,8 +11,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from server.schemas.bounds import MOST_CALLS, MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, TOO_MANY, check_count, weigh
-from server.schemas.chat import (
+from foresay.server.schemas.bounds import (
+    MOST_CALLS,
+    MOST_MESSAGES,
+    MOST_PARTS,
+    MOST_TOOLS,
+    TOO_MANY,
+    check_count,
+    weigh,
+)
+from foresay.server.schemas.chat import (
     AllowedChoice,
     ChatRequest,
     ContentPart,
@@ -23,9 +31,9 @@ from server.schemas.chat import (
     Tool,
     ToolCall,
 )
-from server.schemas.shared import RequestWarning
-from server.text.warned import tools_left_out
-from spec.errors import InvalidRequest
+from foresay.server.schemas.shared import RequestWarning
+from foresay.server.text.warned import tools_left_out
+from foresay.spec.errors import InvalidRequest
 
 #: Characters of a list's entry, and of the text that these are found in.
 _MOST_WORDS, _LOOKED_THROUGH = 80, 400

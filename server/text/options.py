@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
-from server.schemas.bounds import check_count
-from server.schemas.chat import ChatRequest
-from server.schemas.completions import CompletionRequest
-from server.schemas.shared import GenerationRequest
-from server.text.tokenizer import Tokenizer
-from spec.errors import InvalidRequest
-from spec.request import Request
-from spec.sampling import MOST_LOGPROBS
-from spec.seeds import derive_seed
+from foresay.server.schemas.bounds import check_count
+from foresay.server.schemas.chat import ChatRequest
+from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.shared import GenerationRequest
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Request
+from foresay.spec.sampling import MOST_LOGPROBS
+from foresay.spec.seeds import derive_seed
 
 MOST_CHOICES = 128
 MOST_BAD_WORDS = 256

@@ -18,8 +18,8 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET
 
-from server.schemas.tokens import Source, StepProvenance, TokenProvenance
-from spec.request import Origin, TokenLogprobs
+from foresay.server.schemas.tokens import Source, StepProvenance, TokenProvenance
+from foresay.spec.request import Origin, TokenLogprobs
 
 
 class TextPart(msgspec.Struct, frozen=True):

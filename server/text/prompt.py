@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from server.text.parsers.parser import TAGS
-from spec.errors import ContextLengthExceeded, InvalidRequest
+from foresay.server.text.parsers.parser import TAGS
+from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 
 #: Steps that leave every character in the text, and by what at most they shorten it: a composed character stands for up
 #: to 4 others, a compatibility character for up to 18 (Unicode Standard Annex 15).

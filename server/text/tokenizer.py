@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from server.text.detokenize import SpelledToken, Spelling
-from server.text.prompt import ControlTokens, Rendered, Room, most_characters
-from spec.errors import ConfigurationError, InvalidRequest
-from verifier.model.errors import ModelError, code_refused
+from foresay.server.text.detokenize import SpelledToken, Spelling
+from foresay.server.text.prompt import ControlTokens, Rendered, Room, most_characters
+from foresay.spec.errors import ConfigurationError, InvalidRequest
+from foresay.verifier.model.errors import ModelError, code_refused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -170,7 +170,7 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
         """Token ids of ``text``; with special tokens, what the tokenizer puts around a text (often a begin token).
 
-        Raises :class:`~spec.errors.ContextLengthExceeded` for a text that ``room`` does not hold.
+        Raises :class:`~foresay.spec.errors.ContextLengthExceeded` for a text that ``room`` does not hold.
         """
         encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         if room is not None:

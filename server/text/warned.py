@@ -8,8 +8,8 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 
-from server.gateway.caller import REQUEST_ID
-from server.schemas.shared import RequestWarning, WarningCode
+from foresay.server.gateway.caller import REQUEST_ID
+from foresay.server.schemas.shared import RequestWarning, WarningCode
 
 HEADER = "X-Foresay-Warnings"
 #: Proxies refuse headers of more than some kilobytes; the answer's body has all of it.

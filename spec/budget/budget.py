@@ -6,8 +6,8 @@
               weigh found nodes, each model's tree, both, neither    most expected tokens for the time they take
     stepped   what came tells of all that was proposed, verified or not; what the step took corrects the costs
 
-A model that is not worth it is asked all the same now and then (:mod:`spec.budget.exploration`), so that it is noticed
-when it would be.
+A model that is not worth it is asked all the same now and then (:mod:`foresay.spec.budget.exploration`), so that it is
+noticed when it would be.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spec.budget.cost import CostModel
-from spec.budget.exploration import Exploration, Looks
-from spec.budget.members import OPEN, Member
-from spec.budget.plan import NO_PLAN, Leader, Plan, Share, Why, levels_of, shape_of
-from spec.budget.sequence_stats import SequenceStats, begun, look
-from spec.budget.weigh import NO_TREE, CandidatePlan, Estimate, weigh, weigh_pinned
-from spec.names import NONE, PREDICTION
-from spec.observer import Observer
-from spec.price import Price
-from spec.sequence import SequenceState
-from spec.step import VerifyResult
-from spec.trace import StepTrace
-from spec.tree import MAX_NODES, TreeShape
+from foresay.spec.budget.cost import CostModel
+from foresay.spec.budget.exploration import Exploration, Looks
+from foresay.spec.budget.members import OPEN, Member
+from foresay.spec.budget.plan import NO_PLAN, Leader, Plan, Share, Why, levels_of, shape_of
+from foresay.spec.budget.sequence_stats import SequenceStats, begun, look
+from foresay.spec.budget.weigh import NO_TREE, CandidatePlan, Estimate, weigh, weigh_pinned
+from foresay.spec.names import NONE, PREDICTION
+from foresay.spec.observer import Observer
+from foresay.spec.price import Price
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import VerifyResult
+from foresay.spec.trace import StepTrace
+from foresay.spec.tree import MAX_NODES, TreeShape
 
 #: Among how many steps catching up is shared out: whoever is taken up is likely to be of use for a while.
 _SPREAD = 16

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from spec.tree import DraftTree
+from foresay.spec.tree import DraftTree
 
 #: How unsure the shift and the stretch are in the beginning, and how much of that comes back with each node.
 _SHIFT, _STRETCH, _DRIFT = 1.0, 0.03, 0.005

@@ -1,7 +1,7 @@
 """Seconds of a step, from measurements on the running machine: of the target's pass and of a drafter.
 
-A curve is measured at start-up (:mod:`server.engine.calibrate`) and corrected by what steps then take: other texts,
-other sampling and whoever else uses the machine.
+A curve is measured at start-up (:mod:`foresay.server.engine.calibrate`) and corrected by what steps then take: other
+texts, other sampling and whoever else uses the machine.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from spec.budget.weigh import CandidatePlan
+from foresay.spec.budget.weigh import CandidatePlan
 
 #: The share of the time that may be lost by asking models in vain.
 PROBING = 0.003

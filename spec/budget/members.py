@@ -3,7 +3,7 @@
 ::
 
     looks      proposes from the text alone, in microseconds: every step shows what it would say, and what was right
-               (:mod:`spec.budget.claims`)
+               (:mod:`foresay.spec.budget.claims`)
     models     by what their trees promise and how much of it comes (:class:`Promises`)
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from spec.budget.claims import Salts
-from spec.budget.cost import DraftCost
-from spec.budget.weigh import ExpectedTree
-from spec.protocols import CatchesUp, Drafter, LooksUp
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.spec.budget.claims import Salts
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.weigh import ExpectedTree
+from foresay.spec.protocols import CatchesUp, Drafter, LooksUp
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 #: The deepest that a model is asked to draft, and that a text that was looked up is followed.
 MODEL_LEVELS, LOOKED_LEVELS = 12, 24

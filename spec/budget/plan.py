@@ -1,5 +1,5 @@
 """What one sequence's tree is asked of: drafters by name, how much of each, and why. A plain value: whoever sees to it
-(:mod:`drafters.combined`) needs nothing else.
+(:mod:`foresay.drafters.combined`) needs nothing else.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from spec.budget.weigh import CandidatePlan
-from spec.names import NONE, together
-from spec.trace import NOT_PAYING, Weighed
-from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
+from foresay.spec.budget.weigh import CandidatePlan
+from foresay.spec.names import NONE, together
+from foresay.spec.trace import NOT_PAYING, Weighed
+from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
 #: What one step counts among the last ones, and by how much a new leader must be ahead.
 _STEP, _AHEAD = 1 / 64, 0.2

@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spec.budget.claims import LEAST, Claims, claimed
-from spec.budget.members import Member
-from spec.budget.plan import levels_of
-from spec.budget.weigh import Estimate, ExpectedTree
-from spec.merge import merge
-from spec.names import PREDICTION
-from spec.sequence import SequenceState
-from spec.step import VerifyResult
-from spec.tree import MAX_NODES, DraftTree
+from foresay.spec.budget.claims import LEAST, Claims, claimed
+from foresay.spec.budget.members import Member
+from foresay.spec.budget.plan import levels_of
+from foresay.spec.budget.weigh import Estimate, ExpectedTree
+from foresay.spec.merge import merge
+from foresay.spec.names import PREDICTION
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import VerifyResult
+from foresay.spec.tree import MAX_NODES, DraftTree
 
 #: What is left of a step in the pace of a sequence after one more: the last five count most.
 _PACE_KEPT = 0.8

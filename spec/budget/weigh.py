@@ -22,8 +22,8 @@ from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from spec.price import worth
-from spec.tree import MAX_NODES, TreeShape
+from foresay.spec.price import worth
+from foresay.spec.tree import MAX_NODES, TreeShape
 
 
 class ExpectedTree(NamedTuple):

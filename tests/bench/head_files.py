@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from drafters.heads.dflash_model import DFlashModel
-from drafters.heads.eagle_model import EagleModel
-from drafters.heads.medusa_model import MedusaModel
+from foresay.drafters.heads.dflash_model import DFlashModel
+from foresay.drafters.heads.eagle_model import EagleModel
+from foresay.drafters.heads.medusa_model import MedusaModel
 
 
 def write(path: Path, model: MedusaModel | EagleModel | DFlashModel, dtype: torch.dtype, prefix: str = "") -> None:

@@ -20,11 +20,11 @@ from bench.drive import FROM_DIRECTORY, BadMode, Options, Run, engine_config, mo
 from bench.llama import LlamaServer, ways
 from bench.overhead import added, metered_models
 from bench.summary import Sample, TokensDiffer, check_same
-from spec.engine import Engine
-from spec.request import Request
-from spec.sampling import SamplingParams
-from spec.trace import Statistics
-from verifier.ops.kernels.cpu import threads
+from foresay.spec.engine import Engine
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import Statistics
+from foresay.verifier.ops.kernels.cpu import threads
 
 MODES = ("none", "ngram:3", "draft_model:2", "draft_model:3,2")
 

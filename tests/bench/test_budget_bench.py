@@ -9,7 +9,7 @@ import pytest
 
 from bench.budget import Rounds, judged, requests_of
 from bench.texts import BEFORE, SHORTEST, TURNS, dialogues, renamed, workloads
-from server.settings.resolved import BUNDLED
+from foresay.server.settings.resolved import BUNDLED
 
 
 def test_names_are_alike_everywhere_and_no_two_tokens_get_one() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.counted import Counted
 from bench.forced import copy_heavy
-from spec.budget import CostModel
+from foresay.spec.budget import CostModel
 
 COST = CostModel([1, 4, 8, 64], [10.0, 10.0, 12.0, 60.0], context=[(1, 0.001), (8, 0.002)])
 

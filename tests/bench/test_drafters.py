@@ -16,11 +16,11 @@ from bench.drafters import APART, check_nodes, figures
 from bench.drive import BadMode, Options, Run
 from bench.judged import CannotJudge, Learner, entropy, learner
 from bench.summary import Sample
-from drafters.heads.dflash_model import DFlashModel, DFlashShape
-from drafters.heads.eagle_model import EagleModel, EagleShape
-from drafters.heads.medusa_model import MedusaModel
-from drafters.training.teacher import Teacher
-from spec.trace import Statistics
+from foresay.drafters.heads.dflash_model import DFlashModel, DFlashShape
+from foresay.drafters.heads.eagle_model import EagleModel, EagleShape
+from foresay.drafters.heads.medusa_model import MedusaModel
+from foresay.drafters.training.teacher import Teacher
+from foresay.spec.trace import Statistics
 from tests.bench import head_files
 from tests.same_tokens.test_directories import write_tokenizer
 from tests.verifier.families import make

@@ -33,16 +33,16 @@ from bench.gpu.shapes import (
     step_bytes,
     weight_bytes,
 )
-from drafters.proposer import Drafts
-from kvpaging import PagePool, PageTable
-from spec.protocols import Rows
-from spec.sampling import SamplingParams
-from spec.tree import TreeShape
+from foresay.drafters.proposer import Drafts
+from foresay.kvpaging import PagePool, PageTable
+from foresay.spec.protocols import Rows
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.step import SpeculativeStep
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.weights import load
 from tests.kernels.compiling import CAPABILITIES, compile_kernel
-from verifier.graphs.step import SpeculativeStep
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.weights import load
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = BUNDLED / "target"

@@ -13,10 +13,10 @@ import torch
 from bench.gpu import parts, settings
 from bench.gpu.device import Call, Device
 from bench.gpu.session import Clock, Session
+from foresay.verifier.graphs.capture import without_stops
 from tests.simulated.conftest import frozen as frozen
 from tests.simulated.device import DEVICE, simulated
 from tests.simulated.graph import captured
-from verifier.graphs.capture import without_stops
 
 
 class SimulatedDevice(Device):

@@ -15,10 +15,10 @@ from bench import drive
 from bench.drive import Options
 from bench.inflate import CannotInflate, inflate
 from bench.inflate_heads import inflate_head
-from drafters.heads.dflash_model import DFlashModel, DFlashShape
-from drafters.heads.eagle_model import EagleModel, EagleShape
-from drafters.heads.medusa_model import MedusaModel
-from spec.sampling import SamplingParams
+from foresay.drafters.heads.dflash_model import DFlashModel, DFlashShape
+from foresay.drafters.heads.eagle_model import EagleModel, EagleShape
+from foresay.drafters.heads.medusa_model import MedusaModel
+from foresay.spec.sampling import SamplingParams
 from tests.bench import head_files
 from tests.bench.test_inflate import LARGE, VOCAB, write_source
 

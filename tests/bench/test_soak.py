@@ -26,9 +26,9 @@ ARGS = Namespace(
 FAULTY = """
 import sys
 
-if "server.host.process" in sys.orig_argv:
-    from kvpaging.pool import PagePool
-    from spec.engine import Engine
+if "foresay.server.host.process" in sys.orig_argv:
+    from foresay.kvpaging.pool import PagePool
+    from foresay.spec.engine import Engine
 
     release, step, kept, steps = PagePool.release, Engine.step, [], []
 

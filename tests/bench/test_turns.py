@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from bench.drive import RequestFailed
 from bench.turns import Lane, in_turns
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 from tests.spec.house import House
 from tests.spec.tables import TableModel
 

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from bench import vocabularies
-from server.settings.resolved import BUNDLED
+from foresay.server.settings.resolved import BUNDLED
 
 DRAFT = BUNDLED / "draft"
 

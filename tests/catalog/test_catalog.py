@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli.catalog.catalog import KnownShape, find_target, known_targets, of_shape
-from server.cli.check.pair import check, recommended
-from server.engine.drafters.registry import ENTRIES
-from server.engine.parameters import parameters, stored_parameters
-from server.settings.config import EngineConfig
-from server.settings.resolved import BUNDLED
-from server.settings.units import count_in_words
-from verifier.model.config import ModelConfig
+from foresay.server.cli.catalog.catalog import KnownShape, find_target, known_targets, of_shape
+from foresay.server.cli.check.pair import check, recommended
+from foresay.server.engine.drafters.registry import ENTRIES
+from foresay.server.engine.parameters import parameters, stored_parameters
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import BUNDLED
+from foresay.server.settings.units import count_in_words
+from foresay.verifier.model.config import ModelConfig
 
 #: Weights as the publishers count them, in millions (Qwen counts what is stored; Meta says 1.23B, 3.21B, 8.03B).
 PUBLISHED = {
@@ -116,7 +116,7 @@ def test_check_knows_a_directory_by_its_name_and_by_its_shape(models, tmp_path, 
     assert "HuggingFaceTB/SmolLM2-135M-Instruct" in report.recommended
     own = ModelConfig.from_directory(models / "target")
     known = known_targets()["Qwen/Qwen3-8B"]
-    monkeypatch.setattr("server.cli.check.pair.of_shape", lambda shape: [known] if shape == own else [])
+    monkeypatch.setattr("foresay.server.cli.check.pair.of_shape", lambda shape: [known] if shape == own else [])
     report = check(EngineConfig(target=str(models / "target"), draft="none"))
     assert "has the shape of Qwen/Qwen3-8B" in report.recommended
     assert "eagle3" not in report.recommended, "a head fits the very target alone"

@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils.tqdm import enable_progress_bars
 
-from server.cli.catalog import catalog
-from server.cli.main import main
+from foresay.server.cli.catalog import catalog
+from foresay.server.cli.main import main
 from tests.verifier.faked_hub import COMMIT, Hub, snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,7 +98,7 @@ def test_what_cannot_be_fetched_is_one_sentence(hub, cache, capsys, arguments, w
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "server.cli.main", "pull", "Qwen/Qwen3-8B", "--draft"],
+        [sys.executable, "-m", "foresay.server.cli.main", "pull", "Qwen/Qwen3-8B", "--draft"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -126,6 +126,6 @@ def test_models_lists_pairs_and_what_is_on_disk(cache, capsys):
 
 
 def test_models_needs_no_torch():
-    code = "import sys; from server.cli.main import main; main(['models']); sys.exit('torch' in sys.modules)"
+    code = "import sys; from foresay.server.cli.main import main; main(['models']); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from server.settings.config import EngineConfig
+from foresay.server.settings.config import EngineConfig
 from tests.heads.published import EAGLE, MEDUSA, make_eagle, make_medusa
 from tests.heads.writing import change_config
 from tests.same_tokens.test_directories import write_tokenizer

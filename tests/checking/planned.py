@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from server.engine.drafters.draft_model import DraftModel
-from verifier.model.config import ModelConfig
+from foresay.server.engine.drafters.draft_model import DraftModel
+from foresay.verifier.model.config import ModelConfig
 
 
 def draft_of(model: ModelConfig) -> DraftModel:

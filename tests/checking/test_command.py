@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.check.pair import check
-from server.cli.check.summary import show
-from server.cli.main import main
+from foresay.server.cli.check.pair import check
+from foresay.server.cli.check.summary import show
+from foresay.server.cli.main import main
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND, Case
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli.check.pair import check
-from server.engine.build import build_engine
-from server.engine.checks import Report
-from spec.errors import ForesayError
+from foresay.server.cli.check.pair import check
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.checks import Report
+from foresay.spec.errors import ForesayError
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
 
 

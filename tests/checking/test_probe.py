@@ -8,12 +8,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from server.cli.check.pair import _note_texts, check
-from server.cli.check.summary import Twice, Written, advice, gains, measured
-from server.cli.main import main
-from server.engine.checks import Finding, Measured, Notes
-from spec.acceptance import ByDepth
-from spec.trace import Statistics
+from foresay.server.cli.check.pair import _note_texts, check
+from foresay.server.cli.check.summary import Twice, Written, advice, gains, measured
+from foresay.server.cli.main import main
+from foresay.server.engine.checks import Finding, Measured, Notes
+from foresay.spec.acceptance import ByDepth
+from foresay.spec.trace import Statistics
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
 
 
@@ -97,7 +97,7 @@ def test_what_only_loading_tells_is_a_fault_then(models, tmp_path) -> None:
 
 
 def test_the_command_prints_what_was_measured(models, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("server.cli.check.command.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("foresay.server.cli.check.command.PROBE_SECONDS", 0.2)
     config = SOUND["ngram"].config(models, tmp_path)
     flags = ["check", config.target, "--draft", "ngram", "--dtype", "float32", "--threads", "1", "--probe"]
     assert main(flags) == 0

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.cli.check.pair import check
-from server.engine.build import plan
-from server.engine.device import Device, free_bytes, machine_bytes
-from server.engine.drafters.heads import Eagle
-from server.engine.memory import MemoryPlan
-from server.engine.parameters import parameters
-from server.settings.config import EngineConfig
-from server.settings.resolved import Unfit
-from server.settings.units import bytes_in_words
+from foresay.server.cli.check.pair import check
+from foresay.server.engine.build import plan
+from foresay.server.engine.device import Device, free_bytes, machine_bytes
+from foresay.server.engine.drafters.heads import Eagle
+from foresay.server.engine.memory import MemoryPlan
+from foresay.server.engine.parameters import parameters
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.units import bytes_in_words
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.weights import allocate, places
 from tests.checking.pairs import make_model
 from tests.heads.writing import write_config
-from verifier.model.config import ModelConfig
-from verifier.model.weights import allocate, places
 
 GIB = 1 << 30
 LLAMA_8B = {
@@ -89,7 +89,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_large_pair_is_judged_without_its_weights(large, monkeypatch) -> None:
-    monkeypatch.setattr("server.engine.device.machine_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr("foresay.server.engine.device.machine_bytes", lambda: 64 * GIB)
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     report = check(
         EngineConfig(target=str(large / "target"), draft=str(large / "head"), dtype="bfloat16", device="cpu")
@@ -107,7 +107,7 @@ def test_a_large_pair_is_judged_without_its_weights(large, monkeypatch) -> None:
 @pytest.mark.parametrize(("machine", "taken"), [(15, "15.9")])
 def test_weights_alone_may_be_too_much(large, monkeypatch, machine, taken) -> None:
     """In fp32, with matrices in 16 bits beside an embedding in fp32."""
-    monkeypatch.setattr("server.engine.device.machine_bytes", lambda: machine * GIB)
+    monkeypatch.setattr("foresay.server.engine.device.machine_bytes", lambda: machine * GIB)
     config = EngineConfig(target=str(large / "target"), draft="ngram", dtype="float32", device="cpu")
     (fault,) = [finding for finding in check(config).findings if finding.status == "fail"]
     expected = f"would take {taken} GiB (target {taken} GiB), but this machine has {machine}.0 GiB"

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from server.text.tokenizer import Tokenizer
-from spec.request import Request
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.request import Request
 from tests.routes.running import SentEngine
 from tests.server.scripted import END, INFO
 

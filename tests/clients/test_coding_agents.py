@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.text.tokenizer import Tokenizer
+from foresay.server.text.tokenizer import Tokenizer
 from tests.clients.answering import AnsweringEngine, call
 from tests.clients.npm import CLAUDE, CODEX, needs_npm, node
 from tests.routes.conftest import AGENT_TEMPLATE

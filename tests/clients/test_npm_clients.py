@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.text.tokenizer import Tokenizer
+from foresay.server.text.tokenizer import Tokenizer
 from tests.clients.answering import AnsweringEngine, call
 from tests.clients.npm import needs_npm, script
 from tests.routes.conftest import AGENT_TEMPLATE

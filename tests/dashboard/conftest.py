@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from server.text.tokenizer import Tokenizer
+from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import CHROMIUM, chromium
 from tests.server.conftest import byte_level_tokenizer
 

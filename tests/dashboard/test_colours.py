@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from server.api.about.dashboard import assets
-from spec.names import DRAFTERS, NONE
+from foresay.server.api.about.dashboard import assets
+from foresay.spec.names import DRAFTERS, NONE
 from tests.dashboard.browsing import needs_chromium, visiting
 from tests.dashboard.seeing import Colour, contrast, nearest
 from tests.server.scripted import END, ScriptedEngine, served

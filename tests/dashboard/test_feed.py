@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.api.about import dashboard
-from server.api.about.dashboard import FEED, Feed
-from server.gateway.key_store import KeyStore
-from server.http.auth import AuthMiddleware, Origins
+from foresay.server.api.about import dashboard
+from foresay.server.api.about.dashboard import FEED, Feed
+from foresay.server.gateway.key_store import KeyStore
+from foresay.server.http.auth import AuthMiddleware, Origins
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
 

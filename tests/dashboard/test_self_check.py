@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
-from server.observe.selfcheck import check
-from server.text.tokenizer import Tokenizer
+from foresay.server.observe.selfcheck import check
+from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import needs_chromium, visiting
 from tests.selfcheck.checking import Diverging
 from tests.server.scripted import served

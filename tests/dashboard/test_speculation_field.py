@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server.observe.telemetry.window import Window
-from spec.trace import StepTrace
+from foresay.server.observe.telemetry.window import Window
+from foresay.spec.trace import StepTrace
 from tests.server.scripted import END, ScriptedEngine, served
 
 ASKS: dict[str, dict[str, object]] = {

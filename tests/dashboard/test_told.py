@@ -11,13 +11,13 @@ import aiohttp
 import pytest
 from playwright.async_api import expect
 
-from server.gateway.key_store import KeyStore
-from server.host.service import Service
-from server.http.auth import AuthMiddleware
-from server.observe.telemetry import views
-from server.text.tokenizer import Tokenizer
-from spec.plain import CHANGED
-from spec.trace import StepTrace
+from foresay.server.gateway.key_store import KeyStore
+from foresay.server.host.service import Service
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.observe.telemetry import views
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.plain import CHANGED
+from foresay.spec.trace import StepTrace
 from tests.dashboard.browsing import Visit, needs_chromium, visiting
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
 from tests.server.scripted import ScriptedEngine, served

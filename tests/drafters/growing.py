@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from drafters.calibration import Calibration, Curves
-from drafters.grown import Grown
-from drafters.growth import Growth, Plan
-from kvpaging import PagePool, PageTable
-from spec.noise import Noise
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import TreeShape
-from verifier.graphs.state import Joined, StepState
+from foresay.drafters.calibration import Calibration, Curves
+from foresay.drafters.grown import Grown
+from foresay.drafters.growth import Growth, Plan
+from foresay.kvpaging import PagePool, PageTable
+from foresay.spec.noise import Noise
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.state import Joined, StepState
 
 _CPU = torch.device("cpu")
 

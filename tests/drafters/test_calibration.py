@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.calibration import DEPTHS, FIRST_FIT, FIT_EVERY, GROUPS, KINDS, RANKS, Calibration, Curves, kind_of
-from spec.sampling import SamplingParams
-from verifier.ops.level import Above, keep_children
+from foresay.drafters.calibration import (
+    DEPTHS,
+    FIRST_FIT,
+    FIT_EVERY,
+    GROUPS,
+    KINDS,
+    RANKS,
+    Calibration,
+    Curves,
+    kind_of,
+)
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.ops.level import Above, keep_children
 
 
 def logistic(odds: np.ndarray) -> np.ndarray:

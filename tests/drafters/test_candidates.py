@@ -12,26 +12,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.candidates import adjusted, adjusts
-from kvpaging import PagePool, PageTable
-from spec.adjust import Adjustment, paths_of
-from spec.constrain import Ahead, Guarded
-from spec.decide import Nodes
-from spec.noise import Noise
-from spec.protocols import Drafter
-from spec.request import Request
-from spec.sample import sample
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.candidates import adjusted, adjusts
+from foresay.kvpaging import PagePool, PageTable
+from foresay.spec.adjust import Adjustment, paths_of
+from foresay.spec.constrain import Ahead, Guarded
+from foresay.spec.decide import Nodes
+from foresay.spec.noise import Noise
+from foresay.spec.protocols import Drafter
+from foresay.spec.request import Request
+from foresay.spec.sample import sample
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.ops.children import best_children
+from foresay.verifier.ops.sample import RowSampling
 from tests.same_tokens.heads import SHAPES, head_of
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.witness import Job, run
 from tests.spec.grammars import Automaton
 from tests.spec.trees import random_tree
 from tests.verifier.reading import random_tokens
-from verifier.ops.children import best_children
-from verifier.ops.sample import RowSampling
 
 VOCAB = 300
 OPTIONS: list[dict[str, Any]] = [
@@ -137,7 +137,7 @@ everyone = pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle1", "draft
 @everyone
 @pytest.mark.parametrize("shape", ["chain", "static", "dynamic", "template"])
 def test_nothing_is_drafted_that_a_grammar_rules_out(pair, monkeypatch, kind, shape) -> None:
-    monkeypatch.setattr("drafters.levels.Ahead", partial(Ahead, seconds=60.0))  # this one is slow
+    monkeypatch.setattr("foresay.drafters.levels.Ahead", partial(Ahead, seconds=60.0))  # this one is slow
     grammar = Automaton(3, VOCAB, forcing=0.1)
     for _, tree, legal in watched(pair("llama2"), kind, shape, grammar=grammar):
         assert legal == [True] * len(tree)

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.proposer import Drafts
-from kvpaging import PagePool, PageTable
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import ROOT_ONLY, TreeShape
+from foresay.drafters.proposer import Drafts
+from foresay.kvpaging import PagePool, PageTable
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import ROOT_ONLY, TreeShape
+from foresay.verifier.graphs.plain import RootOnly
 from tests.drafters.worlds import Captured, World
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.runs import TEMPLATE
 from tests.verifier.reading import random_tokens, scattered
-from verifier.graphs.plain import RootOnly
 
 CHAIN = TreeShape.chain(4)
 KINDS = ["eagle3", "eagle1", "medusa", "peagle", "dflash", "dspark"]

@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.calibration import Calibration
-from drafters.combined import CombinedDrafter
-from kvpaging import PagePool, PageTable
-from spec.budget import CostModel
-from spec.budget.budget import Budget
-from spec.budget.cost import DraftCost
-from spec.budget.members import Member
-from spec.budget.plan import Plan, Share
-from spec.noise import Noise
-from spec.price import Price
-from spec.protocols import FeatureRequest
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.calibration import Calibration
+from foresay.drafters.combined import CombinedDrafter
+from foresay.kvpaging import PagePool, PageTable
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.members import Member
+from foresay.spec.budget.plan import Plan, Share
+from foresay.spec.noise import Noise
+from foresay.spec.price import Price
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 from tests.drafters.growing import grown
 from tests.drafters.growing import sequence as sequence_of
 
 
 class Parrot:
-    """Implements :class:`spec.protocols.Drafter`: says one tree, and notes what it is told."""
+    """Implements :class:`foresay.spec.protocols.Drafter`: says one tree, and notes what it is told."""
 
     needs: FeatureRequest | None = None
 

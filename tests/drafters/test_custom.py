@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from drafters.custom import BadProposal, CustomDrafter, checked
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.custom import BadProposal, CustomDrafter, checked
+from foresay.spec.tree import DraftTree, TreeShape
 from tests.drafters.texts import sequence
 from tests.same_tokens.customs import Good, Quiet, rubbish
 

@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.draft_model import DraftModelDrafter
-from kvpaging import KVStore, PagePool, PageTable
-from spec.constrain import Ahead
-from spec.engine import Engine
-from spec.noise import Noise
-from spec.price import Price
-from spec.protocols import FeatureRequest, Forward, Rows
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import TreeShape
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.spec.constrain import Ahead
+from foresay.spec.engine import Engine
+from foresay.spec.noise import Noise
+from foresay.spec.price import Price
+from foresay.spec.protocols import FeatureRequest, Forward, Rows
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import TreeShape
+from foresay.verifier.paged_model import PagedModel
 from tests.same_tokens.models import Pair, engine_of, paged
 from tests.same_tokens.runs import LARGEST, TEMPLATE, assert_same, jobs_of, plain
 from tests.same_tokens.witness import Job, poison, run
 from tests.spec.grammars import Automaton
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
-from verifier.paged_model import PagedModel
 
 #: What levels and rows are worth to a fading tree: of these models' drafts about half stop by that.
 FADED = Price(0.1, 0.06 * np.arange(33.0))

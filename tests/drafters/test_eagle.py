@@ -8,22 +8,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drafters.eagle import EagleDrafter
-from kvpaging import PagePool, PageTable
-from spec.engine import Engine
-from spec.noise import Noise
-from spec.protocols import Rows
-from spec.request import Request
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import TreeShape
+from foresay.drafters.eagle import EagleDrafter
+from foresay.kvpaging import PagePool, PageTable
+from foresay.spec.engine import Engine
+from foresay.spec.noise import Noise
+from foresay.spec.protocols import Rows
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import TreeShape
+from foresay.verifier.heads.eagle import EagleHead
 from tests.heads.published import draft_ids, make_eagle
 from tests.same_tokens.heads import Whisper, load_eagle
 from tests.same_tokens.models import Pair, engine_of, paged
 from tests.same_tokens.runs import jobs_of, plain, whole
 from tests.same_tokens.witness import Job, poison
 from tests.verifier.reading import Reader, random_tokens
-from verifier.heads.eagle import EagleHead
 
 LAYERS = [0, 2, 3]
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.calibration import Calibration
-from drafters.grown import Grown
-from spec.price import Price
-from spec.template import Template
-from spec.tree import TreeShape
+from foresay.drafters.calibration import Calibration
+from foresay.drafters.grown import Grown
+from foresay.spec.price import Price
+from foresay.spec.template import Template
+from foresay.spec.tree import TreeShape
 from tests.drafters.growing import grown, sequence, uncalibrated
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from drafters.ngram import NgramDrafter
-from drafters.prediction import PredictionDrafter
-from drafters.suffix.drafter import SuffixDrafter
-from spec.protocols import Drafter, LooksUp
-from spec.sequence import SequenceState
-from spec.tree import TreeShape
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.prediction import PredictionDrafter
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.spec.protocols import Drafter, LooksUp
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import TreeShape
 from tests.drafters.test_combined import sequence
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drafters.ngram import NgramDrafter
-from spec.tree import TreeShape
+from foresay.drafters.ngram import NgramDrafter
+from foresay.spec.tree import TreeShape
 from tests.drafters.texts import proposed, sequence
 
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from drafters.prediction import PredictionDrafter
-from spec.budget import CostModel
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.prediction import PredictionDrafter
+from foresay.spec.budget import CostModel
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 from tests.drafters.texts import draft, letters, sequence
 
 PREDICTED = "the cat sat on a warm mat, purred once and fell asleep"

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from drafters.combined import CombinedDrafter
-from drafters.ngram import NgramDrafter
-from drafters.suffix.drafter import SuffixDrafter
-from spec.budget import CostModel
-from spec.budget.budget import Budget
-from spec.budget.cost import DraftCost
-from spec.budget.exploration import PROBING
-from spec.budget.members import Member
-from spec.budget.plan import Plan
-from spec.protocols import FeatureRequest
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.combined import CombinedDrafter
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.exploration import PROBING
+from foresay.spec.budget.members import Member
+from foresay.spec.budget.plan import Plan
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 from tests.spec.house import House
 from tests.spec.tables import TableModel
 
@@ -38,7 +38,8 @@ Text = list[int]
 
 
 class Foresight:
-    """Implements :class:`spec.protocols.Drafter`: knows the text, and says each token rightly with a chance of its own.
+    """Implements :class:`foresay.spec.protocols.Drafter`: knows the text, and says each token rightly with a chance of
+    its own.
 
     chance: by position. What it says its chances are is what it has seen of them, as models' calibrations do.
     """

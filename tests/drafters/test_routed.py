@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from drafters.ngram import NgramDrafter
-from drafters.prediction import PredictionDrafter
-from drafters.routed import RoutedDrafter, configured
-from spec.errors import InvalidRequest
-from spec.protocols import FeatureRequest
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import TreeShape
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.prediction import PredictionDrafter
+from foresay.drafters.routed import RoutedDrafter, configured
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import TreeShape
 from tests.drafters.texts import letters, sequence
 from tests.spec.house import House
 from tests.spec.tables import TableModel

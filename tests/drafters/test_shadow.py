@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from drafters.ngram import NgramDrafter
-from drafters.shadow import Shadow
-from drafters.suffix.drafter import SuffixDrafter
-from spec.sampling import SamplingParams
-from spec.trace import ShadowReport, Statistics
-from spec.tree import TreeShape
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.shadow import Shadow
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import ShadowReport, Statistics
+from foresay.spec.tree import TreeShape
 from tests.spec.house import House
 from tests.spec.tables import Guesser, TableModel
 

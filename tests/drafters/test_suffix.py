@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from drafters.suffix.drafter import SuffixDrafter
-from spec.sequence import SequenceState
-from spec.tree import TreeShape
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import TreeShape
 from tests.drafters.texts import answered, draft, letters, proposed, sequence
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import random
 
-from drafters.suffix.drafter import SuffixDrafter
-from drafters.suffix.history import MOST_SALTS, History
-from spec.tree import TreeShape
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.drafters.suffix.history import MOST_SALTS, History
+from foresay.spec.tree import TreeShape
 from tests.drafters.texts import answered, letters, proposed, sequence
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvpaging import PagePool, PageTable
-from spec.noise import Noise
-from spec.protocols import Drafter
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.kvpaging import PagePool, PageTable
+from foresay.spec.noise import Noise
+from foresay.spec.protocols import Drafter
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 
 def letters(text: str) -> list[int]:

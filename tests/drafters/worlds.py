@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 
-from kvpaging import KVStore, PagePool, PageTable
-from spec.accept import accept
-from spec.features import of_path
-from spec.noise import Noise
-from spec.protocols import Rows
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.spec.accept import accept
+from foresay.spec.features import of_path
+from foresay.spec.noise import Noise
+from foresay.spec.protocols import Rows
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from foresay.verifier.graphs.rows import Nodes, rows_of
+from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.paged_pass import paged_pass
+from foresay.verifier.ops.accept import accept_paths
+from foresay.verifier.ops.move import move_paths
 from tests.same_tokens.models import paged
-from verifier.graphs.proposer import DeviceTree, Proposer, Taken
-from verifier.graphs.rows import Nodes, rows_of
-from verifier.graphs.state import Joined, StepState
-from verifier.model.decoder import Decoder
-from verifier.model.paged_pass import paged_pass
-from verifier.ops.accept import accept_paths
-from verifier.ops.move import move_paths
 
 _OTHER = 3
 

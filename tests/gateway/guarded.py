@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.host.service import Service, ServiceOptions, Text
-from server.http.app import HTTP_LOG, create_app
-from server.http.auth import AuthMiddleware
-from server.text.tokenizer import SamplingDefaults, Tokenizer
+from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.http.app import HTTP_LOG, create_app
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.server.scripted import ScriptedEngine
 from tests.server.staying import alone
 

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from server.gateway.key_store import KeyStore
-from server.http.auth import AuthMiddleware, Origins
+from foresay.server.gateway.key_store import KeyStore
+from foresay.server.http.auth import AuthMiddleware, Origins
 from tests.gateway.guarded import ALICE, guarded
 from tests.server.scripted import END, ScriptedEngine
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.gateway.caller import LONGEST, Limits, Pace, RateLimiter, TokenBucket
-from server.schemas.errors import RateLimited, Unauthorized
+from foresay.server.gateway.caller import LONGEST, Limits, Pace, RateLimiter, TokenBucket
+from foresay.server.schemas.errors import RateLimited, Unauthorized
 from tests.gateway.guarded import Clock
 
 #: What happens to a bucket: so many seconds pass, then somebody wants so much.

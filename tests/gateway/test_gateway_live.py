@@ -16,7 +16,7 @@ import openai
 import pytest
 from anthropic.types import MessageParam
 
-from server.gateway import keys
+from foresay.server.gateway import keys
 from tests.gateway.guarded import bearer
 from tests.server.live import LiveServer
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli import serving
-from server.cli.main import main
-from server.host.service import ServiceOptions
-from server.http.auth import AuthMiddleware
-from server.settings.config import ServeConfig
-from server.settings.load import load
-from spec.errors import ConfigurationError
+from foresay.server.cli import serving
+from foresay.server.cli.main import main
+from foresay.server.host.service import ServiceOptions
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.load import load
+from foresay.spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, BOB
 
 SECRET = "hunter2"

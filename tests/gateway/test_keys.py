@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.main import main
-from server.gateway import key_store, keys
-from server.gateway.caller import Caller, Limits
-from server.gateway.key_store import KeyStore
-from server.gateway.keys import ApiKey, HashedKey, KeyRing
-from server.http.auth import AuthMiddleware
-from server.schemas.errors import Unauthorized
-from server.settings.config import ServeConfig
-from server.settings.load import load
-from spec.errors import ConfigurationError, ForesayError
+from foresay.server.cli.main import main
+from foresay.server.gateway import key_store, keys
+from foresay.server.gateway.caller import Caller, Limits
+from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import ApiKey, HashedKey, KeyRing
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.schemas.errors import Unauthorized
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.load import load
+from foresay.spec.errors import ConfigurationError, ForesayError
 from tests.gateway.guarded import ALICE, BOB
 
 

@@ -8,12 +8,12 @@ import gc
 import openai
 import pytest
 
-from server.engine.generation import Generation
-from server.gateway.caller import Limits
-from server.gateway.key_store import KeyStore
-from server.host.models.models import MODELS
-from server.http.auth import AuthMiddleware
-from server.text.tokenizer import Tokenizer
+from foresay.server.engine.generation import Generation
+from foresay.server.gateway.caller import Limits
+from foresay.server.gateway.key_store import KeyStore
+from foresay.server.host.models.models import MODELS
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.text.tokenizer import Tokenizer
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from server.gateway.key_store import KeyStore
-from server.http.auth import AuthMiddleware, Origins
+from foresay.server.gateway.key_store import KeyStore
+from foresay.server.http.auth import AuthMiddleware, Origins
 from tests.gateway.guarded import ALICE, ASK, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 

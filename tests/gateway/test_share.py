@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from server.api.about import dashboard
-from server.api.responses.store import Responses, SocketLimits
-from server.gateway.caller import CALLER, Caller, RateLimiter, Shared
-from server.gateway.key_store import KeyStore
-from server.host.models.models import MODELS
-from server.http.auth import AuthMiddleware
-from server.http.life import SharedThreads
-from server.schemas.errors import Busy
+from foresay.server.api.about import dashboard
+from foresay.server.api.responses.store import Responses, SocketLimits
+from foresay.server.gateway.caller import CALLER, Caller, RateLimiter, Shared
+from foresay.server.gateway.key_store import KeyStore
+from foresay.server.host.models.models import MODELS
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.http.life import SharedThreads
+from foresay.server.schemas.errors import Busy
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.responses.serving import saying, serving
 from tests.server.scripted import END, ScriptedEngine

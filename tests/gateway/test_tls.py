@@ -13,14 +13,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from server.gateway.key_store import KeyStore
-from server.host.service import Service, ServiceOptions, Text
-from server.http.app import create_app
-from server.http.auth import AuthMiddleware
-from server.http.life import _listen, context
-from server.settings.config import ServeConfig
-from server.text.tokenizer import SamplingDefaults
-from spec.errors import ConfigurationError
+from foresay.server.gateway.key_store import KeyStore
+from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.http.app import create_app
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.http.life import _listen, context
+from foresay.server.settings.config import ServeConfig
+from foresay.server.text.tokenizer import SamplingDefaults
+from foresay.spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, ASK, bearer
 from tests.server.scripted import END, ScriptedEngine
 from tests.server.staying import alone

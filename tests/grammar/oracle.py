@@ -8,9 +8,9 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
-from server.settings.resolved import BUNDLED
-from server.text.grammars.compiler import GrammarCompiler, spells, tokenizer_text, unforced
-from spec.request import Grammar
+from foresay.server.settings.resolved import BUNDLED
+from foresay.server.text.grammars.compiler import GrammarCompiler, spells, tokenizer_text, unforced
+from foresay.spec.request import Grammar
 
 TARGET = BUNDLED / "target"
 SIZE, ENDS = 4096, (0, 1)

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.schemas.chat import ChatRequest
-from server.text.conversation import offered
-from server.text.grammars.answers import Beginning, chat_grammar
-from server.text.parsers.chat_format import ChatFormat
-from server.text.tokenizer import Tokenizer
-from spec.errors import InvalidRequest
-from spec.request import Grammar
+from foresay.server.schemas.chat import ChatRequest
+from foresay.server.text.conversation import offered
+from foresay.server.text.grammars.answers import Beginning, chat_grammar
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Grammar
 from tests.grammar.oracle import DONE, TARGET, THINK, accepts
 
 TOOLS = [{"type": "function", "function": {"name": "time"}}]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from server.schemas.chat import Function
-from server.text.conversation import Offer
-from server.text.grammars.answers import tool_call_grammar
-from spec.errors import InvalidRequest
+from foresay.server.schemas.chat import Function
+from foresay.server.text.conversation import Offer
+from foresay.server.text.grammars.answers import tool_call_grammar
+from foresay.spec.errors import InvalidRequest
 from tests.grammar.oracle import accepts, compiler
 
 WEATHER = Function(

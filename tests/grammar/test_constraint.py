@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.schemas import schemas
-from server.text.grammars import constraint as constraint_module
-from server.text.grammars.compiler import MOST_KEPT, GrammarCompiler, tokenizer_text
-from server.text.grammars.constraint import GrammarFailed, LlguidanceConstraint
-from server.text.grammars.fields import choice_grammar, lark_grammar, regex_grammar
-from server.text.grammars.schema import ANY_OBJECT, BOUNDED, schema_grammar
-from spec.errors import InvalidRequest
-from spec.protocols import Constraint
-from spec.request import Grammar
+from foresay.server.text.grammars import constraint as constraint_module
+from foresay.server.text.grammars.compiler import MOST_KEPT, GrammarCompiler, tokenizer_text
+from foresay.server.text.grammars.constraint import GrammarFailed, LlguidanceConstraint
+from foresay.server.text.grammars.fields import choice_grammar, lark_grammar, regex_grammar
+from foresay.server.text.grammars.schema import ANY_OBJECT, BOUNDED, schema_grammar
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.protocols import Constraint
+from foresay.spec.request import Grammar
 from tests.grammar.oracle import DONE, ENDS, SIZE, TARGET, THINK, allowed, bits, compiler, tokenizer
 from tests.server.conftest import sentencepiece_tokenizer
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.schemas.completions import CompletionRequest
-from server.text.grammars.fields import MOST_REGEX_BYTES, wanted
-from spec.errors import InvalidRequest
-from spec.request import Grammar
+from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.text.grammars.fields import MOST_REGEX_BYTES, wanted
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Grammar
 from tests.grammar.oracle import accepts
 
 INTEGER = {"type": "integer"}

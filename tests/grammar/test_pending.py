@@ -12,16 +12,16 @@ from typing import cast
 import msgspec
 import pytest
 
-from server.host import frames
-from server.host.frames import Link
-from server.host.loop import Loop
-from server.text.grammars.compiler import GrammarCompiler, Pending
-from server.text.grammars.constraint import LlguidanceConstraint
-from spec.engine import Engine
-from spec.errors import InvalidRequest
-from spec.protocols import Constraint
-from spec.request import Delta, Grammar, Request
-from spec.sampling import SamplingParams
+from foresay.server.host import frames
+from foresay.server.host.frames import Link
+from foresay.server.host.loop import Loop
+from foresay.server.text.grammars.compiler import GrammarCompiler, Pending
+from foresay.server.text.grammars.constraint import LlguidanceConstraint
+from foresay.spec.engine import Engine
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.protocols import Constraint
+from foresay.spec.request import Delta, Grammar, Request
+from foresay.spec.sampling import SamplingParams
 from tests.grammar.oracle import compiler
 
 PATIENCE = 10.0

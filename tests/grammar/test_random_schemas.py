@@ -10,9 +10,9 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from bench.schemas import Schema, schemas
-from server.host.local import Completion, Engine
-from server.text.grammars import constraint
-from server.text.grammars.constraint import LlguidanceConstraint
+from foresay.server.host.local import Completion, Engine
+from foresay.server.text.grammars import constraint
+from foresay.server.text.grammars.constraint import LlguidanceConstraint
 
 #: Schemas at temperature 1; a quarter of them at 0, where the toy writes the same few words again and again.
 COUNT, GREEDY, TOKENS = 200, 50, 40

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.text.grammars.schema import ANY_OBJECT, BOUNDED, COMPACT, FLEXIBLE, MOST_PROPERTIES, schema_grammar
-from spec.errors import InvalidRequest
-from spec.request import Grammar
+from foresay.server.text.grammars.schema import ANY_OBJECT, BOUNDED, COMPACT, FLEXIBLE, MOST_PROPERTIES, schema_grammar
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Grammar
 from tests.grammar.oracle import accepts, compiler
 
 PERSON = {

@@ -9,12 +9,12 @@ from functools import partial
 import openai
 import pytest
 
-from server.schemas.shared import StructuredOutputs
-from server.text.grammars.compiler import GrammarCompiler
-from server.text.grammars.constraint import BURST_SECONDS, GrammarFailed
-from server.text.grammars.fields import bounded, json_grammar, lark_grammar, of_outputs
-from spec.errors import InvalidRequest
-from spec.request import Grammar
+from foresay.server.schemas.shared import StructuredOutputs
+from foresay.server.text.grammars.compiler import GrammarCompiler
+from foresay.server.text.grammars.constraint import BURST_SECONDS, GrammarFailed
+from foresay.server.text.grammars.fields import bounded, json_grammar, lark_grammar, of_outputs
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Grammar
 from tests.grammar.oracle import TARGET
 
 #: Of some 40 bytes: every text has as many readings as it has bracketings.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from foresay.verifier.model.decoder import Decoder
 from tests.verifier.families import make
 from tests.verifier.reading import load_decoder
-from verifier.model.decoder import Decoder
 
 
 @pytest.fixture(scope="session")

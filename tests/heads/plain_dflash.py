@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foresay.verifier.model.decoder import Decoder
 from tests.heads.plain import Weights, norm
 from tests.heads.writing import noise, output_matrix, write_config, write_weights
-from verifier.model.decoder import Decoder
 
 #: The authors' layout, speculators', speculators' with causal sliding layers, and transformers'.
 DFLASH = ["authors", "speculators", "sliding", "transformers"]

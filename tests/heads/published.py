@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresay.verifier.model.decoder import Decoder
 from tests.heads.plain import Weights
 from tests.heads.published_eagle import EAGLE, draft_ids, make_eagle
 from tests.heads.writing import noise, output_matrix, write_config, write_weights
-from verifier.model.decoder import Decoder
 
 __all__ = ["EAGLE", "MEDUSA", "draft_ids", "make_eagle", "make_medusa"]
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from foresay.verifier.model.decoder import Decoder
 from tests.heads.plain import PlainEagle, Weights
 from tests.heads.writing import noise, output_matrix, write_config, write_weights
 from tests.verifier.families import LLAMA3
-from verifier.model.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def make_eagle(directory: Path, target: Decoder, layout: str, layers: list[int] 
 
 def draft_ids(directory: Path) -> Tensor | None:
     """The target's ids of the draft vocabulary, read from the file."""
-    from verifier.heads.files import HeadTensors
+    from foresay.verifier.heads.files import HeadTensors
 
     stored = HeadTensors.read(directory).tensors
     d2t = stored.get("d2t", stored.get("model.d2t"))

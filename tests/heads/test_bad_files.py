@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from server.cli.main import main
+from foresay.server.cli.main import main
+from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.model.errors import ModelError
 from tests.heads.published import make_eagle, make_medusa
 from tests.heads.writing import change_config
 from tests.same_tokens.test_directories import write_tokenizer
 from tests.verifier.families import make
 from tests.verifier.reading import load_decoder
-from verifier.heads.files import HeadTensors
-from verifier.model.errors import ModelError
 
 Break = Callable[[Path], object]
 

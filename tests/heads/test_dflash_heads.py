@@ -10,12 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.dflash import DFlashDrafter
-from drafters.dspark import DSparkDrafter
-from kvpaging import PagePool, PageTable
-from spec.request import Request
-from spec.sampling import SamplingParams
-from spec.tree import TreeShape
+from foresay.drafters.dflash import DFlashDrafter
+from foresay.drafters.dspark import DSparkDrafter
+from foresay.kvpaging import PagePool, PageTable
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.heads.dflash import DFlashHead
+from foresay.verifier.heads.dflash_config import DFlashConfig
+from foresay.verifier.heads.kind import kind_of
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.errors import ModelError
 from tests.heads.plain_dflash import BLOCK, DFLASH, DSPARK, MASK, make_dflash
 from tests.heads.writing import change_config, output_matrix
 from tests.same_tokens.heads import Whisper, load_dflash
@@ -24,12 +30,6 @@ from tests.same_tokens.runs import jobs_of, plain, whole
 from tests.same_tokens.witness import poison
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
-from verifier.graphs.state import Joined, StepState
-from verifier.heads.dflash import DFlashHead
-from verifier.heads.dflash_config import DFlashConfig
-from verifier.heads.kind import kind_of
-from verifier.model.decoder import Decoder
-from verifier.model.errors import ModelError
 
 
 @pytest.fixture(scope="module", params=[{}, {"hidden_size": 144, "num_attention_heads": 6, "num_key_value_heads": 3}])

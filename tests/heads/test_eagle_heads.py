@@ -12,22 +12,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafters.peagle import PEagleDrafter
-from kvpaging import KVStore, PagePool, PageTable
-from spec.features import Features
-from spec.noise import Noise
-from spec.protocols import FeatureRequest, Rows
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
+from foresay.drafters.peagle import PEagleDrafter
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.spec.features import Features
+from foresay.spec.noise import Noise
+from foresay.spec.protocols import FeatureRequest, Rows
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.heads.eagle import EagleHead
+from foresay.verifier.heads.eagle_config import EagleConfig
+from foresay.verifier.heads.eagle_weights import EagleWeights
+from foresay.verifier.heads.kind import kind_of
+from foresay.verifier.model.errors import ModelError
 from tests.heads.published import EAGLE, draft_ids, make_eagle
 from tests.heads.writing import change_config
 from tests.verifier.reading import Reader, random_tokens
-from verifier.graphs.state import Joined, StepState
-from verifier.heads.eagle import EagleHead
-from verifier.heads.eagle_config import EagleConfig
-from verifier.heads.eagle_weights import EagleWeights
-from verifier.heads.kind import kind_of
-from verifier.model.errors import ModelError
 
 
 def load(directory, target, layers=None) -> EagleHead:

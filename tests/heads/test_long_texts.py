@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from drafters.eagle import EagleDrafter
-from kvpaging import PagePool
-from spec.tree import TreeShape
+from foresay.drafters.eagle import EagleDrafter
+from foresay.kvpaging import PagePool
+from foresay.spec.tree import TreeShape
 from tests.heads.published import make_eagle
 from tests.heads.test_eagle_heads import load
 from tests.heads.writing import change_config

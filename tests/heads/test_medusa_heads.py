@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from foresay.verifier.heads.kind import kind_of
+from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.model.errors import ModelError
 from tests.heads.plain import medusa_logits
 from tests.heads.published import BLOCKS, MEDUSA, make_medusa
 from tests.heads.writing import change_config
-from verifier.heads.kind import kind_of
-from verifier.heads.medusa import MedusaHeads
-from verifier.model.errors import ModelError
 
 
 @pytest.mark.parametrize("layout", MEDUSA)

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.features import Features
+from foresay.spec.features import Features
+from foresay.verifier.heads.kind import kind_of
 from tests.heads.test_dflash_heads import Watched, follow_paths
 from tests.heads.test_eagle_heads import follow_masks
 from tests.same_tokens.heads import load_dflash, load_eagle
 from tests.same_tokens.runs import jobs_of, plain, whole
 from tests.verifier.families import make
 from tests.verifier.reading import load_decoder
-from verifier.heads.kind import kind_of
 
 pytest.importorskip("speculators", reason="the speculators package is not installed")
 

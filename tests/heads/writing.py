@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from foresay.verifier.model.decoder import Decoder
 from tests.heads.plain import Weights
-from verifier.model.decoder import Decoder
 
 
 def noise(generator: torch.Generator, *shape: int, scale: float = 1.0) -> Tensor:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.sampling import SamplingParams
-from verifier.ops.children import MOST
-from verifier.ops.children import best_children as reference
-from verifier.ops.eager import references
-from verifier.ops.sample import RowSampling
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.ops.children import MOST
+from foresay.verifier.ops.children import best_children as reference
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.sample import RowSampling
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},

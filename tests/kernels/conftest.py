@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from foresay.verifier.ops.kernels.cpu.jit import Processor
 from tests.verifier.conftest import PROCESSORS, lesser
-from verifier.ops.kernels.cpu.jit import Processor
 
 
 @pytest.fixture(params=[*PROCESSORS, "plain"])

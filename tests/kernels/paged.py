@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvpaging.ops import quantized
+from foresay.kvpaging.ops import quantized
+from foresay.verifier.ops.tree_attention import PagedRows
 from tests.verifier.reading import random_parents
-from verifier.ops.tree_attention import PagedRows
 
 
 @dataclass

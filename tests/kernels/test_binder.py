@@ -14,9 +14,9 @@ import triton.language as tl
 from bench.gpu import gaps, model, settings, shapes
 from bench.gpu.binder import DEVICE, bound
 from bench.gpu.verify import VerifyStep
-from spec.sampling import SamplingParams
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.paged_model import PagedModel
 from tests.kernels.compiling import resource_usage
-from verifier.paged_model import PagedModel
 
 
 @pytest.fixture(scope="module", autouse=True)

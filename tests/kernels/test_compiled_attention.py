@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.verifier.ops.kernels import chunk_attention, tree_attention
+from foresay.verifier.ops.tree_attention import PagedRows
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_launches
-from verifier.ops.kernels import chunk_attention, tree_attention
-from verifier.ops.tree_attention import PagedRows
 
 
 @dataclass(frozen=True)

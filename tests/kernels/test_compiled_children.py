@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from foresay.verifier.ops.children import MOST
+from foresay.verifier.ops.kernels import children, planes
 from tests.kernels.compiling import CAPABILITIES, compile_kernel
-from verifier.ops.children import MOST
-from verifier.ops.kernels import children, planes
 
 FLOATS = ("logits", "temperature", "top_ps", "min_ps", "floats", "chances")
 LONGS = ("token_ids", "seeds", "positions", "noisy_lists", "lists", "tokens")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.verifier.ops.kernels import linear
 from tests.kernels.compiling import CAPABILITIES, compile_launches
-from verifier.ops.kernels import linear
 
 INSTRUCTION = {
     80: "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32",

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from foresay.verifier.ops.kernels import linear
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.quantized import QuantizedMatrix
 from tests.kernels.compiling import Compiled, compile_launches
 from tests.kernels.test_compiled_linear import INSTRUCTION, NAMES, products
-from verifier.ops.kernels import linear
-from verifier.ops.kernels.blocked import BlockedWeight
-from verifier.ops.quantized import QuantizedMatrix
 
 META = torch.device("meta")
 CAPABILITIES = (80, 89, 90)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foresay.verifier.ops.kernels import norm, rotate, take
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
-from verifier.ops.kernels import norm, rotate, take
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from foresay.verifier.ops.kernels import planes, sample, settle
 from tests.kernels.compiling import CAPABILITIES, compile_kernel
-from verifier.ops.kernels import planes, sample, settle
 
 FLOATS = ("logits", "temperature", "top_ps", "min_ps", "floats")
 WORDS = ("words", "top_ks")

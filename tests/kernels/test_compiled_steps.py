@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foresay.verifier.ops.kernels import accept, lay_out, move, recent
 from tests.kernels.compiling import CAPABILITIES, compile_kernel, compile_launches
-from verifier.ops.kernels import accept, lay_out, move, recent
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
 

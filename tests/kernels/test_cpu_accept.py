@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.sample import BROKEN
-from spec.tree import MAX_NODES, DraftTree
+from foresay.spec.sample import BROKEN
+from foresay.spec.tree import MAX_NODES, DraftTree
+from foresay.verifier.ops.accept import AcceptedPaths, accept_paths
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.kernels.cpu.launch import recording
+from foresay.verifier.ops.move import move_paths
+from foresay.verifier.ops.recent import advance
 from tests.kernels.on_device.test_accept import VOCAB, padded, samples
 from tests.spec.trees import random_tree
-from verifier.ops.accept import AcceptedPaths, accept_paths
-from verifier.ops.eager import references
-from verifier.ops.kernels.cpu.launch import recording
-from verifier.ops.move import move_paths
-from verifier.ops.recent import advance
 
 pytestmark = pytest.mark.usefixtures("any_processor")
 NAMES = ("lengths", "paths", "emitted", "sources")

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.verifier.ops.children import MOST, best_children
+from foresay.verifier.ops.kernels.cpu import children
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.kernels.cpu.launch import Launcher, recording
+from foresay.verifier.ops.kernels.cpu.threads import give_way, use, wanted
+from foresay.verifier.ops.sample import RowSampling
 from tests.kernels.children_cases import KINDS, ChildrenCases, Find, asked, part_of, rows_of
-from verifier.ops.children import MOST, best_children
-from verifier.ops.kernels.cpu import children
-from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.launch import Launcher, recording
-from verifier.ops.kernels.cpu.threads import give_way, use, wanted
-from verifier.ops.sample import RowSampling
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from verifier.ops.kernels.cpu import launch, rows
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.launch import Compiled, borrowed, recording, room
-from verifier.ops.kernels.cpu.threads import Threads, give_way, use, wanted
-from verifier.ops.kernels.cpu.traced import ReadsNumbers
-from verifier.ops.kernels.cpu.types import I64
-from verifier.ops.kernels.cpu.walk import PLACES, walker
-from verifier.ops.norm import add_rms_norm
+from foresay.verifier.ops.kernels.cpu import launch, rows
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, borrowed, recording, room
+from foresay.verifier.ops.kernels.cpu.threads import Threads, give_way, use, wanted
+from foresay.verifier.ops.kernels.cpu.traced import ReadsNumbers
+from foresay.verifier.ops.kernels.cpu.types import I64
+from foresay.verifier.ops.kernels.cpu.walk import PLACES, walker
+from foresay.verifier.ops.norm import add_rms_norm
 
 
 @pytest.fixture(autouse=True, params=[1, 2, 4])

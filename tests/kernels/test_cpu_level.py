@@ -8,8 +8,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from verifier.ops.eager import references
-from verifier.ops.level import Above, Kept, Pieces, keep_children, known_tokens, positions_below
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.level import Above, Kept, Pieces, keep_children, known_tokens, positions_below
 
 pytestmark = pytest.mark.usefixtures("any_processor")
 KNOTS = torch.cat((torch.linspace(-20, -0.1, 27), torch.full((5,), math.inf)))

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.sampling import SamplingParams
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.ops.children import best_children
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.kernels.cpu import sample
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.kernels.cpu.launch import recording
+from foresay.verifier.ops.sample import RowSampling, sample_rows
 from tests.kernels.on_device import test_sample
 from tests.kernels.on_device.test_sample import *  # noqa: F403
 from tests.kernels.on_device.test_sample import Drawing, asked, rows_of, wanted
 from tests.verifier.conftest import PROCESSORS, lesser
 from tests.verifier.reading import threads
-from verifier.ops.children import best_children
-from verifier.ops.eager import references
-from verifier.ops.kernels.cpu import sample
-from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.launch import recording
-from verifier.ops.sample import RowSampling, sample_rows
 
 pytestmark = test_sample.pytestmark[1:]
 

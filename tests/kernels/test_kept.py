@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from verifier.ops.kernels.cpu import jit, kept
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.launch import Launcher
-from verifier.ops.kernels.cpu.walk import walker
+from foresay.verifier.ops.kernels.cpu import jit, kept
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.kernels.cpu.launch import Launcher
+from foresay.verifier.ops.kernels.cpu.walk import walker
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvpaging import OutOfPages, PagePool, PageTable, PrefixIndex
+from foresay.kvpaging import OutOfPages, PagePool, PageTable, PrefixIndex
 
 
 def _text(pool: PagePool, index: PrefixIndex, tokens: list[int]) -> PageTable:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import kvpaging.prefix
-from kvpaging import PagePool, PageTable, PrefixIndex
+import foresay.kvpaging.prefix
+from foresay.kvpaging import PagePool, PageTable, PrefixIndex
 
 
 class Case:
@@ -197,8 +197,8 @@ def test_a_pool_has_one_index() -> None:
 
 
 def test_equal_digests_of_different_texts_are_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kvpaging.prefix, "_digest", lambda parent, tokens: bytes([min(parent[0] + 1, 9)]))
-    monkeypatch.setattr(kvpaging.prefix, "_root", lambda salt: b"\0")
+    monkeypatch.setattr(foresay.kvpaging.prefix, "_digest", lambda parent, tokens: bytes([min(parent[0] + 1, 9)]))
+    monkeypatch.setattr(foresay.kvpaging.prefix, "_root", lambda salt: b"\0")
     case = Case()
     table = case.write([1, 2, 3, 4])
     other = case.write([8, 9, 3, 4, 5, 6])

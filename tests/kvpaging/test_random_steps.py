@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kvpaging import KVStore, OutOfPages, PagePool, PageTable, PrefixIndex, store_rows
+from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable, PrefixIndex, store_rows
 
 SALTS = ("", "another tenant")
 SCRATCH = -1.0

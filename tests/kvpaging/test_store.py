@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvpaging import KVStore, PagePool, PageTable, PrefixIndex, move_rows, store_rows
+from foresay.kvpaging import KVStore, PagePool, PageTable, PrefixIndex, move_rows, store_rows
 
 
 def _pair(num_pages: int = 12) -> tuple[PagePool, KVStore, KVStore]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvpaging import KVStore, OutOfPages, PagePool, PageTable
+from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable
 
 
 def _table(pool: PagePool, length: int) -> PageTable:

@@ -7,17 +7,17 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from server.host.models.residency import Residency
-from server.host.models.resident import Keep, NoPlace, Patience, Resident
-from spec.errors import ForesayError
-from spec.request import Footprint
+from foresay.server.host.models.residency import Residency
+from foresay.server.host.models.resident import Keep, NoPlace, Patience, Resident
+from foresay.spec.errors import ForesayError
+from foresay.spec.request import Footprint
 
 #: What there is room for on every device of these tests.
 CAPACITY = 100
 
 
 class Comer:
-    """A :class:`~server.host.models.resident.Loadable` that takes ``size`` of its device.
+    """A :class:`~foresay.server.host.models.resident.Loadable` that takes ``size`` of its device.
 
     happened: what became of all of them, in order. loaded: those that are loaded now, by device; none may ever be more
     than there is room for. known: whether its footprint is known before it was loaded once. wrong: why it does not

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.text.tokenizer import Tokenizer
+from foresay.server.text.tokenizer import Tokenizer
 from tests.server.conftest import byte_level_tokenizer
 
 

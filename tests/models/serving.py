@@ -9,17 +9,17 @@ from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.engine.generation import EngineStatus
-from server.host.models.models import Models
-from server.host.service import Service, ServiceOptions, Text
-from server.host.state import ServerState
-from server.http.app import create_app
-from server.http.auth import AuthMiddleware
-from server.settings.config import ServeConfig
-from server.text.parsers.chat_format import ChatFormat
-from server.text.tokenizer import SamplingDefaults, Tokenizer
-from spec.errors import ForesayError
-from spec.request import Footprint
+from foresay.server.engine.generation import EngineStatus
+from foresay.server.host.models.models import Models
+from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.state import ServerState
+from foresay.server.http.app import create_app
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.settings.config import ServeConfig
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
+from foresay.spec.errors import ForesayError
+from foresay.spec.request import Footprint
 from tests.server.scripted import END, INFO, ScriptedEngine
 from tests.server.staying import Staying
 

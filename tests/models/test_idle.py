@@ -10,8 +10,8 @@ from typing import Any
 import ollama
 import pytest
 
-from server.gateway.key_store import KeyStore
-from server.http.auth import AuthMiddleware
+from foresay.server.gateway.key_store import KeyStore
+from foresay.server.http.auth import AuthMiddleware
 from tests.models.serving import Serving, serving
 
 FOX = "said the fox"

@@ -17,7 +17,7 @@ import pytest
 
 from bench.switches import MOST_FILES, NAMES, switch
 from bench.switches import settings as settings_of
-from server.settings.resolved import BUNDLED
+from foresay.server.settings.resolved import BUNDLED
 from tests.checking.pairs import make_model
 from tests.server.live import LiveServer, openai_client, status_of
 

@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from server.host.models.resident import Patience
-from server.schemas.errors import LoadFailed, Unavailable
-from spec.errors import ConfigurationError
+from foresay.server.host.models.resident import Patience
+from foresay.server.schemas.errors import LoadFailed, Unavailable
+from foresay.spec.errors import ConfigurationError
 from tests.models.coming import CAPACITY, Comer, World
 from tests.provenance import clock
 

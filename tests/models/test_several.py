@@ -11,11 +11,11 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.host.models.models import Models
-from server.text.choice import Choice, TextOptions
-from server.text.warned import HEADER
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.server.host.models.models import Models
+from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.warned import HEADER
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 from tests.models.serving import serving
 from tests.server.scripted import END
 
@@ -321,7 +321,7 @@ async def test_draining_tells_those_who_wait_and_lets_the_others_finish(tokenize
 
 
 def test_without_sections_there_is_one_model_that_is_there_from_the_start():
-    from server.settings.config import ServeConfig
+    from foresay.server.settings.config import ServeConfig
 
     models = Models.of(ServeConfig(target="bundled"), lambda status: None)
     assert not models.several

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from server.text.tokenizer import Tokenizer
+from foresay.server.text.tokenizer import Tokenizer
 from tests.parsers.families import family_tokenizer
 
 _made = cache(family_tokenizer)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from server.text.parsers.chat_format import FORMATS
-from server.text.parsers.formats import plain
-from server.text.parsers.parser import Answer, ScriptParser
-from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
+from foresay.server.text.parsers.chat_format import FORMATS
+from foresay.server.text.parsers.formats import plain
+from foresay.server.text.parsers.parser import Answer, ScriptParser
+from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
 THINK = ("<think>", "</think>")
 TYPES = {"city": "string", "days": "integer", "exact": "boolean", "list": "array", "more": ["string", "object"]}

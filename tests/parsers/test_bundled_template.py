@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.settings.resolved import BUNDLED
-from server.text.parsers.chat_format import ChatFormat
-from server.text.tokenizer import Tokenizer
+from foresay.server.settings.resolved import BUNDLED
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.tokenizer import Tokenizer
 
 TALK = [
     {"role": "system", "content": " Be kind.\n"},

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from server.schemas.chat import Function
-from server.text.choice import Choice, TextOptions
-from server.text.conversation import Offer
-from server.text.grammars.answers import strict_grammar, tool_call_grammar
-from server.text.parsers.chat_format import FORMATS, ChatFormat
-from server.text.parts import ToolCallPart, joined
-from server.text.tokenizer import Tokenizer
-from spec.errors import InvalidRequest
-from spec.request import Delta, FinishReason, Request
-from spec.sampling import SamplingParams
+from foresay.server.schemas.chat import Function
+from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.conversation import Offer
+from foresay.server.text.grammars.answers import strict_grammar, tool_call_grammar
+from foresay.server.text.parsers.chat_format import FORMATS, ChatFormat
+from foresay.server.text.parts import ToolCallPart, joined
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Delta, FinishReason, Request
+from foresay.spec.sampling import SamplingParams
 from tests.parsers.families import family_tokenizer
 from tests.parsers.reading import text_of
 

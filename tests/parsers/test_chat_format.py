@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from server.schemas.chat import Function
-from server.text.conversation import Offer
-from server.text.parsers.chat_format import ChatFormat
-from server.text.parts import PlainText, ToolCallPart
+from foresay.server.schemas.chat import Function
+from foresay.server.text.conversation import Offer
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.parts import PlainText, ToolCallPart
 from tests.parsers.families import family_tokenizer
 from tests.parsers.reading import text_of
 

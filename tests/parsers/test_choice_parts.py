@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.schemas.chat import Function
-from server.text.choice import Choice, TextOptions
-from server.text.conversation import Offer
-from server.text.parsers.chat_format import ChatFormat
-from server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
-from spec.request import Delta, Request
-from spec.sampling import SamplingParams
+from foresay.server.schemas.chat import Function
+from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.conversation import Offer
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
+from foresay.spec.request import Delta, Request
+from foresay.spec.sampling import SamplingParams
 
 END = 0
 FUNCTION = Function(name="get_weather")

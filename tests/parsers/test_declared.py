@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.text.parsers.chat_format import ChatFormat, DeclaredParser
-from server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
-from server.text.tokenizer import Tokenizer
-from spec.errors import ConfigurationError
+from foresay.server.text.parsers.chat_format import ChatFormat, DeclaredParser
+from foresay.server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import ConfigurationError
 from tests.parsers.asking import TOOL, ask, engine_saying
 from tests.parsers.families import TEMPLATES, family_tokenizer
 from tests.parsers.reading import calls_of, text_of

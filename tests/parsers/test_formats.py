@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.text.parts import ReasoningPart, TextPart, ToolCallPart
+from foresay.server.text.parts import ReasoningPart, TextPart, ToolCallPart
 from tests.parsers.reading import THINK, calls_of, read, text_of
 
 PARIS = '{"city": "Paris", "days": 3}'

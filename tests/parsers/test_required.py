@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from server.settings.resolved import BUNDLED
+from foresay.server.settings.resolved import BUNDLED
 from tests.parsers.families import TEMPLATES
 from tests.server.live import LiveServer, openai_client
 

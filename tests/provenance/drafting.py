@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from server.text.tokenizer import Tokenizer
-from spec.request import Origin, Request
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.request import Origin, Request
 from tests.server.scripted import END, SECONDS, ScriptedEngine
 
 Json = dict[str, Any]

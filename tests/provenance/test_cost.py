@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from server.api.common.route import EVENTS
-from server.api.openai.chat import ChatAnswer
-from server.host.service import Origin as AnswerOrigin
-from server.schemas.chat import ChatRequest
-from server.text.choice import Choice, TextOptions
-from spec.request import Delta, Origin, Request
-from spec.sampling import SamplingParams
+from foresay.server.api.common.route import EVENTS
+from foresay.server.api.openai.chat import ChatAnswer
+from foresay.server.host.service import Origin as AnswerOrigin
+from foresay.server.schemas.chat import ChatRequest
+from foresay.server.text.choice import Choice, TextOptions
+from foresay.spec.request import Delta, Origin, Request
+from foresay.spec.sampling import SamplingParams
 from tests.server.scripted import END
 
 RUN = 4

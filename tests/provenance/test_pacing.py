@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from server.api.common.streaming import Batch, Evenly, Spread, split
-from server.engine.generation import Generation
-from server.schemas.errors import EngineFailed
-from server.text.choice import Choice, Piece, TextOptions, merged
-from server.text.parts import TextPart, TokenText
-from spec.request import Delta, Request
-from spec.sampling import SamplingParams
+from foresay.server.api.common.streaming import Batch, Evenly, Spread, split
+from foresay.server.engine.generation import Generation
+from foresay.server.schemas.errors import EngineFailed
+from foresay.server.text.choice import Choice, Piece, TextOptions, merged
+from foresay.server.text.parts import TextPart, TokenText
+from foresay.spec.request import Delta, Request
+from foresay.spec.sampling import SamplingParams
 from tests.provenance import clock
 from tests.provenance.drafting import Drafting, Json, bare, ids_of, joined
 from tests.responses.serving import STORY, serving

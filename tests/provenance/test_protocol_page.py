@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import get_args
 
-from server.schemas.tokens import Source, StepProvenance, TokenProvenance
+from foresay.server.schemas.tokens import Source, StepProvenance, TokenProvenance
 from tests.provenance.transcript import BEGIN, telling
 from tests.responses import transcript
 

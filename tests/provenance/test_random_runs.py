@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
-from server.api.responses.send_queue import MSGPACK_PROTOCOL
+from foresay.server.api.responses.send_queue import MSGPACK_PROTOCOL
 from tests.provenance.drafting import Drafting, Json, check, check_counts, check_steps, ids_of, joined
 from tests.responses.serving import serving
 from tests.server.conftest import byte_level_tokenizer

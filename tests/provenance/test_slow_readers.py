@@ -9,18 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.api.common.streaming import delivery
-from server.api.openai.completions import CompletionAnswer
-from server.api.responses.events import OutputTextDelta
-from server.api.responses.send_queue import SendQueue, codec_of
-from server.api.responses.store import SocketLimits
-from server.engine.generation import Generation
-from server.host.service import Origin
-from server.schemas.completions import CompletionRequest
-from server.schemas.tokens import Provenance, StepProvenance, TokenProvenance
-from server.text.choice import Choice, TextOptions
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.server.api.common.streaming import delivery
+from foresay.server.api.openai.completions import CompletionAnswer
+from foresay.server.api.responses.events import OutputTextDelta
+from foresay.server.api.responses.send_queue import SendQueue, codec_of
+from foresay.server.api.responses.store import SocketLimits
+from foresay.server.engine.generation import Generation
+from foresay.server.host.service import Origin
+from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.tokens import Provenance, StepProvenance, TokenProvenance
+from foresay.server.text.choice import Choice, TextOptions
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 from tests.provenance.drafting import Drafting, Json, check, ids_of, joined
 from tests.responses.bare import STUCK, Bare
 from tests.responses.serving import serving

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from drafters.ngram import NgramDrafter
-from drafters.suffix.drafter import SuffixDrafter
-from server.cli.main import main
-from server.engine.drafters.registry import LOOKUPS
-from server.engine.observers import Lines, TraceWriter
-from server.engine.trace import Begin, Part, Session, Start, Step, Told, drafting, read
-from server.observe.replay.evaluate import Cost, evaluate, largest
-from server.observe.replay.ways import judge_lookups, judge_recorded, parse, usual
-from spec.budget import CostModel
-from spec.errors import ConfigurationError
-from spec.protocols import Drafter
-from spec.sampling import SamplingParams
-from spec.trace import Statistics
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.server.cli.main import main
+from foresay.server.engine.drafters.registry import LOOKUPS
+from foresay.server.engine.observers import Lines, TraceWriter
+from foresay.server.engine.trace import Begin, Part, Session, Start, Step, Told, drafting, read
+from foresay.server.observe.replay.evaluate import Cost, evaluate, largest
+from foresay.server.observe.replay.ways import judge_lookups, judge_recorded, parse, usual
+from foresay.spec.budget import CostModel
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.protocols import Drafter
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import Statistics
 from tests.spec.house import House
 from tests.spec.tables import Guesser, TableModel
 

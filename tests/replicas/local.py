@@ -10,14 +10,14 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from server.engine.generation import generate
-from server.host.replacement import Progress
-from server.host.replicas.fleet import Fleet
-from server.host.replicas.hosted import Address, Hosted
-from server.host.spare import Spares
-from server.settings.config import ServeConfig
-from spec.request import Delta, Request
-from spec.sampling import SamplingParams
+from foresay.server.engine.generation import generate
+from foresay.server.host.replacement import Progress
+from foresay.server.host.replicas.fleet import Fleet
+from foresay.server.host.replicas.hosted import Address, Hosted
+from foresay.server.host.spare import Spares
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.request import Delta, Request
+from foresay.spec.sampling import SamplingParams
 
 SECONDS = 180.0
 CONFIG = ServeConfig(draft="none", max_seqs=4, max_model_len=1024, engine_timeout=SECONDS)
@@ -30,7 +30,8 @@ ASKED = [
 
 
 class Local:
-    """A :class:`~server.host.replicas.fleet.Cluster` of replicas that a test starts and ends. spares: start them."""
+    """A :class:`~foresay.server.host.replicas.fleet.Cluster` of replicas that a test starts and ends. spares: start
+    them."""
 
     def __init__(self, spares: Spares) -> None:
         self._spares = spares

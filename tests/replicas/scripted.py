@@ -10,16 +10,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from server.engine.generation import ServedEngine
-from server.host import frames
-from server.host.frames import READ_BYTES, FrameSplitter, pack, unpack_up
-from server.host.replacement import Progress
-from server.host.replicas.admission import admit
-from server.host.replicas.fleet import Fleet
-from server.host.replicas.hosted import Address
-from server.settings.config import ServeConfig
-from spec.errors import InvalidRequest
-from spec.request import Delta
+from foresay.server.engine.generation import ServedEngine
+from foresay.server.host import frames
+from foresay.server.host.frames import READ_BYTES, FrameSplitter, pack, unpack_up
+from foresay.server.host.replacement import Progress
+from foresay.server.host.replicas.admission import admit
+from foresay.server.host.replicas.fleet import Fleet
+from foresay.server.host.replicas.hosted import Address
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Delta
 
 
 class Sent:
@@ -40,7 +40,7 @@ class Sent:
 
 
 class Scripted:
-    """A :class:`~server.host.replicas.fleet.Cluster` of two replicas whose engine is in this process."""
+    """A :class:`~foresay.server.host.replicas.fleet.Cluster` of two replicas whose engine is in this process."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

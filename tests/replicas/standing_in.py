@@ -6,9 +6,9 @@ import asyncio
 import os
 from pathlib import Path
 
-from server.host.replicas.hosted import Address
-from server.settings.config import ServeConfig
-from spec.errors import ConfigurationError
+from foresay.server.host.replicas.hosted import Address
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.errors import ConfigurationError
 
 
 class Cluster:

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.host.replicas import admission
-from server.host.replicas.admission import NONCE, PROOF, admit, introduce
-from server.schemas.errors import EngineFailed
+from foresay.server.host.replicas import admission
+from foresay.server.host.replicas.admission import NONCE, PROOF, admit, introduce
+from foresay.server.schemas.errors import EngineFailed
 
 SECRET = os.urandom(32)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from server.host.replicas.cluster_process import ClusterProcess
-from server.settings.config import ServeConfig
-from spec.errors import ConfigurationError, ForesayError
+from foresay.server.host.replicas.cluster_process import ClusterProcess
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.errors import ConfigurationError, ForesayError
 
 SECONDS = 120.0
 

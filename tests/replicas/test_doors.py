@@ -9,13 +9,13 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from server.host import frames
-from server.host.frames import FrameSplitter, pack, unpack_down
-from server.host.replicas import doors
-from server.host.replicas.doors import Doors
-from spec.request import Delta, EngineInfo, Request
-from spec.sampling import SamplingParams
-from spec.trace import StepTrace
+from foresay.server.host import frames
+from foresay.server.host.frames import FrameSplitter, pack, unpack_down
+from foresay.server.host.replicas import doors
+from foresay.server.host.replicas.doors import Doors
+from foresay.spec.request import Delta, EngineInfo, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import StepTrace
 
 TRACE = StepTrace(number=1, rows=1, sequences=1, prefill_rows=0, drafted=0, accepted=0, emitted=1, seconds={})
 WORDS = dict.fromkeys(("target", "drafter", "drafter_reason", "dtype", "dtype_reason", "device", "exact_reason"), "x")

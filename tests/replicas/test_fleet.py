@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from server.engine.generation import Generation
-from server.host.replicas.fleet import Fleet
-from server.host.spare import Spares
-from server.schemas.errors import KillsEngine, Unavailable
-from spec.request import Request
+from foresay.server.engine.generation import Generation
+from foresay.server.host.replicas.fleet import Fleet
+from foresay.server.host.spare import Spares
+from foresay.server.schemas.errors import KillsEngine, Unavailable
+from foresay.spec.request import Request
 from tests.replicas.local import ASKED, CONFIG, SECONDS, Local, asking, text, written
 from tests.server.test_live_resumption import dying_engines
 

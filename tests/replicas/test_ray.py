@@ -65,8 +65,8 @@ def test_the_file_that_deploy_writes_is_one_of_serves():
     import yaml  # type: ignore[import-untyped]
     from ray.serve.schema import ServeDeploySchema
 
-    from server.cli.serve import serve_file
-    from server.settings.config import ServeConfig
+    from foresay.server.cli.serve import serve_file
+    from foresay.server.settings.config import ServeConfig
 
     written = yaml.safe_load(serve_file(ServeConfig(replicas="1-2", draft="ngram", threads=1)))
     schema = ServeDeploySchema.model_validate(written)

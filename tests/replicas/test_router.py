@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.host.replicas.router import Router, Standing
+from foresay.server.host.replicas.router import Router, Standing
 
 IDLE = {"a": Standing(0, 4), "b": Standing(0, 4)}
 LONG, OTHER = list(range(256)), list(range(1000, 1256))

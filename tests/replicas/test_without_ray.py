@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.host.replicas.cluster_process import ClusterProcess
-from server.settings.config import ServeConfig
-from spec.errors import ConfigurationError
+from foresay.server.host.replicas.cluster_process import ClusterProcess
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.errors import ConfigurationError
 
 
 async def test_replicas_without_ray_are_refused_by_name(tmp_path, monkeypatch):

@@ -10,13 +10,13 @@ from typing import Any
 import openai
 from aiohttp.test_utils import TestClient, TestServer, get_port_socket
 
-from server.api.responses.store import Limits, Responses, SocketLimits
-from server.host.service import Service, ServiceOptions, Text
-from server.host.state import ServerState
-from server.http.app import create_app
-from server.http.auth import AuthMiddleware
-from server.text.parsers.chat_format import ChatFormat
-from server.text.tokenizer import SamplingDefaults, Tokenizer
+from foresay.server.api.responses.store import Limits, Responses, SocketLimits
+from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.state import ServerState
+from foresay.server.http.app import create_app
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.replicas.scripted import asked
 from tests.server.live import openai_client
 from tests.server.scripted import END, ScriptedEngine

@@ -12,16 +12,16 @@ from openai._models import construct_type_unchecked
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
-from server.api.responses.answer import Cancelled, ResponseAnswer
-from server.api.responses.schemas import FunctionTool, Reasoning, Response, ResponseRequest, TextFormat
-from server.api.responses.schemas import TextOptions as ResponseText
-from server.api.responses.tools import Toolbox
-from server.host.service import Origin
-from server.schemas.errors import EngineFailed, described
-from server.text.choice import Choice, Piece, TextOptions
-from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
-from spec.request import Request, TokenLogprobs
-from spec.sampling import SamplingParams
+from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
+from foresay.server.api.responses.schemas import FunctionTool, Reasoning, Response, ResponseRequest, TextFormat
+from foresay.server.api.responses.schemas import TextOptions as ResponseText
+from foresay.server.api.responses.tools import Toolbox
+from foresay.server.host.service import Origin
+from foresay.server.schemas.errors import EngineFailed, described
+from foresay.server.text.choice import Choice, Piece, TextOptions
+from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
+from foresay.spec.request import Request, TokenLogprobs
+from foresay.spec.sampling import SamplingParams
 
 CALL = ToolCallPart(index=0, id="call_1", name="look", arguments="")
 

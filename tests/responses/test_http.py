@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
-from server.api.responses.store import Responses
-from server.gateway.caller import CALLER, Caller
+from foresay.server.api.responses.store import Responses
+from foresay.server.gateway.caller import CALLER, Caller
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.live import openai_client
 from tests.server.scripted import END, INFO, ScriptedEngine

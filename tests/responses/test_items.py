@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.api.responses.items import given_items, messages_of, said_items
-from server.api.responses.request import chat_request
-from server.api.responses.schemas import (
+from foresay.server.api.responses.items import given_items, messages_of, said_items
+from foresay.server.api.responses.request import chat_request
+from foresay.server.api.responses.schemas import (
     FunctionCall,
     InputItem,
     OutputItem,
@@ -17,7 +17,7 @@ from server.api.responses.schemas import (
     ReasoningText,
     ResponseRequest,
 )
-from spec.errors import InvalidRequest
+from foresay.spec.errors import InvalidRequest
 
 USER = {"role": "user", "content": "Hi"}
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.api.responses.events import Create
-from server.api.responses.send_queue import JSON_PROTOCOL, MSGPACK_PROTOCOL, check_packed, codec_of
-from server.schemas.bounds import MOST_PARTS
-from spec.errors import InvalidRequest
+from foresay.server.api.responses.events import Create
+from foresay.server.api.responses.send_queue import JSON_PROTOCOL, MSGPACK_PROTOCOL, check_packed, codec_of
+from foresay.server.schemas.bounds import MOST_PARTS
+from foresay.spec.errors import InvalidRequest
 
 ASK: dict[str, Any] = {"type": "response.create", "model": "toy", "input": "x"}
 CODEC = codec_of(MSGPACK_PROTOCOL)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import get_args
 
-import server.api.responses.socket as socket_module
-from server.api.responses.events import ClientEvent, ResponseEvent, SocketError
-from server.api.responses.socket import Closing
-from server.api.responses.store import MOST_EVENTS, Limits, SocketLimits
-from server.host.state import MOST_BODIES
+import foresay.server.api.responses.socket as socket_module
+from foresay.server.api.responses.events import ClientEvent, ResponseEvent, SocketError
+from foresay.server.api.responses.socket import Closing
+from foresay.server.api.responses.store import MOST_EVENTS, Limits, SocketLimits
+from foresay.server.host.state import MOST_BODIES
 from tests.responses import transcript
 
 PAGE = transcript.PAGE.read_text("utf-8")

@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api.responses.events import ArgumentsDelta, OutputTextDelta, OutputTextDone, ReasoningTextDelta
-from server.api.responses.send_queue import MSGPACK_PROTOCOL, SendQueue, codec_of
+from foresay.server.api.responses.events import ArgumentsDelta, OutputTextDelta, OutputTextDone, ReasoningTextDelta
+from foresay.server.api.responses.send_queue import MSGPACK_PROTOCOL, SendQueue, codec_of
 
 
 def text(number: int, delta: str, item: str = "m") -> OutputTextDelta:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from server.api.responses.store import Responses, SocketLimits
-from spec.request import Request
+from foresay.server.api.responses.store import Responses, SocketLimits
+from foresay.spec.request import Request
 from tests.responses.bare import STUCK, Bare
 from tests.responses.serving import serving
 from tests.server.scripted import ScriptedEngine

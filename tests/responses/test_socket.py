@@ -14,9 +14,9 @@ from openai import OpenAI
 from openai.types.responses import ResponsesServerEvent
 from openai.types.responses.responses_server_event import ResponseWsError
 
-from server.api.responses.send_queue import MSGPACK_PROTOCOL
-from server.api.responses.store import Responses, SocketLimits
-from server.gateway.caller import CALLER, Caller
+from foresay.server.api.responses.send_queue import MSGPACK_PROTOCOL
+from foresay.server.api.responses.store import Responses, SocketLimits
+from foresay.server.gateway.caller import CALLER, Caller
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.scripted import END
 
@@ -278,7 +278,7 @@ async def test_a_wrong_message_gets_an_error_and_the_socket_stays_open(tokenizer
 
 @pytest.mark.skipif("FORESAY_REPLICAS" in os.environ, reason="it refuses with an error that no frame carries")
 async def test_an_engine_that_refuses_is_an_error_and_one_that_breaks_a_failed_response(tokenizer):
-    from server.schemas.errors import QueueFull
+    from foresay.server.schemas.errors import QueueFull
 
     engine = saying(tokenizer, fail_after=4)
     async with serving(engine, tokenizer) as (http, _), http.ws_connect(PATH) as socket:
@@ -342,7 +342,7 @@ async def test_a_browser_may_name_its_protocol(tokenizer, offered):
 def test_every_event_is_one_the_client_knows():
     from typing import get_args
 
-    from server.api.responses.events import ResponseEvent, SocketError, SteerFailed
+    from foresay.server.api.responses.events import ResponseEvent, SocketError, SteerFailed
 
     ours = {one.__struct_config__.tag for one in (*get_args(ResponseEvent), SocketError, SteerFailed)}
     theirs = {get_args(one.model_fields["type"].annotation)[0] for one in get_args(get_args(ResponsesServerEvent)[0])}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType, web
 
-from server.api.responses.store import Responses, SocketLimits
-from server.gateway.caller import CALLER, Caller, RateLimiter
-from server.http.auth import AuthMiddleware
+from foresay.server.api.responses.store import Responses, SocketLimits
+from foresay.server.gateway.caller import CALLER, Caller, RateLimiter
+from foresay.server.http.auth import AuthMiddleware
 from tests.responses.bare import BINARY, PING, Bare
 from tests.responses.serving import STORY, saying, serving
 from tests.responses.test_socket import PATH, answer, said

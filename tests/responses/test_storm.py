@@ -13,13 +13,13 @@ import pytest
 import pytest_asyncio
 from aiohttp.test_utils import TestServer
 
-from server.api.responses.store import Responses
-from server.host.client import EngineClient
-from server.host.service import Service, ServiceOptions, Text
-from server.host.spare import Spares
-from server.http.app import create_app
-from server.http.auth import AuthMiddleware
-from server.settings.config import ServeConfig
+from foresay.server.api.responses.store import Responses
+from foresay.server.host.client import EngineClient
+from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.spare import Spares
+from foresay.server.http.app import create_app
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.settings.config import ServeConfig
 from tests.responses.bare import BINARY, CLOSE, PING, PONG, TEXT, Bare
 from tests.responses.test_socket import LAST
 from tests.server.staying import alone

@@ -9,10 +9,10 @@ import msgspec
 import openai
 import pytest
 
-from server.api.responses.schemas import FunctionTool
-from server.api.responses.send_queue import MSGPACK_PROTOCOL
-from server.api.responses.tools import Toolbox, arguments_of, spoken_input
-from server.text.tokenizer import Tokenizer
+from foresay.server.api.responses.schemas import FunctionTool
+from foresay.server.api.responses.send_queue import MSGPACK_PROTOCOL
+from foresay.server.api.responses.tools import Toolbox, arguments_of, spoken_input
+from foresay.server.text.tokenizer import Tokenizer
 from tests.responses.serving import asking, saying, serving
 from tests.routes.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer

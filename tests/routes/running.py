@@ -10,13 +10,13 @@ from typing import Any
 
 from aiohttp.test_utils import TestServer
 
-from server.engine.generation import Sink
-from server.host import frames
-from server.host.service import Service, ServiceOptions, Text
-from server.http.app import HTTP_LOG, create_app
-from server.text.parsers.chat_format import ChatFormat
-from server.text.tokenizer import SamplingDefaults, Tokenizer
-from spec.request import Request
+from foresay.server.engine.generation import Sink
+from foresay.server.host import frames
+from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.http.app import HTTP_LOG, create_app
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
+from foresay.spec.request import Request
 from tests.replicas.scripted import asked
 from tests.server.scripted import ScriptedEngine
 from tests.server.staying import alone

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 
 import foresay
-from server.api.about.routes import HIDDEN, settings_shown
-from server.settings.config import ServeConfig
+from foresay.server.api.about.routes import HIDDEN, settings_shown
+from foresay.server.settings.config import ServeConfig
 from tests.server.scripted import INFO, ScriptedEngine, served
 
 

@@ -13,10 +13,10 @@ import ollama
 import pytest
 from tokenizers import processors
 
-from server.api.anthropic.schemas import CountTokensRequest, MessagesRequest
-from server.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
-from server.api.openai.tokens import TokenizeRequest
-from server.text.tokenizer import Tokenizer
+from foresay.server.api.anthropic.schemas import CountTokensRequest, MessagesRequest
+from foresay.server.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
+from foresay.server.api.openai.tokens import TokenizeRequest
+from foresay.server.text.tokenizer import Tokenizer
 from tests.routes.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, ScriptedEngine, served

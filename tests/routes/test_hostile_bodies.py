@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from server.api.common.route import Route
-from server.http.app import ROUTE_MODULES
-from server.http.auth import AuthMiddleware
-from server.text.tokenizer import Tokenizer
+from foresay.server.api.common.route import Route
+from foresay.server.http.app import ROUTE_MODULES
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.text.tokenizer import Tokenizer
 from tests.gateway.guarded import guarded
 from tests.routes.running import SentEngine
 from tests.server.scripted import ScriptedEngine, served

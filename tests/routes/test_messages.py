@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from server.engine.generation import EngineStatus
+from foresay.server.engine.generation import EngineStatus
 from tests.routes.conftest import STORY
 from tests.server.scripted import END, ScriptedEngine, served
 

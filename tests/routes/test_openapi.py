@@ -14,9 +14,9 @@ import pytest
 from aiohttp import hdrs, web
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 
-from server.api.common.route import Route
-from server.http.app import ROUTE_MODULES
-from server.http.openapi.routes import LIMITS, NOT_DONE, OWN_LIMITS, document, encoded
+from foresay.server.api.common.route import Route
+from foresay.server.http.app import ROUTE_MODULES
+from foresay.server.http.openapi.routes import LIMITS, NOT_DONE, OWN_LIMITS, document, encoded
 from tests.server.scripted import ScriptedEngine, served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,11 +26,13 @@ SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 
 def test_the_committed_document_is_current() -> None:
     committed = (ROOT / "docs" / "openapi.json").read_bytes()
-    assert committed == encoded(ROUTE_MODULES), "python -m server.http.openapi > docs/openapi.json"
+    assert committed == encoded(ROUTE_MODULES), "python -m foresay.server.http.openapi > docs/openapi.json"
 
 
 def test_the_module_prints_it() -> None:
-    done = subprocess.run([sys.executable, "-m", "server.http.openapi"], cwd=ROOT, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "foresay.server.http.openapi"], cwd=ROOT, capture_output=True, check=True
+    )
     assert done.stdout == encoded(ROUTE_MODULES)
 
 

@@ -17,12 +17,12 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
 
-from server.api.common.route import Route
-from server.engine.generation import Sink
-from server.host import frames
-from server.http.app import ROUTE_MODULES
-from server.schemas.bounds import LARGEST_BODY, MOST_CALLS, MOST_MESSAGES, MOST_PARTS, MOST_TOOLS
-from spec.request import Delta, Request
+from foresay.server.api.common.route import Route
+from foresay.server.engine.generation import Sink
+from foresay.server.host import frames
+from foresay.server.http.app import ROUTE_MODULES
+from foresay.server.schemas.bounds import LARGEST_BODY, MOST_CALLS, MOST_MESSAGES, MOST_PARTS, MOST_TOOLS
+from foresay.spec.request import Delta, Request
 from tests.routes.running import SentEngine
 from tests.server.scripted import INFO, served
 

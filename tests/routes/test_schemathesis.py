@@ -19,9 +19,9 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from server.api.common.route import Route
-from server.http.app import ROUTE_MODULES
-from server.http.openapi.routes import NOT_DONE, document
+from foresay.server.api.common.route import Route
+from foresay.server.http.app import ROUTE_MODULES
+from foresay.server.http.openapi.routes import NOT_DONE, document
 from tests.routes.running import scripted_server
 from tests.server.live import LiveServer
 from tests.server.scripted import END

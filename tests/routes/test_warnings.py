@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from server.settings.config import ServeConfig
-from server.settings.resolved import model_names
-from server.text.tokenizer import Tokenizer
-from server.text.warned import HEADER, LONGEST_HEADER, WarningLog, headers, tools_left_out, warning
-from spec.errors import ConfigurationError
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.resolved import model_names
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.server.text.warned import HEADER, LONGEST_HEADER, WarningLog, headers, tools_left_out, warning
+from foresay.spec.errors import ConfigurationError
 from tests.routes.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, INFO, ScriptedEngine, served
@@ -232,7 +232,7 @@ def test_a_directory_is_called_by_its_last_part(tmp_path, monkeypatch):
 
 
 def test_names_are_given_one_by_one():
-    from server.settings.load import load
+    from foresay.server.settings.load import load
 
     assert load(ServeConfig, {"served_model_name": ["a", "b c"]}, {}).config.served_model_name == ("a", "b c")
     assert load(ServeConfig, {}, {"FORESAY_SERVED_MODEL_NAME": "a"}).config.served_model_name == ("a",)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from drafters.draft_model import DraftModelDrafter
-from drafters.levels import TreeDrafter
-from drafters.proposer import Drafts
-from kvpaging import PagePool, PrefixIndex
-from spec.budget import CostModel
-from spec.engine import Engine
-from spec.protocols import Drafter
-from spec.scheduler import Scheduler
-from spec.step import PartsRunner
-from spec.tree import TreeShape
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.levels import TreeDrafter
+from foresay.drafters.proposer import Drafts
+from foresay.kvpaging import PagePool, PrefixIndex
+from foresay.spec.budget import CostModel
+from foresay.spec.engine import Engine
+from foresay.spec.protocols import Drafter
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.step import PartsRunner
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.buckets import buckets, sizes, widths
+from foresay.verifier.graphs.capture import Capture, recorded
+from foresay.verifier.graphs.proposer import Proposer
+from foresay.verifier.graphs.runner import WholeRunner
 from tests.same_tokens.models import MAX_SEQS, Pair, info_of, paged
 from tests.same_tokens.witness import Job, Text, poison
-from verifier.graphs.buckets import buckets, sizes, widths
-from verifier.graphs.capture import Capture, recorded
-from verifier.graphs.proposer import Proposer
-from verifier.graphs.runner import WholeRunner
 
 #: Makes a drafter whose KV lies in the pages of a pool; None: nobody drafts.
 MakeDrafter = Callable[[PagePool], Drafter | None]

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from spec.protocols import FeatureRequest
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 
 class Quiet:

@@ -6,28 +6,28 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drafters.dflash import DFlashDrafter
-from drafters.dspark import DSparkDrafter
-from drafters.eagle import EagleDrafter
-from drafters.medusa import MedusaDrafter
-from drafters.peagle import PEagleDrafter
-from kvpaging import PagePool
-from spec.features import Features
-from spec.protocols import Drafter
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.dflash import DFlashDrafter
+from foresay.drafters.dspark import DSparkDrafter
+from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.medusa import MedusaDrafter
+from foresay.drafters.peagle import PEagleDrafter
+from foresay.kvpaging import PagePool
+from foresay.spec.features import Features
+from foresay.spec.protocols import Drafter
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.heads.dflash import DFlashHead
+from foresay.verifier.heads.dflash_config import DFlashConfig
+from foresay.verifier.heads.dflash_weights import DFlashWeights
+from foresay.verifier.heads.eagle import EagleHead
+from foresay.verifier.heads.eagle_config import EagleConfig
+from foresay.verifier.heads.eagle_weights import EagleWeights
+from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.model.decoder import Decoder
 from tests.heads.plain_dflash import make_dflash
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import MakeDrafter, Pair
 from tests.same_tokens.runs import TEMPLATE
-from verifier.heads.dflash import DFlashHead
-from verifier.heads.dflash_config import DFlashConfig
-from verifier.heads.dflash_weights import DFlashWeights
-from verifier.heads.eagle import EagleHead
-from verifier.heads.eagle_config import EagleConfig
-from verifier.heads.eagle_weights import EagleWeights
-from verifier.heads.medusa import MedusaHeads
-from verifier.model.decoder import Decoder
 
 KINDS = ["medusa", "eagle3", "eagle1", "peagle", "dflash", "dspark"]
 #: How trees grow, and their shape.

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from drafters.draft_model import DraftModelDrafter
-from kvpaging import KVStore, PagePool, PrefixIndex
-from spec.budget import CostModel
-from spec.engine import Engine
-from spec.protocols import Drafter
-from spec.request import EngineInfo
-from spec.scheduler import Scheduler
-from spec.tree import TreeShape
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.kvpaging import KVStore, PagePool, PrefixIndex
+from foresay.spec.budget import CostModel
+from foresay.spec.engine import Engine
+from foresay.spec.protocols import Drafter
+from foresay.spec.request import EngineInfo
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.tree import TreeShape
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.paged_model import PagedModel
 from tests.same_tokens.witness import Witness
 from tests.verifier.families import OF_BF16, make, round_to_bf16
 from tests.verifier.reading import load_decoder
-from verifier.model.decoder import Decoder
-from verifier.paged_model import PagedModel
 
 #: How far the draft's weights lie from the target's, in their own size: it agrees with most of the target's samples.
 DISTANCE = 0.05

@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from spec import step
-from spec.adjust import Adjustment
-from spec.constrain import Guarded
-from spec.decide import Nodes
-from spec.protocols import Rows
-from spec.sample import Unsampled
-from spec.score import logprobs_of_run
-from verifier import settle
-from verifier.ops.kernels.cpu import attention, integer_product, linear, rows
-from verifier.ops.kernels.cpu.asm import Kernel, Variable
-from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.types import F32, I64
-from verifier.ops.kernels.cpu.values import Value
-from verifier.ops.move import move_paths
-from verifier.paged_rows import WrittenRows
+from foresay.spec import step
+from foresay.spec.adjust import Adjustment
+from foresay.spec.constrain import Guarded
+from foresay.spec.decide import Nodes
+from foresay.spec.protocols import Rows
+from foresay.spec.sample import Unsampled
+from foresay.spec.score import logprobs_of_run
+from foresay.verifier import settle
+from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rows
+from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
+from foresay.verifier.ops.kernels.cpu.launch import Compiled
+from foresay.verifier.ops.kernels.cpu.types import F32, I64
+from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.move import move_paths
+from foresay.verifier.paged_rows import WrittenRows
 
 
 def rewritten(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, kernel: type) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-from spec.sampling import SamplingParams
+from foresay.spec.sampling import SamplingParams
 from tests.same_tokens.witness import Job
 from tests.spec.grammars import Automaton
 from tests.verifier.reading import random_tokens

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from spec.protocols import FeatureRequest
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 
 
 class RandomTrees:
-    """Implements :class:`spec.protocols.Drafter`. Siblings may be equal, trees may be empty, most tokens are wrong.
+    """Implements :class:`foresay.spec.protocols.Drafter`. Siblings may be equal, trees may be empty, most tokens are
+    wrong.
 
     known: the whole text of some sequences, by id. Of those one random path tells the truth, for some levels.
     """

@@ -9,19 +9,19 @@ from functools import cache
 
 import torch
 
-from drafters.ngram import NgramDrafter
-from drafters.suffix.drafter import SuffixDrafter
-from kvpaging import PagePool
-from spec.engine import Engine
-from spec.protocols import Drafter
-from spec.sampling import SamplingParams
-from spec.template import Template
-from spec.tree import ROOT_ONLY, TreeShape
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.kvpaging import PagePool
+from foresay.spec.engine import Engine
+from foresay.spec.protocols import Drafter
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.template import Template
+from foresay.spec.tree import ROOT_ONLY, TreeShape
+from foresay.verifier.model.decoder import Decoder
 from tests.same_tokens.models import MakeDrafter, Pair, engine_of
 from tests.same_tokens.proposers import RandomTrees
 from tests.same_tokens.witness import Job, Text, differences, run
 from tests.verifier.reading import random_tokens
-from verifier.model.decoder import Decoder
 
 #: 63 drafted nodes: as many as a tree may have below its root.
 LARGEST = "6,14,18,14,8,3"

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from drafters.draft_model import DraftModelDrafter
-from drafters.eagle import EagleDrafter
-from drafters.medusa import MedusaDrafter
-from drafters.ngram import NgramDrafter
-from drafters.suffix.drafter import SuffixDrafter
-from kvpaging import PagePool
-from spec.features import Features, reader_of
-from spec.protocols import Drafter, FeatureRequest
-from spec.sequence import SequenceState
-from spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.medusa import MedusaDrafter
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.kvpaging import PagePool
+from foresay.spec.features import Features, reader_of
+from foresay.spec.protocols import Drafter, FeatureRequest
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
 from tests.same_tokens.heads import head_of, whispered
 from tests.same_tokens.models import MakeDrafter, Pair
 
@@ -53,7 +53,7 @@ def switching(pair: Pair, known: Mapping[str, list[int]], seed: int = 0) -> Make
 
 
 class Switching:
-    """Implements :class:`spec.protocols.Drafter`: a random member of its own, or nobody, drafts a random shape.
+    """Implements :class:`foresay.spec.protocols.Drafter`: a random member of its own, or nobody, drafts a random shape.
 
     The choice is a function of the seed and the state of the sequence. asked, accepted: by member, how often it drafted
     and how many of its nodes were kept.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spec.request import Request
+from foresay.spec.request import Request
 from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain
 from tests.same_tokens.witness import Job, run
 

@@ -11,22 +11,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drafters.combined import CombinedDrafter
-from drafters.ngram import NgramDrafter
-from drafters.prediction import PredictionDrafter
-from drafters.suffix.drafter import SuffixDrafter
-from kvpaging import PagePool, PrefixIndex
-from spec.budget import CostModel
-from spec.budget.budget import Budget
-from spec.budget.cost import DraftCost
-from spec.budget.members import RESTING, Member
-from spec.budget.plan import NO_PLAN, Plan, Share, shape_of
-from spec.engine import Engine
-from spec.price import Price
-from spec.protocols import Drafter
-from spec.scheduler import Scheduler
-from spec.sequence import SequenceState
-from spec.tree import TreeShape
+from foresay.drafters.combined import CombinedDrafter
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.prediction import PredictionDrafter
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.kvpaging import PagePool, PrefixIndex
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.members import RESTING, Member
+from foresay.spec.budget.plan import NO_PLAN, Plan, Share, shape_of
+from foresay.spec.engine import Engine
+from foresay.spec.price import Price
+from foresay.spec.protocols import Drafter
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import TreeShape
 from tests.same_tokens import options
 from tests.same_tokens.edits import predicted
 from tests.same_tokens.heads import head_of, whispered

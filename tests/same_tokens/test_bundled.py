@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from server.engine.build import build_engine
-from server.settings.config import Dtype, EngineConfig
-from server.settings.resolved import BUNDLED
-from spec.engine import Engine
+from foresay.server.engine.build import build_engine
+from foresay.server.settings.config import Dtype, EngineConfig
+from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.engine import Engine
 from tests.same_tokens.proposers import RandomTrees
 from tests.same_tokens.runs import CHAINS, TREES, assert_same, sampled, shape_of, whole
 from tests.same_tokens.witness import Job, Text, Witness, run

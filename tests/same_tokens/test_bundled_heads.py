@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer
 
-from server.engine.build import build_engine
-from server.settings.config import EngineConfig
-from server.settings.resolved import BUNDLED, BUNDLED_HEADS, choose_draft
-from spec.errors import ConfigurationError
+from foresay.server.engine.build import build_engine
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import BUNDLED, BUNDLED_HEADS, choose_draft
+from foresay.spec.errors import ConfigurationError
 from tests.same_tokens.runs import assert_same, sampled
 from tests.same_tokens.test_bundled import PROMPTS
 from tests.same_tokens.witness import Job, Text, Witness, run

@@ -8,16 +8,16 @@ from functools import cache
 import pytest
 import torch
 
-from drafters.draft_model import DraftModelDrafter
-from kvpaging import PagePool
-from spec.protocols import Drafter
-from spec.tree import ROOT_ONLY, TreeShape
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.kvpaging import PagePool
+from foresay.spec.protocols import Drafter
+from foresay.spec.tree import ROOT_ONLY, TreeShape
+from foresay.verifier.graphs.runner import WholeRunner
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.models import Pair, paged
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
 from tests.same_tokens.witness import Text
 from tests.spec.grammars import Automaton
-from verifier.graphs.runner import WholeRunner
 
 LENGTHS = (9, 2, 17, 33, 5, 40)
 SHAPES = {

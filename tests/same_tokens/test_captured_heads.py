@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvpaging import PagePool
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.kvpaging import PagePool
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.graphs.capture import Direct
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.graphs.state import StepState
 from tests.drafters.worlds import World
 from tests.same_tokens.captured import captured_engine, run_freely
 from tests.same_tokens.heads import KINDS, head_of
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import jobs_of, plain, whole
 from tests.same_tokens.witness import Job
-from verifier.graphs.capture import Direct
-from verifier.graphs.proposer import DeviceTree, Proposer, Taken
-from verifier.graphs.runner import WholeRunner
-from verifier.graphs.state import StepState
 
 LENGTHS = (9, 2, 17, 33, 5, 40)
 SHAPES = {"chain": TreeShape.chain(4), "static": TreeShape((3, 4, 2))}

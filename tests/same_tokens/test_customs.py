@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from drafters.combined import members_of
-from drafters.custom import CustomDrafter
-from server.engine.build import build_engine
-from spec.engine import Engine
+from foresay.drafters.combined import members_of
+from foresay.drafters.custom import CustomDrafter
+from foresay.server.engine.build import build_engine
+from foresay.spec.engine import Engine
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config, directory, expected, witnessed
 from tests.same_tokens.witness import Text, run

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from drafters.draft_model import DraftModelDrafter
-from drafters.routed import configured
-from server.engine.build import build_engine
-from server.settings.config import EngineConfig
-from spec.engine import Engine
-from spec.errors import ConfigurationError
-from spec.tree import TreeShape
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.routed import configured
+from foresay.server.engine.build import build_engine
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.engine import Engine
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.tree import TreeShape
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, plain
 from tests.same_tokens.witness import Text, Witness, run

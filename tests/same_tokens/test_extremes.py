@@ -10,11 +10,11 @@ import torch
 from tokenizers import Tokenizer, processors
 
 from foresay import Engine as FacadeEngine
-from spec.engine import Engine
-from spec.errors import InvalidRequest
-from spec.request import Delta, Grammar, Request
-from spec.sampling import SamplingParams
-from spec.tree import TreeShape
+from foresay.spec.engine import Engine
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Delta, Grammar, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.tree import TreeShape
 from tests.heads.published import make_medusa
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.proposers import RandomTrees

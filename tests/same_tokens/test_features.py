@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvpaging import PagePool, PageTable
-from spec.features import Features
-from spec.protocols import Drafter, FeatureRequest
-from spec.sequence import SequenceState
-from spec.tree import TreeShape
+from foresay.kvpaging import PagePool, PageTable
+from foresay.spec.features import Features
+from foresay.spec.protocols import Drafter, FeatureRequest
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import TreeShape
 from tests.same_tokens.models import engine_of
 from tests.same_tokens.proposers import RandomTrees
 from tests.same_tokens.runs import jobs_of, plain, whole

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.main import main
-from server.cli.serving import rows
-from server.engine.build import build_engine
-from server.settings.config import EngineConfig
-from server.settings.resolved import BUNDLED
+from foresay.server.cli.main import main
+from foresay.server.cli.serving import rows
+from foresay.server.engine.build import build_engine
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import BUNDLED
 from tests.same_tokens.runs import assert_same
 from tests.same_tokens.test_bundled_heads import jobs
 from tests.same_tokens.witness import Text, Witness, run

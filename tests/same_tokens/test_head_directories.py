@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.engine.build import build_engine
-from server.engine.drafters.draft_model import DraftModel
-from server.engine.drafters.registry import find
-from spec.errors import ConfigurationError
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.drafters.draft_model import DraftModel
+from foresay.server.engine.drafters.registry import find
+from foresay.spec.errors import ConfigurationError
+from foresay.verifier.model.errors import ModelNotFound
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config, witnessed, write_tokenizer
 from tests.same_tokens.witness import Text, run
 from tests.verifier.families import make
-from verifier.model.errors import ModelNotFound
 
 LENGTHS = (9, 70, 33, 1, 20, 40)
 

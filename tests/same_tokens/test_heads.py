@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 import torch
 
-from drafters.levels import TreeDrafter
-from spec.engine import Engine
-from spec.tree import TreeShape
+from foresay.drafters.levels import TreeDrafter
+from foresay.spec.engine import Engine
+from foresay.spec.tree import TreeShape
 from tests.same_tokens.heads import KINDS, SHAPES, Whisper, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.runs import assert_same, expected, jobs_of, plain, returning, whole

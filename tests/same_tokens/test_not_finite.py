@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvpaging import PagePool
-from spec.engine import Engine
-from spec.features import FeatureReader
-from spec.protocols import Drafter
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.kvpaging import PagePool
+from foresay.spec.engine import Engine
+from foresay.spec.features import FeatureReader
+from foresay.spec.protocols import Drafter
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.models import MakeDrafter, Pair, blur, engine_of
 from tests.same_tokens.runs import DYNAMIC, TREES, assert_same, jobs_of, maker, plain, shape_of, whole

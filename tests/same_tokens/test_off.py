@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from spec.request import Request
+from foresay.spec.request import Request
 from tests.same_tokens.models import Pair
 from tests.same_tokens.options import jobs as option_jobs
 from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, whole

@@ -14,9 +14,9 @@ from transformers.generation.logits_process import (
     SequenceBiasLogitsProcessor,
 )
 
-from spec.adjust import Adjustment
-from spec.logprobs import logprobs_of
-from spec.sampling import SamplingParams
+from foresay.spec.adjust import Adjustment
+from foresay.spec.logprobs import logprobs_of
+from foresay.spec.sampling import SamplingParams
 from tests.same_tokens import options
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, drafting, plain, whole

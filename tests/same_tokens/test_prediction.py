@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from drafters.prediction import PredictionDrafter
-from drafters.routed import RoutedDrafter
-from kvpaging import PagePool
-from spec.engine import Engine
-from spec.tree import TreeShape
+from foresay.drafters.prediction import PredictionDrafter
+from foresay.drafters.routed import RoutedDrafter
+from foresay.kvpaging import PagePool
+from foresay.spec.engine import Engine
+from foresay.spec.tree import TreeShape
 from tests.same_tokens import options
 from tests.same_tokens.edits import predicted
 from tests.same_tokens.models import Pair, engine_of

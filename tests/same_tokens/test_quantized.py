@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 import torch
 
-from server.engine.build import build_engine
-from server.settings.config import EngineConfig, Quantize
+from foresay.server.engine.build import build_engine
+from foresay.server.settings.config import EngineConfig, Quantize
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import DRAFTERS, assert_same, drafting, jobs_of, plain, whole
 from tests.same_tokens.test_bundled_heads import jobs

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 import torch
 
-from server.engine.build import build_engine
-from server.settings.config import EngineConfig, KVDtype
-from server.settings.resolved import BUNDLED, BUNDLED_HEADS
+from foresay.server.engine.build import build_engine
+from foresay.server.settings.config import EngineConfig, KVDtype
+from foresay.server.settings.resolved import BUNDLED, BUNDLED_HEADS
+from foresay.verifier.graphs.runner import WholeRunner
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.heads import KINDS, SHAPES, head_drafter, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
@@ -29,7 +30,6 @@ from tests.same_tokens.runs import (
 from tests.same_tokens.test_bundled_heads import jobs as bundled_jobs
 from tests.same_tokens.witness import Text, Witness, run
 from tests.verifier.reading import load_decoder
-from verifier.graphs.runner import WholeRunner
 
 LENGTHS = (9, 17, 33, 5)
 KV = [torch.int8, torch.float8_e4m3fn]

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvpaging import PagePool
-from server.engine.drafters.registry import LOOKUPS
-from spec.engine import Engine
-from spec.protocols import Drafter
-from spec.tree import TreeShape
+from foresay.kvpaging import PagePool
+from foresay.server.engine.drafters.registry import LOOKUPS
+from foresay.spec.engine import Engine
+from foresay.spec.protocols import Drafter
+from foresay.spec.tree import TreeShape
 from tests.same_tokens import options
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.runs import assert_same, expected, jobs_of, plain, returning, whole

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from spec.noise import gumbel_row
-from spec.sampling import SamplingParams
+from foresay.spec.noise import gumbel_row
+from foresay.spec.sampling import SamplingParams
 from tests.same_tokens.runs import plain
 from tests.same_tokens.witness import Job
 from tests.verifier.families import FAMILIES

@@ -14,14 +14,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from bench.vocabularies import renumbered
-from drafters.draft_model import DraftModelDrafter
-from kvpaging import PagePool, PageTable
-from server.engine.build import build_engine
-from server.settings.config import EngineConfig
-from server.settings.resolved import BUNDLED
-from server.text.detokenize import Spelling
-from spec.errors import ConfigurationError
-from spec.tree import TreeShape
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.kvpaging import PagePool, PageTable
+from foresay.server.engine.build import build_engine
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import BUNDLED
+from foresay.server.text.detokenize import Spelling
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.tree import TreeShape
 from tests.drafters.test_draft_model import running
 from tests.same_tokens import options
 from tests.same_tokens.models import MakeDrafter, Pair, engine_of, make_pair, paged

@@ -12,17 +12,17 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
-from drafters.draft_model import DraftModelDrafter
-from kvpaging import PagePool
-from server.engine.vocabulary import Translation, translation
-from spec.protocols import Drafter
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.kvpaging import PagePool
+from foresay.server.engine.vocabulary import Translation, translation
+from foresay.spec.protocols import Drafter
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.weights import load
 from tests.same_tokens.models import Pair, paged
 from tests.same_tokens.test_directories import write_tokenizer
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.weights import load
 
 TEXT = ["the quick brown fox jumps over the lazy dog, says the other fox\n"] * 3
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kvpaging import KVStore
-from spec.accept import accept
-from spec.constrain import Draft
-from spec.decide import Nodes
-from spec.engine import Engine
-from spec.features import Features
-from spec.protocols import Drafter, Sampled, Verifier
-from spec.request import Delta, Request, TokenLogprobs
-from spec.sampling import SamplingParams
-from spec.step import PartsRunner, ScheduledSequence, VerifyResult
-from spec.trace import Statistics
+from foresay.kvpaging import KVStore
+from foresay.spec.accept import accept
+from foresay.spec.constrain import Draft
+from foresay.spec.decide import Nodes
+from foresay.spec.engine import Engine
+from foresay.spec.features import Features
+from foresay.spec.protocols import Drafter, Sampled, Verifier
+from foresay.spec.request import Delta, Request, TokenLogprobs
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.step import PartsRunner, ScheduledSequence, VerifyResult
+from foresay.spec.trace import Statistics
 from tests.spec.grammars import Automaton
 
 

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from server.engine.generation import ServedEngine
-from server.observe.selfcheck.check import CheckedEngine, SelfCheck
-from server.observe.telemetry.counts import SelfCheckCounts
-from spec.request import Delta, Request
-from spec.sampling import SamplingParams
+from foresay.server.engine.generation import ServedEngine
+from foresay.server.observe.selfcheck.check import CheckedEngine, SelfCheck
+from foresay.server.observe.telemetry.counts import SelfCheckCounts
+from foresay.spec.request import Delta, Request
+from foresay.spec.sampling import SamplingParams
 from tests.server.scripted import ScriptedEngine
 
 PATIENCE = 60.0

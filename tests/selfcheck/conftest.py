@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.observe.selfcheck import check
-from server.text.tokenizer import Tokenizer
+from foresay.server.observe.selfcheck import check
+from foresay.server.text.tokenizer import Tokenizer
 from tests.server.conftest import byte_level_tokenizer
 
 

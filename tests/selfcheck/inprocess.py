@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 import pytest
 from torch import Tensor
 
-from server.engine.build import build_engine
-from server.engine.generation import EngineStatus, Sink
-from server.settings.config import EngineConfig
-from server.settings.resolved import BUNDLED
-from server.text.grammars.compiler import GrammarCompiler
-from spec.accept import Acceptance
-from spec.engine import Engine
-from spec.protocols import Sampled
-from spec.request import EngineInfo, Request
-from spec.sample import Unsampled
-from spec.trace import StepTrace
-from spec.tree import DraftTree
-from verifier.settle import Settled
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.generation import EngineStatus, Sink
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import BUNDLED
+from foresay.server.text.grammars.compiler import GrammarCompiler
+from foresay.spec.accept import Acceptance
+from foresay.spec.engine import Engine
+from foresay.spec.protocols import Sampled
+from foresay.spec.request import EngineInfo, Request
+from foresay.spec.sample import Unsampled
+from foresay.spec.trace import StepTrace
+from foresay.spec.tree import DraftTree
+from foresay.verifier.settle import Settled
 
 
 def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> Engine:

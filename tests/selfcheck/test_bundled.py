@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from kvpaging import KVStore
-from server.host.service import Service, ServiceOptions, Text
-from server.http.app import create_app
-from server.observe.telemetry.counts import SelfCheckCounts
-from server.settings.config import ServeConfig
-from spec.engine import Engine
+from foresay.kvpaging import KVStore
+from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.http.app import create_app
+from foresay.server.observe.telemetry.counts import SelfCheckCounts
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.engine import Engine
 from tests.selfcheck.checking import until
 from tests.selfcheck.inprocess import SteppedEngine, bundled, take_first_children
 from tests.server.staying import alone

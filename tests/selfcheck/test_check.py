@@ -8,12 +8,12 @@ import random
 
 import pytest
 
-from server.engine.generation import Sink
-from server.observe.selfcheck import check
-from server.observe.selfcheck.answer import MOST_ANSWERS
-from server.observe.telemetry.counts import SelfCheckCounts
-from server.schemas.errors import EngineFailed, Unavailable
-from spec.request import Request
+from foresay.server.engine.generation import Sink
+from foresay.server.observe.selfcheck import check
+from foresay.server.observe.selfcheck.answer import MOST_ANSWERS
+from foresay.server.observe.telemetry.counts import SelfCheckCounts
+from foresay.server.schemas.errors import EngineFailed, Unavailable
+from foresay.spec.request import Request
 from tests.provenance import clock
 from tests.selfcheck.checking import Diverging, Reader, checking, request, until
 from tests.server.scripted import END, ScriptedEngine

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from drafters.training.prompts import Prompt
 from foresay import Engine, SamplingParams
-from server.cli.bench import prompts_of
-from server.cli.main import main
-from server.cli.selfcheck_prompts import check, rows, sentence
-from server.observe.selfcheck.answer import Difference
-from spec.errors import ConfigurationError
+from foresay.drafters.training.prompts import Prompt
+from foresay.server.cli.bench import prompts_of
+from foresay.server.cli.main import main
+from foresay.server.cli.selfcheck_prompts import check, rows, sentence
+from foresay.server.observe.selfcheck.answer import Difference
+from foresay.spec.errors import ConfigurationError
 from tests.selfcheck.inprocess import take_first_children
 
 SMALL = ("--threads", "1", "--max-model-len", "256", "--kv-tokens", "1024")

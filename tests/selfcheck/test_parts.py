@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.observe.selfcheck.answer import Answer, Backlog, Difference, difference
-from spec.request import Grammar
+from foresay.server.observe.selfcheck.answer import Answer, Backlog, Difference, difference
+from foresay.spec.request import Grammar
 from tests.selfcheck.checking import request
 
 

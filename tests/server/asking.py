@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from spec.request import Request
+from foresay.spec.request import Request
 from tests.server.scripted import ScriptedEngine
 from tests.server.wire import ASK
 

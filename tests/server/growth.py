@@ -9,11 +9,11 @@ import ctypes
 import sys
 from pathlib import Path
 
-from server.engine.build import build_engine
-from server.settings.config import EngineConfig
-from spec.engine import Engine
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.server.engine.build import build_engine
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.engine import Engine
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 
 FIRST, LAST, STEP = 80, 240, 8
 

@@ -18,7 +18,7 @@ from typing import Self
 import aiohttp
 import openai
 
-from server.host.spare import SPARE
+from foresay.server.host.spare import SPARE
 
 START_SECONDS = 600.0
 
@@ -30,7 +30,7 @@ class LiveServer:
         self._log = log
         if "--draft" not in flags:
             flags = ("--draft", "bundled", "--draft-tokens", "4", *flags)
-        command = [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", *flags]
+        command = [sys.executable, "-m", "foresay.server.cli.main", "serve", "--port", "0", *flags]
         with log.open("wb") as errors:
             environment = {**os.environ, **(variables or {})}
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.engine.generation import EngineStatus, Sink
-from server.host.service import Service, ServiceOptions, Text
-from server.http.app import create_app
-from server.schemas.errors import EngineFailed
-from server.text.parsers.chat_format import ChatFormat
-from server.text.tokenizer import SamplingDefaults, Tokenizer
-from spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, TokenLogprobs
-from spec.trace import SequenceTrace, depths_of
+from foresay.server.engine.generation import EngineStatus, Sink
+from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.http.app import create_app
+from foresay.server.schemas.errors import EngineFailed
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
+from foresay.spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, TokenLogprobs
+from foresay.spec.trace import SequenceTrace, depths_of
 from tests.replicas.scripted import asked
 from tests.server.staying import alone
 

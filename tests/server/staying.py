@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import NoReturn
 
-from server.host.models.model import Model
-from server.host.models.models import Models
-from server.host.service import Service
-from spec.request import EngineInfo, Footprint
+from foresay.server.host.models.model import Model
+from foresay.server.host.models.models import Models
+from foresay.server.host.service import Service
+from foresay.spec.request import EngineInfo, Footprint
 
 
 class Staying(Model):

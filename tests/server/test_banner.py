@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 
-from server.cli import serving
-from server.settings.config import ServeConfig
-from spec.request import EngineInfo
+from foresay.server.cli import serving
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.request import EngineInfo
 
 INFO = EngineInfo(
     target="bundled",

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from server.api.common.statistics import drafting_steps
-from server.text.choice import Choice, Piece, TextOptions
-from spec.request import Delta, Request
-from spec.sampling import SamplingParams
-from spec.trace import SequenceTrace
+from foresay.server.api.common.statistics import drafting_steps
+from foresay.server.text.choice import Choice, Piece, TextOptions
+from foresay.spec.request import Delta, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import SequenceTrace
 
 END = 0
 

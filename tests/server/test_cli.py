@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.main import COMMANDS, build_parser, main
-from server.engine.trace import read
-from server.settings.fields import settings_of
+from foresay.server.cli.main import COMMANDS, build_parser, main
+from foresay.server.engine.trace import read
+from foresay.server.settings.fields import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "transformers", "aiohttp", "rich", "triton", "numpy"}
@@ -52,7 +52,7 @@ def status_of(arguments: list[str]) -> object:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["generate", "--help"], ["version"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    code = f"import sys\nfrom server.cli.main import main\ntry: main({arguments!r})\nexcept SystemExit: pass\n"
+    code = f"import sys\nfrom foresay.server.cli.main import main\ntry: main({arguments!r})\nexcept SystemExit: pass\n"
     done = run_python(code + "print(*sys.modules, file=sys.stderr)")
     assert "foresay" in done.stdout
     assert not HEAVY & set(done.stderr.split())
@@ -69,7 +69,8 @@ def test_help_is_quick() -> None:
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     helped, nothing = (
-        min(spent(code) for _ in range(3)) for code in ("from server.cli.main import main; main(['--help'])", "pass")
+        min(spent(code) for _ in range(3))
+        for code in ("from foresay.server.cli.main import main; main(['--help'])", "pass")
     )
     assert helped < 15 * nothing
 

@@ -14,13 +14,13 @@ import pytest
 from openai.resources.responses import Responses
 from tokenizers import processors
 
-from server.api.common.validation import refused_fields
-from server.api.responses.schemas import RESPONSES_NOT_SUPPORTED, ResponseRequest
-from server.schemas.chat import ChatRequest
-from server.schemas.completions import CompletionRequest
-from server.schemas.shared import GenerationRequest
-from server.text.grammars.fields import OLD_NAMES
-from server.text.tokenizer import Tokenizer
+from foresay.server.api.common.validation import refused_fields
+from foresay.server.api.responses.schemas import RESPONSES_NOT_SUPPORTED, ResponseRequest
+from foresay.server.schemas.chat import ChatRequest
+from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.shared import GenerationRequest
+from foresay.server.text.grammars.fields import OLD_NAMES
+from foresay.server.text.tokenizer import Tokenizer
 from tests.server.conftest import TEMPLATE, byte_level_tokenizer
 from tests.server.scripted import END, ScriptedEngine, served
 

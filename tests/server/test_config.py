@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from server.settings.config import SECTIONS, BenchConfig, EngineConfig, SamplingConfig, ServeConfig
-from server.settings.fields import all_settings, settings_of
-from server.settings.load import load
-from spec.errors import ConfigurationError
-from spec.sampling import SamplingParams
+from foresay.server.settings.config import SECTIONS, BenchConfig, EngineConfig, SamplingConfig, ServeConfig
+from foresay.server.settings.fields import all_settings, settings_of
+from foresay.server.settings.load import load
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.sampling import SamplingParams
 
 
 @pytest.fixture

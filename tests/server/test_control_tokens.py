@@ -14,9 +14,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors,
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from server.text.prompt import Rendered
-from server.text.tokenizer import Tokenizer
-from spec.errors import InvalidRequest
+from foresay.server.text.prompt import Rendered
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import InvalidRequest
 from tests.parsers.families import TEMPLATES, family_tokenizer
 from tests.server.conftest import SAMPLE, byte_level_tokenizer, sentencepiece_tokenizer
 from tests.server.scripted import END, ScriptedEngine, served

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from server.engine.calibrate import ProfileRun
-from server.engine.costs import Costs, digest
-from server.engine.generation import EngineStatus, generate
-from server.host import frames
-from server.host.client import EngineClient
-from server.host.spare import Spares
-from server.settings.config import EngineConfig, ServeConfig
-from server.settings.resolved import BUNDLED
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.server.engine.calibrate import ProfileRun
+from foresay.server.engine.costs import Costs, digest
+from foresay.server.engine.generation import EngineStatus, generate
+from foresay.server.host import frames
+from foresay.server.host.client import EngineClient
+from foresay.server.host.spare import Spares
+from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 from tests.drafters.test_regimes import Foresight
 from tests.spec.house import House
 from tests.spec.tables import TableModel

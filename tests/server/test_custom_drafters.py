@@ -10,15 +10,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from server.cli.check.pair import check
-from server.engine.build import build_engine
-from server.engine.drafters.custom import Custom
-from server.engine.drafters.registry import drafts
-from server.settings.config import EngineConfig
-from server.settings.resolved import choose_draft
-from spec.errors import ConfigurationError, ForesayError
-from spec.names import SUFFIX
-from spec.sampling import SamplingParams
+from foresay.server.cli.check.pair import check
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.drafters.custom import Custom
+from foresay.server.engine.drafters.registry import drafts
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import choose_draft
+from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.spec.names import SUFFIX
+from foresay.spec.sampling import SamplingParams
 from tests.same_tokens.witness import Job, Witness, run
 from tests.server.live import LiveServer
 
@@ -75,12 +75,12 @@ def refused(draft: str) -> str:
         (f"{WHOLE}class Own(Base): name = None", "its name is None, and must be"),
         (f"{WHOLE}class Own(Base): needs = 3", "its needs must be None or a FeatureRequest"),
         (
-            "from spec.protocols import FeatureRequest"
+            "from foresay.spec.protocols import FeatureRequest"
             f"{WHOLE}class Own(Base): needs = FeatureRequest(layers=(99,))",
             "FeatureRequest of layers from 0 to",
         ),
         (
-            f"from spec.protocols import FeatureRequest{WHOLE}class Own(Base): needs = FeatureRequest(True)",
+            f"from foresay.spec.protocols import FeatureRequest{WHOLE}class Own(Base): needs = FeatureRequest(True)",
             "lacks observe",
         ),
     ],

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.text.detokenize import Detokenizer, StopSearch
-from server.text.tokenizer import Tokenizer
+from foresay.server.text.detokenize import Detokenizer, StopSearch
+from foresay.server.text.tokenizer import Tokenizer
 
 FAMILY = "👩\u200d👩\u200d👧\u200d👦"
 TEXTS = st.lists(

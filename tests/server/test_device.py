@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.cli.check.pair import check
-from server.engine.build import choose_dtype
-from server.engine.device import Device, find_device
-from server.engine.parameters import parameters
-from server.settings.config import EngineConfig
-from server.settings.resolved import BUNDLED, Unfit
-from verifier.model.config import ModelConfig
+from foresay.server.cli.check.pair import check
+from foresay.server.engine.build import choose_dtype
+from foresay.server.engine.device import Device, find_device
+from foresay.server.engine.parameters import parameters
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import BUNDLED, Unfit
+from foresay.verifier.model.config import ModelConfig
 
 GIB = 1 << 30
 HOPPER = Device("cuda:0", 139 * GIB, 138 * GIB, "NVIDIA H200", (9, 0))

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from drafters.suffix.history import History
-from server.engine import history as draft_history
-from server.engine.history import MAGIC, HistoryWriter, read, write
-from server.host.local import Engine
-from server.settings.config import EngineConfig, check
-from spec.errors import ConfigurationError
-from spec.sampling import SamplingParams
+from foresay.drafters.suffix.history import History
+from foresay.server.engine import history as draft_history
+from foresay.server.engine.history import MAGIC, HistoryWriter, read, write
+from foresay.server.host.local import Engine
+from foresay.server.settings.config import EngineConfig, check
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.sampling import SamplingParams
 from tests.server.live import LiveServer
 
 VOCAB = 1000

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from server.settings.config import ServeConfig
-from server.settings.load import load
-from server.settings.units import seconds_of, span_in_words
-from spec.errors import ConfigurationError
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.load import load
+from foresay.server.settings.units import seconds_of, span_in_words
+from foresay.spec.errors import ConfigurationError
 
 SPANS = {"30s": 30, "10m": 600, "2h": 7200, "1h30m": 5400, "1.5h": 5400, "250ms": 0.25, "5us": 5e-6, "0s": 0}
 SPANS |= {"-1m": -60, "+1m": 60, ".5s": 0.5, "1.s": 1, "1h0m30s": 3630}

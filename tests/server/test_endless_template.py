@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from server.text import tokenizer as text
-from server.text.tokenizer import TookTooLong, interrupted_after
-from spec.errors import InvalidRequest
+from foresay.server.text import tokenizer as text
+from foresay.server.text.tokenizer import TookTooLong, interrupted_after
+from foresay.spec.errors import InvalidRequest
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.live import LiveServer
 from tests.server.scripted import END, ScriptedEngine, served
@@ -39,7 +39,7 @@ def test_what_takes_too_long_is_interrupted_and_nothing_else() -> None:
 
 HOLDS_THE_LOCK = """
 import sys, time
-from server.text import tokenizer
+from foresay.server.text import tokenizer
 
 patience = float(sys.argv[1])
 tokenizer.LOCKED_SECONDS, tokenizer._LOOK_SECONDS = patience, patience / 5
@@ -112,7 +112,9 @@ def test_the_process_ends_while_a_template_is_rendered(tmp_path, template, statu
     directory = tmp_path / "model"
     shutil.copytree(BUNDLED, directory)
     (directory / "chat_template.jinja").write_text(template)
-    (tmp_path / "sitecustomize.py").write_text("from server.text import tokenizer\ntokenizer.LOCKED_SECONDS = 3.0\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "from foresay.server.text import tokenizer\ntokenizer.LOCKED_SECONDS = 3.0\n"
+    )
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     # The tokenizer is loaded and its template tried: for ten seconds, if nobody ends it. A busy machine is later there.
     for seconds in (2, 12, 40):

@@ -16,16 +16,16 @@ import aiohttp
 import openai
 import pytest
 
-from server.cli import serving
-from server.cli.main import main
-from server.engine.generation import EngineStatus, generate
-from server.host import child
-from server.host.client import EngineClient
-from server.settings.config import ServeConfig
-from server.settings.resolved import BUNDLED
-from spec.errors import ForesayError
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.server.cli import serving
+from foresay.server.cli.main import main
+from foresay.server.engine.generation import EngineStatus, generate
+from foresay.server.host import child
+from foresay.server.host.client import EngineClient
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.errors import ForesayError
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 from tests.server.live import LiveServer, openai_client, status_of
 
 SECONDS = 180.0

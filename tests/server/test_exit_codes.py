@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.main import COMMANDS
+from foresay.server.cli.main import COMMANDS
 from tests.verifier.families import make
 
 #: What each command needs to get as far as its settings.
@@ -39,7 +39,7 @@ WITH_MODEL = {
 
 def foresay(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESAY_")}
-    command = [sys.executable, "-m", "server.cli.main", *arguments]
+    command = [sys.executable, "-m", "foresay.server.cli.main", *arguments]
     environment = kept | {"HF_HUB_OFFLINE": "1"} | more
     return subprocess.run(
         command, capture_output=True, text=True, timeout=240, env=environment, stdin=subprocess.DEVNULL
@@ -86,7 +86,7 @@ def test_a_reader_that_is_gone_is_1() -> None:
     for name in ("version", "config"):
         reading, writing = os.pipe()
         os.close(reading)
-        command = [sys.executable, "-m", "server.cli.main", name, *NEEDED.get(name, [])]
+        command = [sys.executable, "-m", "foresay.server.cli.main", name, *NEEDED.get(name, [])]
         done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
         os.close(writing)
         assert (done.returncode, done.stderr) == (1, b"")

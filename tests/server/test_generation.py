@@ -12,16 +12,16 @@ import threading
 import msgspec
 import pytest
 
-from server.cli.serve import allow_most_files
-from server.engine.generation import Generation, Sink, generate
-from server.host import frames
-from server.host.frames import Link
-from server.host.loop import Loop
-from server.schemas.errors import EngineFailed, SlowReader
-from server.settings.config import EngineConfig, ServeConfig
-from spec.errors import InvalidRequest
-from spec.request import Delta, Request
-from spec.sampling import SamplingParams
+from foresay.server.cli.serve import allow_most_files
+from foresay.server.engine.generation import Generation, Sink, generate
+from foresay.server.host import frames
+from foresay.server.host.frames import Link
+from foresay.server.host.loop import Loop
+from foresay.server.schemas.errors import EngineFailed, SlowReader
+from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Delta, Request
+from foresay.spec.sampling import SamplingParams
 from tests.server.scripted import INFO, ScriptedEngine
 from tests.spec.house import House
 from tests.spec.tables import TableModel

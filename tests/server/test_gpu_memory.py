@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from kvpaging import KVStore, PagePool
-from server.cli.main import COMMANDS, build_parser
-from server.engine.build import plan
-from server.engine.device import Device
-from server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION
-from server.engine.memory import MemoryPlan
-from server.engine.parameters import parameters
-from server.settings.config import EngineConfig, ServeConfig
-from server.settings.load import load
-from server.settings.resolved import Unfit
+from foresay.kvpaging import KVStore, PagePool
+from foresay.server.cli.main import COMMANDS, build_parser
+from foresay.server.engine.build import plan
+from foresay.server.engine.device import Device
+from foresay.server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION
+from foresay.server.engine.memory import MemoryPlan
+from foresay.server.engine.parameters import parameters
+from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.server.settings.load import load
+from foresay.server.settings.resolved import Unfit
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.weights import allocate
+from foresay.verifier.workspace import rope_bytes, workspace_bytes
 from tests.checking.planned import draft_of
-from verifier.model.config import ModelConfig
-from verifier.model.fields import Fields
-from verifier.model.weights import allocate
-from verifier.workspace import rope_bytes, workspace_bytes
 
 GIB = 1 << 30
 H200 = Device("cuda:0", 139 * GIB, 138 * GIB, "NVIDIA H200", (9, 0))

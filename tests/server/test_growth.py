@@ -18,8 +18,8 @@ MOST = 20.0
 HELD = """
 import ctypes, sys
 from pathlib import Path
-from server.engine.build import build_engine
-from server.settings.config import EngineConfig
+from foresay.server.engine.build import build_engine
+from foresay.server.settings.config import EngineConfig
 
 def resident() -> int:
     return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from server.cli.main import COMMANDS, main
+from foresay.server.cli.main import COMMANDS, main
 from tests.heads.writing import change_config
 from tests.same_tokens.test_directories import write_tokenizer
 from tests.server.live import LiveServer

@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from server.schemas.errors import EngineFailed
-from spec.errors import InvalidRequest
-from spec.request import Delta
+from foresay.server.schemas.errors import EngineFailed
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Delta
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import ASK, events, post
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvpaging import KVStore
-from server.cli.main import main
-from server.cli.serving import rows
-from server.engine.build import build_engine, plan
-from server.engine.device import Device
-from server.engine.memory import token_bytes
-from server.settings.config import EngineConfig, KVDtype
+from foresay.kvpaging import KVStore
+from foresay.server.cli.main import main
+from foresay.server.cli.serving import rows
+from foresay.server.engine.build import build_engine, plan
+from foresay.server.engine.device import Device
+from foresay.server.engine.memory import token_bytes
+from foresay.server.settings.config import EngineConfig, KVDtype
 from tests.server.test_gpu_memory import LLAMA_1B, LLAMA_8B, RTX_4090, llama
 
 EIGHT_BITS: list[KVDtype] = ["int8", "fp8"]

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from aiohttp import ServerDisconnectedError
 
-from server.api.common.route import EventStream
-from server.engine.generation import EngineStatus
-from server.host.service import Service
+from foresay.server.api.common.route import EventStream
+from foresay.server.engine.generation import EngineStatus
+from foresay.server.host.service import Service
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import events, post
 

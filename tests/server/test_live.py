@@ -13,11 +13,11 @@ import aiohttp
 import openai
 import pytest
 
-from server.engine.generation import Generation, generate
-from server.host.client import EngineClient
-from server.settings.config import ServeConfig
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.server.engine.generation import Generation, generate
+from foresay.server.host.client import EngineClient
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 from tests.server.live import LiveServer, openai_client, status_of, steps, steps_of
 
 MODEL = "bundled"

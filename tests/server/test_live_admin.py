@@ -19,8 +19,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from server.cli.main import main
-from server.settings.resolved import BUNDLED
+from foresay.server.cli.main import main
+from foresay.server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ async def client(server: LiveServer) -> Any:
 
 async def reload(server: LiveServer, *flags: str) -> tuple[int, str]:
     """The exit status of the command, and all that it says."""
-    command = [sys.executable, "-m", "server.cli.main", "reload", "--url", server.wait_for_url(), *flags]
+    command = [sys.executable, "-m", "foresay.server.cli.main", "reload", "--url", server.wait_for_url(), *flags]
     environment = {**os.environ, "FORESAY_ADMIN_KEY": KEY}
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout + done.stderr

@@ -14,15 +14,15 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from server.engine.generation import EngineStatus, generate
-from server.host.child import Spawned
-from server.host.client import EngineClient
-from server.host.spare import Spares
-from server.settings.config import ServeConfig
-from server.settings.resolved import BUNDLED
-from spec.errors import ForesayError
-from spec.request import Delta, Grammar, Request
-from spec.sampling import SamplingParams
+from foresay.server.engine.generation import EngineStatus, generate
+from foresay.server.host.child import Spawned
+from foresay.server.host.client import EngineClient
+from foresay.server.host.spare import Spares
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.errors import ForesayError
+from foresay.spec.request import Delta, Grammar, Request
+from foresay.spec.sampling import SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 SECONDS = 180.0

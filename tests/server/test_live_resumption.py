@@ -16,13 +16,13 @@ import pytest_asyncio
 
 from bench.soak.clients import LONGEST_LINE, Heard, visit
 from bench.soak.requests import Ask
-from server.engine.generation import EngineStatus, generate
-from server.host.client import EngineClient
-from server.host.spare import Spares
-from server.schemas.errors import EngineFailed, KillsEngine
-from server.settings.config import ServeConfig
-from spec.request import Delta, Grammar, Request
-from spec.sampling import SamplingParams
+from foresay.server.engine.generation import EngineStatus, generate
+from foresay.server.host.client import EngineClient
+from foresay.server.host.spare import Spares
+from foresay.server.schemas.errors import EngineFailed, KillsEngine
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.request import Delta, Grammar, Request
+from foresay.spec.sampling import SamplingParams
 from tests.server.live import LiveServer, status_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -263,8 +263,8 @@ async def test_a_grammar_is_led_along(engine: EngineClient) -> None:
 KILLER = """
 import os, sys
 
-if "server.host.process" in sys.orig_argv:
-    from spec.engine import Engine
+if "foresay.server.host.process" in sys.orig_argv:
+    from foresay.spec.engine import Engine
 
     step = Engine.step
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from server.settings.resolved import BUNDLED
+from foresay.server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer, steps
 
 pytestmark = pytest.mark.slow

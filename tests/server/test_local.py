@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from foresay import Engine, SamplingParams
-from server.cli.main import main
-from spec.errors import ConfigurationError, InvalidRequest
+from foresay.server.cli.main import main
+from foresay.spec.errors import ConfigurationError, InvalidRequest
 
 START = "Once upon a time"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)

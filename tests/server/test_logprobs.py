@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from server.api.common.answer import TokenDecoder
-from spec.request import TokenLogprobs
+from foresay.server.api.common.answer import TokenDecoder
+from foresay.spec.request import TokenLogprobs
 from tests.server.asking import PATHS, answer, chunks_of, joined
 from tests.server.scripted import END, ScriptedEngine, entry, served
 from tests.server.wire import STORY

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from server.text.prompt import most_characters
+from foresay.server.text.prompt import most_characters
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.test_control_tokens import STYLES, controls, styled
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli.main import main
-from server.settings.config import EngineConfig, SamplingConfig, ServeConfig
-from server.settings.load import load
-from spec.errors import ConfigurationError
+from foresay.server.cli.main import main
+from foresay.server.settings.config import EngineConfig, SamplingConfig, ServeConfig
+from foresay.server.settings.load import load
+from foresay.spec.errors import ConfigurationError
 
 FILE = """
 [engine]

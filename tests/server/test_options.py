@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from server.schemas.completions import CompletionRequest
-from server.text.options import check_told
-from server.text.tokenizer import SamplingDefaults
-from spec.errors import InvalidRequest
-from spec.sampling import SamplingParams
+from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.text.options import check_told
+from foresay.server.text.tokenizer import SamplingDefaults
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.sampling import SamplingParams
 from tests.server.asking import PATHS, answer, refusal
 from tests.server.scripted import END, ScriptedEngine, served
 

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from server.text.options import choice_seed
-from server.text.tokenizer import Tokenizer
-from spec.request import Request
+from foresay.server.text.options import choice_seed
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.request import Request
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, ScriptedEngine, entry, served
 

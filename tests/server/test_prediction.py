@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.host.service import Service, ServiceOptions, Text
-from server.http.app import create_app
-from server.settings.config import ServeConfig
-from spec.engine import Engine
-from spec.names import PREDICTION
-from spec.request import Origin
+from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.http.app import create_app
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.engine import Engine
+from foresay.spec.names import PREDICTION
+from foresay.spec.request import Origin
 from tests.selfcheck.inprocess import SteppedEngine, bundled
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.staying import alone

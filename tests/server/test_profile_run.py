@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from server.engine.calibrate import ProfileRun, filled
-from spec.budget.cost import DraftCost
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.server.engine.calibrate import ProfileRun, filled
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 from tests.drafters.test_regimes import Foresight
 from tests.spec.house import House
 from tests.spec.tables import TableModel
@@ -84,7 +84,7 @@ def test_what_says_nothing_in_the_first_step_of_a_text_has_its_price_all_the_sam
 def test_on_a_slow_machine_large_steps_are_not_tried_and_drafts_have_their_price(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("server.engine.calibrate._LONG", 0.0)
+    monkeypatch.setattr("foresay.server.engine.calibrate._LONG", 0.0)
     _, profile_run = rehearsed()
     assert [rows for rows, _ in profile_run.curve().points] == [1, 2, 3, 5]
     assert grown(profile_run.draft_cost(Slow(12), 12), 12) == pytest.approx(4 * 0.02, rel=0.01)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.text.tokenizer import SamplingDefaults
+from foresay.server.text.tokenizer import SamplingDefaults
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import ASK, post
 

@@ -9,21 +9,21 @@ import msgspec
 import pytest
 import torch
 
-from server.cli.main import main
-from server.cli.serving import rows
-from server.engine.build import build_engine
-from server.engine.memory import model_bytes, packed_bytes
-from server.engine.parameters import quantized, stored_parameters
-from server.settings.config import EngineConfig
-from server.settings.resolved import BUNDLED, Unfit
-from spec.engine import Engine
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.server.cli.main import main
+from foresay.server.cli.serving import rows
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.memory import model_bytes, packed_bytes
+from foresay.server.engine.parameters import quantized, stored_parameters
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import BUNDLED, Unfit
+from foresay.spec.engine import Engine
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.weights import load
+from foresay.verifier.paged_model import PagedModel
 from tests.simulated.device import DEVICE, simulated
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.weights import load
-from verifier.paged_model import PagedModel
 
 TARGET = BUNDLED / "target"
 

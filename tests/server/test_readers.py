@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from server.engine.generation import Sink
-from spec.request import Request
+from foresay.server.engine.generation import Sink
+from foresay.spec.request import Request
 from tests.server.scripted import ScriptedEngine, served
 from tests.server.wire import ASK, events, post
 

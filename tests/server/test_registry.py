@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.drafters.draft_model import DraftModel
-from server.engine.drafters.entry import Entry, FromFiles
-from server.engine.drafters.registry import ENTRIES, LOOKUPS, entry_of, settled
-from server.settings.config import EngineConfig
-from spec.errors import ConfigurationError
-from spec.names import DRAFTERS, GRAMMAR, PREDICTION
+from foresay.server.engine.drafters.draft_model import DraftModel
+from foresay.server.engine.drafters.entry import Entry, FromFiles
+from foresay.server.engine.drafters.registry import ENTRIES, LOOKUPS, entry_of, settled
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import DRAFTERS, GRAMMAR, PREDICTION
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Those that consist of others, which tell themselves apart; and whoever has logits, a base of kinds, from the rest.

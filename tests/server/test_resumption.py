@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from server.host import frames
-from server.host.resumption import InFlights
-from server.schemas.errors import EngineFailed, KillsEngine
-from spec.request import Delta, FinishReason, Origin, Request
-from spec.sampling import SamplingParams
+from foresay.server.host import frames
+from foresay.server.host.resumption import InFlights
+from foresay.server.schemas.errors import EngineFailed, KillsEngine
+from foresay.spec.request import Delta, FinishReason, Origin, Request
+from foresay.spec.sampling import SamplingParams
 from tests.server.scripted import INFO, ScriptedEngine, served
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.text.options import choice_seed
+from foresay.server.text.options import choice_seed
 from tests.server.asking import PATHS, Several, answer, chunks_of
 from tests.server.scripted import END, ScriptedEngine, served
 

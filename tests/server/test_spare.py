@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from server.host import spare
-from server.host.child import state_of
-from server.host.spare import SPARE, Spares
+from foresay.server.host import spare
+from foresay.server.host.child import state_of
+from foresay.server.host.spare import SPARE, Spares
 from tests.server.live import LiveServer, status_of
 
 SECONDS = 180.0

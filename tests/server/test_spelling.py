@@ -7,7 +7,7 @@ from hypothesis import strategies as some
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from server.text.detokenize import SpelledToken, Spelling
+from foresay.server.text.detokenize import SpelledToken, Spelling
 from tests.server.conftest import byte_level_tokenizer, sentencepiece_tokenizer
 
 BYTE_LEVEL, SENTENCEPIECE = byte_level_tokenizer(), sentencepiece_tokenizer()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.cli.progress import TICK_SECONDS, Stages
+from foresay.server.cli.progress import TICK_SECONDS, Stages
 from tests.server.live import LiveServer
 
 
@@ -73,7 +73,7 @@ def test_a_terminal_that_cannot_rewrite_gets_lines(monkeypatch: pytest.MonkeyPat
 
 def test_the_summary_names_what_took_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 5.0
-    monkeypatch.setattr("server.cli.progress.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("foresay.server.cli.progress.time", SimpleNamespace(monotonic=lambda: now))
     with Stages(io.StringIO()) as stages:
         stages("reading weights")
         now += 0.26
@@ -109,7 +109,7 @@ def test_serve_names_every_stage_then_both_addresses(tmp_path: Path) -> None:
 def test_on_a_terminal_only_the_banner_is_left(tmp_path: Path) -> None:
     """The engine process writes to the same terminal, and nothing."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", "--draft", "none"]
+    command = [sys.executable, "-m", "foresay.server.cli.main", "serve", "--port", "0", "--draft", "none"]
     environment = os.environ | {"TERM": "xterm-256color", "NO_COLOR": "1"}
     with subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environment) as process:
         os.close(theirs)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from server.cli.main import main
-from server.host import spare
-from server.host.spare import Spares
+from foresay.server.cli.main import main
+from foresay.server.host import spare
+from foresay.server.host.spare import Spares
 from tests.server.live import LiveServer
 
 
@@ -31,12 +31,12 @@ def children() -> set[str]:
 
 def test_the_engine_process_is_started_before_anything_large_is_imported() -> None:
     code = (
-        "import sys; from server.host import spare\n"
+        "import sys; from foresay.server.host import spare\n"
         "def spawn(*given):\n"
         "    print(*sys.modules.keys() & {'aiohttp', 'asyncio', 'numpy', 'torch', 'transformers'}, len(sys.modules))\n"
         "    raise SystemExit\n"
         "spare.spawn = spawn\n"
-        "from server.cli.main import main; main(['serve'])"
+        "from foresay.server.cli.main import main; main(['serve'])"
     )
     *large, count = printed(code).split()
     assert not large and int(count) < 400
@@ -44,9 +44,11 @@ def test_the_engine_process_is_started_before_anything_large_is_imported() -> No
 
 def test_an_engine_imports_no_compiler_of_torchs_and_no_text() -> None:
     code = (
-        "import sys; from server.host.process import _import; _import()\n"
-        "assert {'torch', 'server.engine.build', 'server.host.loop'} <= sys.modules.keys(), 'before the first frame'\n"
-        "from server.engine.build import build_engine; from server.settings.config import ServeConfig\n"
+        "import sys; from foresay.server.host.process import _import; _import()\n"
+        "assert {'torch', 'foresay.server.engine.build', 'foresay.server.host.loop'} <= sys.modules.keys(), "
+        "'before the first frame'\n"
+        "from foresay.server.engine.build import build_engine\n"
+        "from foresay.server.settings.config import ServeConfig\n"
         "build_engine(ServeConfig())\n"
         "print(*sys.modules.keys() & {'torch._dynamo', 'torch._inductor', 'sympy', 'transformers', 'aiohttp'})"
     )
@@ -56,7 +58,7 @@ def test_an_engine_imports_no_compiler_of_torchs_and_no_text() -> None:
 def test_a_command_with_an_engine_of_its_own_imports_none_either() -> None:
     """Where transformers finds torch it imports the compiler, and more, beside a tokenizer."""
     code = (
-        "import sys; from server.cli.main import main\n"
+        "import sys; from foresay.server.cli.main import main\n"
         "assert main(['generate', '--prompt', 'Once', '--max-tokens', '2', '--json']) == 0\n"
         "print(*sys.modules.keys() & {'torch._dynamo', 'sympy', 'torch.distributed.tensor', 'aiohttp'})"
     )

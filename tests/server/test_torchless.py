@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.settings.resolved import BUNDLED, nothing_to_fetch
+from foresay.server.settings.resolved import BUNDLED, nothing_to_fetch
 from tests.server.live import LiveServer, openai_client
 
 ASK: Any = {"model": "bundled", "messages": [{"role": "user", "content": "Tell a story."}]}
@@ -41,7 +41,7 @@ def test_what_has_to_be_fetched(tmp_path) -> None:
 def test_whoever_imported_torch_keeps_it() -> None:
     """In one process with an engine nothing is hidden from transformers."""
     code = (
-        "import torch, os; from server.host.imports import import_tokenizers; import_tokenizers();"
+        "import torch, os; from foresay.server.host.imports import import_tokenizers; import_tokenizers();"
         "import transformers.utils as u; assert u.is_torch_available();"
         "assert 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ"
     )
@@ -50,8 +50,8 @@ def test_whoever_imported_torch_keeps_it() -> None:
 
 def test_without_it_tokenizers_load_and_nobody_complains() -> None:
     code = (
-        "from server.host.imports import import_tokenizers; import_tokenizers(); import sys, os;"
-        "from server.text.tokenizer import Tokenizer; from server.settings.resolved import BUNDLED;"
+        "from foresay.server.host.imports import import_tokenizers; import_tokenizers(); import sys, os;"
+        "from foresay.server.text.tokenizer import Tokenizer; from foresay.server.settings.resolved import BUNDLED;"
         "Tokenizer.load(BUNDLED / 'target').encode('fox');"
         "assert 'torch' not in sys.modules and 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ"
     )

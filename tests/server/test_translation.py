@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, processors
 
-from server.engine.vocabulary import TokenTable, Translation, translation
-from server.settings.resolved import Unfit
-from server.text.detokenize import Spelling
+from foresay.server.engine.vocabulary import TokenTable, Translation, translation
+from foresay.server.settings.resolved import Unfit
+from foresay.server.text.detokenize import Spelling
+from foresay.verifier.model.config import ModelConfig
 from tests.same_tokens.test_directories import write_tokenizer
 from tests.same_tokens.vocabularies import write_sentencepiece
 from tests.verifier.families import make
-from verifier.model.config import ModelConfig
 
 #: The model's embedding is larger than its tokenizer's vocabulary.
 ROWS = 340

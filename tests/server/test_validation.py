@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server.api.common import validation
-from server.schemas.chat import ChatRequest
-from server.schemas.completions import CompletionRequest
-from server.schemas.shared import NOT_SUPPORTED
-from server.text import conversation
-from server.text.tokenizer import SamplingDefaults
-from spec.errors import ContextLengthExceeded, InvalidRequest
-from spec.sampling import SamplingParams
+from foresay.server.api.common import validation
+from foresay.server.schemas.chat import ChatRequest
+from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.shared import NOT_SUPPORTED
+from foresay.server.text import conversation
+from foresay.server.text.tokenizer import SamplingDefaults
+from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
+from foresay.spec.sampling import SamplingParams
 
 NO_DEFAULTS = SamplingDefaults()
 

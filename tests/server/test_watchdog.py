@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from server.host.child import LOOKS, PATIENCE, Watchdog
+from foresay.server.host.child import LOOKS, PATIENCE, Watchdog
 
 LONG = LOOKS * PATIENCE
 

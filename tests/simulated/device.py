@@ -23,14 +23,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.gpu.binder import on_gpu
-from verifier.ops.kernels.cpu.traced import asks_for_numbers
+from foresay.verifier.ops.kernels.cpu.traced import asks_for_numbers
 
 DEVICE = torch.device("meta")
 _ATEN = torch.ops.aten
 #: A GPU takes indices from the CPU too, by copying them first.
 _INDEXED = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default}
 #: Where ops are named.
-_OURS = ("verifier", "drafters", "spec", "server", "bench", "tests")
+_OURS = ("foresay", "bench", "tests")
 Named = TypeVar("Named")
 
 
@@ -262,7 +262,9 @@ def kernels() -> Iterator[None]:
     """Every op of ``verifier/ops`` that is a kernel on a GPU is one launch here, and runs on values."""
     ops = [
         value
-        for name in [name for name in sys.modules if name.startswith("verifier.ops.") and ".kernels" not in name]
+        for name in [
+            name for name in sys.modules if name.startswith("foresay.verifier.ops.") and ".kernels" not in name
+        ]
         for value in vars(sys.modules[name]).values()
         if inspect.isfunction(value) and value.__module__ == name and _is_kernel(value)
     ]

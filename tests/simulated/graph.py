@@ -19,15 +19,15 @@ from typing import Any, cast
 
 import torch
 
+from foresay.verifier.graphs.capture import CapturedGraphs, Work
 from tests.simulated.device import CURRENT, NotOnTheDevice
-from verifier.graphs.capture import CapturedGraphs, Work
 
 _WARM_UP = 2
 
 
 class Captured:
     """The work behind the graphs of its parts: not its owner, as graphs are not (that is
-    :class:`verifier.graphs.capture.CapturedGraphs`). going: what was captured, where it stopped."""
+    :class:`foresay.verifier.graphs.capture.CapturedGraphs`). going: what was captured, where it stopped."""
 
     def __init__(self, work: Work, going: Iterator[object]) -> None:
         self._work, self._captured = work, weakref.ref(going)
@@ -79,7 +79,7 @@ class StandInGraph:
 
 
 def captured(work: Work) -> CapturedGraphs:
-    """A :data:`verifier.graphs.capture.Capture`."""
+    """A :data:`foresay.verifier.graphs.capture.Capture`."""
     parts = 0
     for _ in range(_WARM_UP):
         parts = sum(1 for _ in work())

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bench.gpu.device import Device
-from verifier.graphs.capture import CapturedGraphs, CudaGraphs, without_stops
+from foresay.verifier.graphs.capture import CapturedGraphs, CudaGraphs, without_stops
 
 
 class Step:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec.tree import TreeShape
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.runner import WholeRunner
 from tests.same_tokens.captured import captured_engine, run_freely
 from tests.same_tokens.heads import KINDS, head_drafter
 from tests.same_tokens.models import Pair
@@ -13,7 +14,6 @@ from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, plain
 from tests.simulated.device import DEVICE, simulated
 from tests.simulated.graph import captured
 from tests.verifier.reading import load_decoder
-from verifier.graphs.runner import WholeRunner
 
 LENGTHS = (9, 2, 17)
 SHAPES = {"chain": TreeShape.chain(4), "static": TreeShape((3, 4, 2)), "template": TEMPLATE}

@@ -12,7 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.tree import ROOT_ONLY, TreeShape
+from foresay.spec.tree import ROOT_ONLY, TreeShape
+from foresay.verifier.graphs.capture import without_stops
+from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.ops import norm
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
@@ -21,9 +24,6 @@ from tests.simulated.device import CURRENT, DEVICE, NotOnTheDevice, simulated
 from tests.simulated.graph import captured
 from tests.spec.grammars import Automaton
 from tests.verifier.reading import load_decoder
-from verifier.graphs.capture import without_stops
-from verifier.graphs.runner import WholeRunner
-from verifier.ops import norm
 
 LENGTHS = (9, 2, 17, 33)
 MAX_TOKENS = 12

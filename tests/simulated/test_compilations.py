@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 
 from bench.gpu.binder import bound
-from server.engine.build import build_engine
-from server.settings.config import EngineConfig
-from spec.engine import Engine
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.server.engine.build import build_engine
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.engine import Engine
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 from tests.simulated.device import CURRENT, simulated
 from tests.simulated.test_engine import build_there
 

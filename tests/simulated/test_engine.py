@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-import server.engine.build
-import server.engine.calibrate
-import verifier.paged_model
-from kvpaging import KVStore
-from server.engine.build import build_engine
-from server.engine.device import Device
-from server.settings.config import EngineConfig
-from spec.engine import Engine
-from spec.request import Request
-from spec.sampling import SamplingParams
+import foresay.server.engine.build
+import foresay.server.engine.calibrate
+import foresay.verifier.paged_model
+from foresay.kvpaging import KVStore
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.device import Device
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.engine import Engine
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.graphs.capture import Direct, Work
+from foresay.verifier.graphs.runner import WholeRunner
 from tests.simulated.device import DEVICE, Simulated, simulated
 from tests.simulated.graph import captured
-from verifier.graphs.capture import Direct, Work
-from verifier.graphs.runner import WholeRunner
 
 GPU = Device(DEVICE.type, 24 << 30, 23 << 30, "a GPU in all but speed", (9, 0))
 PARAMS = (
@@ -29,10 +29,10 @@ PARAMS = (
 def build_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines are built on the simulated device from now on. What it takes is no GPU's, so it is measured once: its
     attention goes row by row."""
-    monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
-    monkeypatch.setattr(server.engine.calibrate, "_ROWS", (1, 8))
-    monkeypatch.setattr(server.engine.calibrate, "_TURNS", 1)
-    monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
+    monkeypatch.setattr(foresay.server.engine.build, "find_device", lambda config: GPU)
+    monkeypatch.setattr(foresay.server.engine.calibrate, "_ROWS", (1, 8))
+    monkeypatch.setattr(foresay.server.engine.calibrate, "_TURNS", 1)
+    monkeypatch.setattr(foresay.server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
 
 
 def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -44,7 +44,7 @@ def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             count[0] += 1
             super().__init__(work)
 
-    monkeypatch.setattr(verifier.paged_model, "Direct", Counted)
+    monkeypatch.setattr(foresay.verifier.paged_model, "Direct", Counted)
     return count
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from spec.tree import ROOT_ONLY, TreeShape
+from foresay.spec.tree import ROOT_ONLY, TreeShape
+from foresay.verifier.graphs.capture import CapturedGraphs
+from foresay.verifier.graphs.runner import WholeRunner
 from tests.same_tokens.captured import captured_engine, draft_model
 from tests.same_tokens.models import Pair
 from tests.simulated.device import DEVICE, simulated
 from tests.simulated.graph import captured
 from tests.verifier.reading import load_decoder
-from verifier.graphs.capture import CapturedGraphs
-from verifier.graphs.runner import WholeRunner
 
 #: Ops that only name memory in another way.
 VIEWS = (

@@ -1,4 +1,5 @@
-"""Grammars in a few lines, as :class:`spec.protocols.Constraint`: a random automaton over token ids, and odd tokens."""
+"""Grammars in a few lines, as :class:`foresay.spec.protocols.Constraint`: a random automaton over token ids, and odd
+tokens."""
 
 from __future__ import annotations
 

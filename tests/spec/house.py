@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvpaging import PagePool, PrefixIndex
-from spec.budget import CostModel
-from spec.budget.budget import Budget
-from spec.engine import Engine
-from spec.observer import Observer
-from spec.protocols import Constraint, Drafter
-from spec.request import Delta, EngineInfo, Progress, Request, TokenLogprobs
-from spec.sampling import SamplingParams
-from spec.scheduler import Scheduler
-from spec.step import VerifyResult
-from spec.trace import Statistics, StepTrace
-from spec.tree import TreeShape
+from foresay.kvpaging import PagePool, PrefixIndex
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.budget import Budget
+from foresay.spec.engine import Engine
+from foresay.spec.observer import Observer
+from foresay.spec.protocols import Constraint, Drafter
+from foresay.spec.request import Delta, EngineInfo, Progress, Request, TokenLogprobs
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.step import VerifyResult
+from foresay.spec.trace import Statistics, StepTrace
+from foresay.spec.tree import TreeShape
 from tests.spec.tables import Plain, TableModel, TableVerifier
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spec.sampling import SamplingParams
+from foresay.spec.sampling import SamplingParams
 
 #: A right program fails a test of this level once in a million seeds, and the seeds are fixed.
 ALPHA = 1e-6

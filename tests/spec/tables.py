@@ -16,15 +16,15 @@ import msgspec
 import torch
 from torch import Tensor
 
-from kvpaging import KVStore, PagePool, PageTable, store_rows
-from spec.accept import accept
-from spec.noise import gumbel_row
-from spec.protocols import FeatureRequest, Forward, Rows, Sampled
-from spec.request import FinishReason
-from spec.sample import Unsampled
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.kvpaging import KVStore, PagePool, PageTable, store_rows
+from foresay.spec.accept import accept
+from foresay.spec.noise import gumbel_row
+from foresay.spec.protocols import FeatureRequest, Forward, Rows, Sampled
+from foresay.spec.request import FinishReason
+from foresay.spec.sample import Unsampled
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 from tests.spec.grammars import Automaton
 from tests.spec.laws import reference_adjust, reference_draw
 
@@ -121,7 +121,8 @@ def plain(
 
 
 class TableVerifier:
-    """Implements :class:`spec.protocols.Verifier`, proves that it is asked for the right rows, and keeps all passes."""
+    """Implements :class:`foresay.spec.protocols.Verifier`, proves that it is asked for the right rows, and keeps all
+    passes."""
 
     def __init__(self, model: TableModel, pool: PagePool, max_positions: int) -> None:
         self.model, self.vocab_size, self.max_positions = model, model.vocab_size, max_positions
@@ -208,7 +209,7 @@ class TableVerifier:
 
 
 class Guesser:
-    """Implements :class:`spec.protocols.Drafter` and proves what it is told.
+    """Implements :class:`foresay.spec.protocols.Drafter` and proves what it is told.
 
     Each level holds the token that will really be sampled with probability ``skill`` (as long as the level above did),
     and random tokens below random parents for the rest. Trees are numbered in a random order.

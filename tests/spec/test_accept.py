@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.accept import accept
-from spec.noise import Noise
-from spec.sample import sample
-from spec.sampling import SamplingParams
-from spec.tree import DraftTree
+from foresay.spec.accept import accept
+from foresay.spec.noise import Noise
+from foresay.spec.sample import sample
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.tree import DraftTree
 from tests.spec.laws import reference_draw
 from tests.spec.trees import ancestors, random_tree, walk
 

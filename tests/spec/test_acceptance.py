@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spec.acceptance import ByDepth, by_place, tokens_per_step
-from spec.trace import SequenceTrace
+from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.spec.trace import SequenceTrace
 
 
 def test_both_ways_of_telling_how_deep() -> None:

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from spec.adjust import Adjustment, _Penalties, paths_of
-from spec.sampling import SamplingParams
+from foresay.spec.adjust import Adjustment, _Penalties, paths_of
+from foresay.spec.sampling import SamplingParams
 from tests.spec.house import House
 from tests.spec.laws import reference_adjust
 from tests.spec.tables import Guesser, TableModel, plain
@@ -161,7 +161,7 @@ def test_counts_of_the_root_alone_are_noticed(name: str, monkeypatch: pytest.Mon
 
 
 def test_phrases_of_the_root_alone_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spec.decide.paths_of", lambda tokens, parents: [[]] * len(tokens))
+    monkeypatch.setattr("foresay.spec.decide.paths_of", lambda tokens, parents: [[]] * len(tokens))
     assert differing("phrases", (1,) * 5, 1.0)
 
 

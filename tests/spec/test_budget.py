@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from spec.budget import MIXED_STEP_FACTOR, CostModel
+from foresay.spec.budget import MIXED_STEP_FACTOR, CostModel
 
 CURVE = CostModel([2, 4, 16, 64], [1.0, 1.0, 2.0, 8.0])
 

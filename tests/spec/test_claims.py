@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from spec.budget.claims import Salts, claimed
-from spec.tree import DraftTree
+from foresay.spec.budget.claims import Salts, claimed
+from foresay.spec.tree import DraftTree
 
 
 def test_before_anything_was_seen_a_claim_is_taken_at_its_word() -> None:
@@ -94,7 +94,7 @@ def test_a_new_salt_begins_where_all_are_and_soon_goes_its_own_way() -> None:
 
 
 def test_no_more_salts_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spec.budget.claims._SALTS", 2)
+    monkeypatch.setattr("foresay.spec.budget.claims._SALTS", 2)
     salts = Salts()
     before = salts.claims("a").before
     for salt in ("b", "a", "c"):

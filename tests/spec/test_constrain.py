@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spec.budget import CostModel
-from spec.constrain import Guarded
-from spec.errors import InvalidRequest
-from spec.request import Grammar, Request
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
+from foresay.spec.budget import CostModel
+from foresay.spec.constrain import Guarded
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Grammar, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
 from tests.spec.grammars import Automaton, Odd
 from tests.spec.house import Answer, House
 from tests.spec.tables import Guesser, Plain, TableModel, plain

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from spec.budget.cost import CostModel, DraftCost
+from foresay.spec.budget.cost import CostModel, DraftCost
 
 
 def test_steps_correct_the_curve_most_of_all_near_their_rows() -> None:

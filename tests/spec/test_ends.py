@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from spec.sampling import SamplingParams
+from foresay.spec.sampling import SamplingParams
 from tests.spec.house import Answer, House
 from tests.spec.tables import Guesser, Plain, TableModel, plain
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvpaging import KVStore
-from spec.errors import ContextLengthExceeded, InvalidRequest
-from spec.noise import Noise
-from spec.request import Request
-from spec.sampling import SamplingParams
+from foresay.kvpaging import KVStore
+from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
+from foresay.spec.noise import Noise
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 from tests.spec.house import Answer, House
 from tests.spec.tables import Guesser, Plain, TableModel, plain
 

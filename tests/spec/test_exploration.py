@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spec.budget.exploration import PROBING, Exploration, Looks
-from spec.budget.weigh import CandidatePlan, ExpectedTree
+from foresay.spec.budget.exploration import PROBING, Exploration, Looks
+from foresay.spec.budget.weigh import CandidatePlan, ExpectedTree
 
 PLAIN = CandidatePlan("", (0,), (), 1.0, 1.0, 0, 0.0)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from spec.errors import InvalidRequest
-from spec.sampling import SamplingParams
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.sampling import SamplingParams
 from tests.spec.house import House
 from tests.spec.tables import Guesser, TableModel, plain
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spec.budget.claims import Claims, Salts
-from spec.budget.sequence_stats import NOTHING, Found
-from spec.tree import DraftTree
+from foresay.spec.budget.claims import Claims, Salts
+from foresay.spec.budget.sequence_stats import NOTHING, Found
+from foresay.spec.tree import DraftTree
 
 TOKENS = list(range(10, 18))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from spec.constrain import Draft, Guarded, graft
-from spec.tree import DraftTree
+from foresay.spec.constrain import Draft, Guarded, graft
+from foresay.spec.tree import DraftTree
 from tests.spec.grammars import Odd
 from tests.spec.trees import random_tree
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-import spec.step
-from spec.logprobs import IMPOSSIBLE, logprobs_of
-from spec.request import TokenLogprobs
-from spec.sampling import SamplingParams
-from spec.score import logprobs_of_run
+import foresay.spec.step
+from foresay.spec.logprobs import IMPOSSIBLE, logprobs_of
+from foresay.spec.request import TokenLogprobs
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.score import logprobs_of_run
 from tests.spec.house import Answer, House
 from tests.spec.tables import Guesser, TableModel, plain
 
@@ -82,7 +82,7 @@ def test_entries_are_those_of_the_final_text(temperature: float, shape: tuple[in
 def test_the_row_of_the_node_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logprobs taken one row too late along the path."""
     monkeypatch.setattr(
-        spec.step,
+        foresay.spec.step,
         "logprobs_of_run",
         lambda sequence, logits, path, emitted: logprobs_of_run(sequence, logits.roll(-1, 0), path, emitted),
     )

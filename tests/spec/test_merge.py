@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from spec.merge import merge
-from spec.tree import DraftTree
+from foresay.spec.merge import merge
+from foresay.spec.tree import DraftTree
 
 
 def paths(tree: DraftTree) -> list[tuple[int, ...]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spec.sampling import SamplingParams
+from foresay.spec.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 TABLE = [line for line in (ROOT / "docs" / "options.md").read_text().splitlines() if line.startswith("|")][2:]

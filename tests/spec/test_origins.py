@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spec.sampling import SamplingParams
+from foresay.spec.sampling import SamplingParams
 from tests.spec.house import House
 from tests.spec.tables import Guesser, TableModel
 

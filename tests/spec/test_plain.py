@@ -7,8 +7,8 @@ from statistics import fmean
 
 import pytest
 
-from spec.budget import CostModel
-from spec.plain import CHANGED, FEW, OLD, PLAIN_EVERY, PlainPace
+from foresay.spec.budget import CostModel
+from foresay.spec.plain import CHANGED, FEW, OLD, PLAIN_EVERY, PlainPace
 
 PASSES = {1: 0.0088, 2: 0.0090, 5: 0.0096, 9: 0.0110, 16: 0.0135}
 DRAFTING, REST = 0.003, 0.0012

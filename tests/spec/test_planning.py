@@ -9,15 +9,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from spec.budget import CostModel
-from spec.budget.budget import Budget
-from spec.budget.cost import DraftCost
-from spec.budget.members import RESTING, Member
-from spec.budget.plan import NO_PLAN, Plan, Share
-from spec.sequence import SequenceState
-from spec.step import ScheduledSequence, VerifyResult
-from spec.trace import StepTrace
-from spec.tree import DraftTree, TreeShape
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.members import RESTING, Member
+from foresay.spec.budget.plan import NO_PLAN, Plan, Share
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence, VerifyResult
+from foresay.spec.trace import StepTrace
+from foresay.spec.tree import DraftTree, TreeShape
 from tests.drafters.test_combined import LOOKED, MODEL, Parrot, sequence
 
 FLAT = ([1, 64], [1.0, 1.0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spec.price import Price
+from foresay.spec.price import Price
 
 
 def price_of(rng: np.random.Generator, rows: int = 12) -> Price:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spec.budget.members import Promises
-from spec.budget.weigh import ExpectedTree
+from foresay.spec.budget.members import Promises
+from foresay.spec.budget.weigh import ExpectedTree
 
 TREE = ExpectedTree(1.0, 3.0, 2.0)
 

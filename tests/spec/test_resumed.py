@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from spec.errors import InvalidRequest
-from spec.request import Progress
-from spec.sampling import SamplingParams
-from spec.trace import SequenceTrace
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Progress
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import SequenceTrace
 from tests.spec.grammars import Automaton
 from tests.spec.house import Answer, House
 from tests.spec.tables import Guesser, TableModel, plain

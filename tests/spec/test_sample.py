@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.noise import Noise, gumbel_row
-from spec.sample import BROKEN, first_largest, keep_top_k, keep_top_p_min_p, row_sum, sample
-from spec.sampling import SamplingParams
-from spec.seeds import derive_seed
+from foresay.spec.noise import Noise, gumbel_row
+from foresay.spec.sample import BROKEN, first_largest, keep_top_k, keep_top_p_min_p, row_sum, sample
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.seeds import derive_seed
 from tests.spec.laws import ALPHA, chi_square_tail, gumbel, kept, law, pair_tail, reference_draw
 
 #: Ties among the first, in the middle and in the tail; one token that is ruled out.
@@ -70,7 +70,7 @@ def _tail(sampling: SamplingParams, noise: Tensor, logits: Tensor = LOGITS) -> f
 @pytest.fixture
 def _short_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 14 numbers need not be filled up to 4,096 with zeros before they are summed, a million times."""
-    monkeypatch.setattr("spec.sample._SUM_CHUNK", 16)
+    monkeypatch.setattr("foresay.spec.sample._SUM_CHUNK", 16)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from spec.errors import InvalidRequest
-from spec.sampling import SamplingParams
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.sampling import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import random
 import msgspec
 import pytest
 
-from spec.budget import CostModel
-from spec.sampling import SamplingParams
+from foresay.spec.budget import CostModel
+from foresay.spec.sampling import SamplingParams
 from tests.spec.house import House
 from tests.spec.tables import Guesser, TableModel, plain
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from drafters.combined import CombinedDrafter
-from spec.budget import CostModel
-from spec.budget.budget import Budget
-from spec.budget.cost import DraftCost
-from spec.budget.members import OPEN, Member, Promises
-from spec.budget.plan import Plan
-from spec.step import ScheduledSequence, VerifyResult
-from spec.trace import StepTrace
-from spec.tree import DraftTree, TreeShape
+from foresay.drafters.combined import CombinedDrafter
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.members import OPEN, Member, Promises
+from foresay.spec.budget.plan import Plan
+from foresay.spec.step import ScheduledSequence, VerifyResult
+from foresay.spec.trace import StepTrace
+from foresay.spec.tree import DraftTree, TreeShape
 from tests.drafters.test_combined import LOOKED, MODEL, Parrot, sequence
 
 STEP = StepTrace(number=0, rows=1, sequences=1, prefill_rows=0, drafted=0, accepted=0, emitted=0, seconds={})

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spec.errors import ConfigurationError
-from spec.template import MOST_PATHS, Template, best_template
-from spec.tree import TreeShape
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.template import MOST_PATHS, Template, best_template
+from foresay.spec.tree import TreeShape
 
 DRAWN = [[0], [0, 0], [0, 1], [1]]
 

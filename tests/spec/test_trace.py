@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from spec.trace import SequenceTrace, Statistics, Stopwatch
+from foresay.spec.trace import SequenceTrace, Statistics, Stopwatch
 
 
 def _trace(*steps: tuple[list[int], int, int]) -> SequenceTrace:

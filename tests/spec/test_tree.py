@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from spec.errors import ConfigurationError
-from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 from tests.spec.trees import ancestors, random_parents, random_tree, walk
 
 WORD = (1 << 64) - 1

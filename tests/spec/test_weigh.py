@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from spec.budget.weigh import CandidatePlan, DraftSeconds, Estimate, ExpectedTree, falling, weigh, weigh_pinned
-from spec.tree import TreeShape
+from foresay.spec.budget.weigh import CandidatePlan, DraftSeconds, Estimate, ExpectedTree, falling, weigh, weigh_pinned
+from foresay.spec.tree import TreeShape
 
 
 def free(name: str, levels: float, nodes: float) -> float:

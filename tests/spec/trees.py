@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from spec.tree import DraftTree
+from foresay.spec.tree import DraftTree
 
 
 def random_parents(rng: random.Random, nodes: int) -> list[int]:

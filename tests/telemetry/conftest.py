@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.text.tokenizer import Tokenizer
+from foresay.server.text.tokenizer import Tokenizer
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.live import LiveServer
 

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from server.engine.trace import Session, Told, read
-from spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.server.engine.trace import Session, Told, read
+from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
 from tests.server.live import LiveServer
 from tests.telemetry.scraping import Scrape, Sums, scraped
 

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from server.observe.telemetry.window import Window
-from spec.trace import NOT_PAYING, StepTrace
+from foresay.server.observe.telemetry.window import Window
+from foresay.spec.trace import NOT_PAYING, StepTrace
 from tests.telemetry.test_verdict import Run
 
 GAINS = "suffix of 8: 4.00 tokens in 7.00 ms; none: 1.00 tokens in 6.00 ms"

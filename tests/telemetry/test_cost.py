@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from server.observe.telemetry.telemetry import Telemetry
-from server.text.choice import Piece
-from spec.request import Delta, Origin, Request
-from spec.sampling import SamplingParams
-from spec.trace import StepTrace
+from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.text.choice import Piece
+from foresay.spec.request import Delta, Origin, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import StepTrace
 from tests.telemetry.test_verdict import Engine
 
 #: The aim is 5; the machines of CI are slow and shared. bench/LOG.md has what was measured.

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from server.observe.telemetry.counts import TOKEN_BOUNDS, Histogram
-from server.observe.telemetry.drafting import Shape
-from server.observe.telemetry.history import MINUTES, SECONDS, History
-from server.observe.telemetry.window import Window
+from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Histogram
+from foresay.server.observe.telemetry.drafting import Shape
+from foresay.server.observe.telemetry.history import MINUTES, SECONDS, History
+from foresay.server.observe.telemetry.window import Window
 
 SHAPE = Shape([-1, 0, 1])
 START = 1_700_000_000

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.gateway.key_store import KeyStore
-from server.host.service import Service, ServiceOptions, Text
-from server.http.app import create_app
-from server.http.auth import AuthMiddleware
-from server.observe.telemetry.report import HistoryReport, Snapshot
-from server.text.tokenizer import SamplingDefaults, Tokenizer
+from foresay.server.gateway.key_store import KeyStore
+from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.http.app import create_app
+from foresay.server.http.auth import AuthMiddleware
+from foresay.server.observe.telemetry.report import HistoryReport, Snapshot
+from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.gateway.guarded import ALICE, BOB, bearer
 from tests.provenance.drafting import Drafting, ids_of
 from tests.server.staying import alone

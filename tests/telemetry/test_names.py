@@ -12,14 +12,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from server.api.common.turns import wishes
-from server.engine.drafters.registry import drafts
-from server.engine.trace import read
-from server.schemas.shared import Speculation
-from server.settings.config import EngineConfig
-from server.settings.resolved import choose_draft
-from spec.errors import ConfigurationError
-from spec.names import DRAFT_MODEL, DRAFTERS, GRAMMAR, NGRAM, NONE, PREDICTION, SUFFIX, canonical, together
+from foresay.server.api.common.turns import wishes
+from foresay.server.engine.drafters.registry import drafts
+from foresay.server.engine.trace import read
+from foresay.server.schemas.shared import Speculation
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import choose_draft
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import DRAFT_MODEL, DRAFTERS, GRAMMAR, NGRAM, NONE, PREDICTION, SUFFIX, canonical, together
 from tests.server.live import LiveServer
 from tests.server.scripted import INFO
 from tests.telemetry.scraping import Scrape, scraped

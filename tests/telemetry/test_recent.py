@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import count
 
-from server.observe.telemetry.request_stats import MOST_PER_TENANT, Recent, RequestStats, SharedStats
-from server.text.choice import Piece
-from spec.request import Delta, Request
-from spec.sampling import SamplingParams
+from foresay.server.observe.telemetry.request_stats import MOST_PER_TENANT, Recent, RequestStats, SharedStats
+from foresay.server.text.choice import Piece
+from foresay.spec.request import Delta, Request
+from foresay.spec.sampling import SamplingParams
 
 
 def stats(tenant: str, id: str, text: str = "") -> RequestStats:

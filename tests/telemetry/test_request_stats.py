@@ -7,14 +7,14 @@ from itertools import count
 
 import pytest
 
-from server.observe.telemetry.counts import Histogram
-from server.observe.telemetry.drafting import Shape, Shapes, unlink
-from server.observe.telemetry.request_stats import MOST_STEPS, RequestStats, SharedStats
-from server.observe.telemetry.views import nodes
-from server.text.choice import Piece
-from spec.request import Delta, Origin, Request
-from spec.sampling import SamplingParams
-from spec.trace import SequenceTrace, Statistics, depths_of
+from foresay.server.observe.telemetry.counts import Histogram
+from foresay.server.observe.telemetry.drafting import Shape, Shapes, unlink
+from foresay.server.observe.telemetry.request_stats import MOST_STEPS, RequestStats, SharedStats
+from foresay.server.observe.telemetry.views import nodes
+from foresay.server.text.choice import Piece
+from foresay.spec.request import Delta, Origin, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import SequenceTrace, Statistics, depths_of
 
 
 def stats(shared: SharedStats, id: str = "r", prompt: int = 3) -> RequestStats:

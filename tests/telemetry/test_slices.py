@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from prometheus_client.exposition import choose_encoder
 
-from server.observe.telemetry import views
-from server.observe.telemetry.exposition import Exposition
-from server.observe.telemetry.families import Registry
-from server.observe.telemetry.report import Point
+from foresay.server.observe.telemetry import views
+from foresay.server.observe.telemetry.exposition import Exposition
+from foresay.server.observe.telemetry.families import Registry
+from foresay.server.observe.telemetry.report import Point
 from tests.telemetry.scraping import Scrape
 from tests.telemetry.working import Working, driven
 

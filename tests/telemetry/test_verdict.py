@@ -8,15 +8,15 @@ import re
 import msgspec
 import pytest
 
-from server.engine.generation import EngineStatus
-from server.observe.telemetry.log import EVERY_SECONDS, Reporter
-from server.observe.telemetry.telemetry import Telemetry
-from server.observe.telemetry.window import judged
-from server.text.choice import Piece
-from spec.plain import CHANGED
-from spec.request import Delta, EngineInfo, Origin, Request
-from spec.sampling import SamplingParams
-from spec.trace import StepTrace
+from foresay.server.engine.generation import EngineStatus
+from foresay.server.observe.telemetry.log import EVERY_SECONDS, Reporter
+from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.observe.telemetry.window import judged
+from foresay.server.text.choice import Piece
+from foresay.spec.plain import CHANGED
+from foresay.spec.request import Delta, EngineInfo, Origin, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import StepTrace
 from tests.server.scripted import INFO
 
 #: As vLLM prints it, for those who read logs.

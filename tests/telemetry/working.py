@@ -8,12 +8,12 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from server.observe.telemetry.request_stats import RequestStats
-from server.observe.telemetry.telemetry import Telemetry
-from server.text.choice import Piece
-from spec.request import Delta, Origin, Request
-from spec.sampling import SamplingParams
-from spec.trace import StepTrace
+from foresay.server.observe.telemetry.request_stats import RequestStats
+from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.text.choice import Piece
+from foresay.spec.request import Delta, Origin, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import StepTrace
 from tests.telemetry.test_verdict import Engine
 
 T = TypeVar("T")

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.observers import Lines, TraceWriter
-from server.engine.trace import Session, read
-from spec.budget import CostModel
-from spec.errors import ConfigurationError
-from spec.observer import Observer
-from spec.request import Request
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
+from foresay.server.engine.observers import Lines, TraceWriter
+from foresay.server.engine.trace import Session, read
+from foresay.spec.budget import CostModel
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.observer import Observer
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
 from tests.spec.house import House
 from tests.spec.tables import Guesser, TableModel
 

@@ -18,17 +18,17 @@ from typing import Any
 
 import torch
 
-from drafters.training import run
-from drafters.training.run import Run
-from drafters.training.settings import Settings
-from drafters.training.teacher import Teacher
-from drafters.training.work import Work
-from server.cli.main import main
+from foresay.drafters.training import run
+from foresay.drafters.training.run import Run
+from foresay.drafters.training.settings import Settings
+from foresay.drafters.training.teacher import Teacher
+from foresay.drafters.training.work import Work
+from foresay.server.cli.main import main
 
 SECONDS = 120.0
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__, "server.engine.build", "transformers.models.llama.modeling_llama"])
+_FORKS.set_forkserver_preload([__name__, "foresay.server.engine.build", "transformers.models.llama.modeling_llama"])
 
 
 @dataclass(frozen=True)

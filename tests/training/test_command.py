@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from server.cli.main import main
+from foresay.server.cli.main import main
 
 
 @pytest.mark.parametrize(

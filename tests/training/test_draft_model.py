@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from drafters.heads.draft_model import DraftModel
-from drafters.heads.lesson import Lesson
-from drafters.training.run import Run
-from drafters.training.settings import Settings
-from drafters.training.shapes import default_layers, default_width, draft_shape
-from drafters.training.teacher import Teacher
-from drafters.training.work import Work
-from server.engine.build import build_engine
+from foresay.drafters.heads.draft_model import DraftModel
+from foresay.drafters.heads.lesson import Lesson
+from foresay.drafters.training.run import Run
+from foresay.drafters.training.settings import Settings
+from foresay.drafters.training.shapes import default_layers, default_width, draft_shape
+from foresay.drafters.training.teacher import Teacher
+from foresay.drafters.training.work import Work
+from foresay.server.engine.build import build_engine
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_directories import config, witnessed
 from tests.same_tokens.witness import run

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drafters.training.settings import Settings
+from foresay.drafters.training.settings import Settings
 from tests.training.forking import Ended, attempt, exit_status, foresay
 
 pytestmark = pytest.mark.slow
@@ -107,7 +107,7 @@ def test_no_room_for_the_model(words, full) -> None:
 def test_an_interrupt_says_how_to_go_on(words, tmp_path) -> None:
     longer = [*words, "--steps", "100000"]
     going = subprocess.Popen(
-        [sys.executable, "-m", "server.cli.main", *longer],
+        [sys.executable, "-m", "foresay.server.cli.main", *longer],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )  # fmt: skip

@@ -11,24 +11,24 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from drafters.heads.dflash_model import DFlashModel
-from drafters.heads.eagle_model import EagleModel
-from drafters.heads.lesson import Lesson, judge
-from drafters.heads.loss import soft_cross_entropy
-from drafters.heads.medusa_model import MedusaModel
-from drafters.heads.peagle_model import PEagleModel
-from drafters.training.run import packed
-from drafters.training.shapes import dflash_shape, eagle_shape
-from drafters.training.teacher import Teacher
-from kvpaging import PageTable
-from spec.protocols import FeatureRequest
+from foresay.drafters.heads.dflash_model import DFlashModel
+from foresay.drafters.heads.eagle_model import EagleModel
+from foresay.drafters.heads.lesson import Lesson, judge
+from foresay.drafters.heads.loss import soft_cross_entropy
+from foresay.drafters.heads.medusa_model import MedusaModel
+from foresay.drafters.heads.peagle_model import PEagleModel
+from foresay.drafters.training.run import packed
+from foresay.drafters.training.shapes import dflash_shape, eagle_shape
+from foresay.drafters.training.teacher import Teacher
+from foresay.kvpaging import PageTable
+from foresay.spec.protocols import FeatureRequest
+from foresay.verifier.heads.kind import kind_of
+from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.model.decoder import Decoder
 from tests.heads.plain import PlainEagle
 from tests.heads.plain_dflash import PlainDFlash
 from tests.same_tokens.heads import load_dflash, load_eagle
 from tests.verifier.reading import Reader, load_decoder, random_tokens
-from verifier.heads.kind import kind_of
-from verifier.heads.medusa import MedusaHeads
-from verifier.model.decoder import Decoder
 
 
 @pytest.fixture(scope="module")

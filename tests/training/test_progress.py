@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from drafters.training.progress import Progress
+from foresay.drafters.training.progress import Progress
 
 
 def test_lines_where_there_is_no_terminal(monkeypatch, capsys) -> None:
@@ -25,7 +25,7 @@ def test_lines_where_there_is_no_terminal(monkeypatch, capsys) -> None:
 
 
 def test_nothing_where_nothing_is_wanted(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("drafters.training.progress.LINE_EVERY", 0.0)
+    monkeypatch.setattr("foresay.drafters.training.progress.LINE_EVERY", 0.0)
     with Progress("the head learns", 10, "steps", shown=False) as bar:
         bar.to(3)
     assert capsys.readouterr().err == ""
@@ -50,7 +50,7 @@ def test_a_bar_with_the_time_left_on_a_terminal(monkeypatch) -> None:
 
 @pytest.mark.parametrize("done", [0, 5])
 def test_no_guess_before_something_is_done(monkeypatch, capsys, done) -> None:
-    monkeypatch.setattr("drafters.training.progress.LINE_EVERY", 0.0)
+    monkeypatch.setattr("foresay.drafters.training.progress.LINE_EVERY", 0.0)
     with Progress("the head learns", 10, "steps", first=5) as bar:
         bar.to(max(5, done))
     assert "left" not in capsys.readouterr().err

@@ -9,9 +9,9 @@ import shutil
 import pytest
 import torch
 
-from drafters.training.prompts import read_prompts
-from drafters.training.teacher import Teacher
-from spec.errors import ConfigurationError
+from foresay.drafters.training.prompts import read_prompts
+from foresay.drafters.training.teacher import Teacher
+from foresay.spec.errors import ConfigurationError
 
 CHAT = [{"role": "user", "content": "hi"}]
 

@@ -12,19 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafters.training.run import Run, rate_at
-from drafters.training.settings import Settings
-from drafters.training.shapes import draft_vocabulary
-from drafters.training.teacher import Teacher
-from drafters.training.work import Work
-from server.engine.build import build_engine
-from spec.errors import ForesayError
+from foresay.drafters.training.run import Run, rate_at
+from foresay.drafters.training.settings import Settings
+from foresay.drafters.training.shapes import draft_vocabulary
+from foresay.drafters.training.teacher import Teacher
+from foresay.drafters.training.work import Work
+from foresay.server.engine.build import build_engine
+from foresay.spec.errors import ForesayError
+from foresay.verifier.heads.eagle_config import EagleConfig
+from foresay.verifier.heads.eagle_weights import EagleWeights
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_directories import config, witnessed
 from tests.same_tokens.witness import run
 from tests.verifier.reading import load_decoder
-from verifier.heads.eagle_config import EagleConfig
-from verifier.heads.eagle_weights import EagleWeights
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_head_is_stored_as_its_target_is(target, settings, tmp_path) -> None:
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Every step is saved, and the one of this number is the last."""
-    monkeypatch.setattr("drafters.training.run._SAVED_EVERY", -1.0)
+    monkeypatch.setattr("foresay.drafters.training.run._SAVED_EVERY", -1.0)
     once = Run._step
 
     def dying(self, model, optimizer, texts, number):
@@ -127,7 +127,7 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(teacher, settings, tmp
 def test_the_draft_vocabulary_is_what_the_target_writes_most(monkeypatch) -> None:
     texts = torch.tensor([[5, 5, 9, 2], [9, 5, 2, 5]])
     assert draft_vocabulary(texts, 12).tolist() == list(range(12))
-    monkeypatch.setattr("drafters.training.shapes.LARGEST_VOCABULARY", 3)
+    monkeypatch.setattr("foresay.drafters.training.shapes.LARGEST_VOCABULARY", 3)
     assert draft_vocabulary(texts, 12).tolist() == [2, 5, 9]
 
 
@@ -141,7 +141,7 @@ def test_prompts_of_like_length_are_written_together(teacher, settings, tmp_path
     """So that a short prompt does not cut the others short. Each prompt comes equally often."""
     path = tmp_path / "prompts.txt"
     path.write_text("".join(f"{'the fox ' * count}\n" for count in (1, 9, 3, 5)))
-    monkeypatch.setattr("drafters.training.run._WRITTEN_AT_ONCE", 4)
+    monkeypatch.setattr("foresay.drafters.training.run._WRITTEN_AT_ONCE", 4)
     run = begun(replace(settings, prompts=str(path), samples=16, length=60), teacher, tmp_path / "head")
     written: list[set[tuple[int, ...]]] = []
     heat: list[float] = []

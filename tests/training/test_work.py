@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafters.training import files
-from drafters.training.files import DiskError
-from drafters.training.settings import Settings
-from drafters.training.work import Work
-from spec.errors import ConfigurationError
+from foresay.drafters.training import files
+from foresay.drafters.training.files import DiskError
+from foresay.drafters.training.settings import Settings
+from foresay.drafters.training.work import Work
+from foresay.spec.errors import ConfigurationError
 
 SETTINGS = Settings("eagle3", "bundled", "p.txt", 40, 24, 12, 4, 5e-3, 3, 0)
 

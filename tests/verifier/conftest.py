@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.ops.kernels.cpu.jit import Processor
 from tests.verifier.faked_hub import cache as cache
 from tests.verifier.faked_hub import hub as hub
 from tests.verifier.families import make
 from tests.verifier.reading import load_decoder
-from verifier.model.decoder import Decoder
-from verifier.ops.kernels.cpu.jit import Processor
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from verifier.model.checkpoint import SINGLE, Checkpoint
-from verifier.model.config import ModelConfig
-from verifier.model.gguf.names import theirs
-from verifier.model.rope import inverse_frequencies
-from verifier.model.rope_config import LinearScaling, Llama3Scaling, YarnScaling
-from verifier.ops.kernels.cpu import kept
+from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.gguf.names import theirs
+from foresay.verifier.model.rope import inverse_frequencies
+from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, YarnScaling
+from foresay.verifier.ops.kernels.cpu import kept
 
 gguf = pytest.importorskip("gguf")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.quantized import QuantizedMatrix
 
 #: Bits, numbers of a group (None: all of a row), whether zero is 0, and the scales' dtype.
 KINDS = {

@@ -13,16 +13,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvpaging import KVStore, PagePool, PageTable
-from server.engine.parameters import quantized
-from spec.protocols import Rows, Wanted
-from spec.tree import MAX_NODES, DraftTree
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.weights import load
-from verifier.ops.kernels.cpu.threads import use, wanted
-from verifier.paged_model import PagedModel
-from verifier.probe import probe
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.server.engine.parameters import quantized
+from foresay.spec.protocols import Rows, Wanted
+from foresay.spec.tree import MAX_NODES, DraftTree
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.weights import load
+from foresay.verifier.ops.kernels.cpu.threads import use, wanted
+from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.probe import probe
 
 
 @contextmanager

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvpaging import KVStore, PagePool, PageTable
-from spec.protocols import Rows
-from spec.tree import DraftTree
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.spec.protocols import Rows
+from foresay.spec.tree import DraftTree
+from foresay.verifier.model.paged_pass import attended
+from foresay.verifier.paged_rows import WrittenRows
 from tests.verifier.reading import random_parents, scattered, threads
-from verifier.model.paged_pass import attended
-from verifier.paged_rows import WrittenRows
 
 SCALE = 0.3
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.kernels.cpu import threads
+from foresay.verifier.ops.tree_attention import PagedRows, tree_attention
 from tests.kernels.paged import Bench, Sequence, kept
 from tests.verifier.conftest import by_processor
-from verifier.ops.eager import references
-from verifier.ops.kernels.cpu import threads
-from verifier.ops.tree_attention import PagedRows, tree_attention
 
 SCALE = 0.3
 #: kv heads, query heads of each, head dim, dtype: whole vectors and not, pairs of bf16 and not.

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
+from foresay.verifier.model.config import FAMILIES, ModelConfig
+from foresay.verifier.model.errors import ConfigError, UnsupportedArchitecture
+from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 from tests.verifier import families
-from verifier.model.config import FAMILIES, ModelConfig
-from verifier.model.errors import ConfigError, UnsupportedArchitecture
-from verifier.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 
 LLAMA3 = {
     "factor": 8.0,
@@ -357,5 +357,5 @@ def test_absent_or_broken_file(tmp_path):
 
 
 def test_reading_a_config_imports_neither_torch_nor_transformers():
-    code = "import sys, verifier.model.config; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    code = "import sys, foresay.verifier.model.config; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

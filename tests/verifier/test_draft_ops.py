@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.sample import BROKEN
-from spec.sampling import SamplingParams
-from verifier.ops.children import MOST, best_children
-from verifier.ops.eager import references
-from verifier.ops.lay_out import lay_out
-from verifier.ops.recent import advance, text_ends
-from verifier.ops.sample import RowSampling, sample_rows
+from foresay.spec.sample import BROKEN
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.ops.children import MOST, best_children
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.lay_out import lay_out
+from foresay.verifier.ops.recent import advance, text_ends
+from foresay.verifier.ops.sample import RowSampling, sample_rows
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},

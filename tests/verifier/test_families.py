@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.protocols import Rows
-from spec.tree import DraftTree
+from foresay.spec.protocols import Rows
+from foresay.spec.tree import DraftTree
 from tests.verifier.families import FAMILIES
 from tests.verifier.reading import Reader, paths, random_parents, random_tokens, random_tree
 

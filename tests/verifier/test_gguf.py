@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from server.engine.memory import packed_bytes
+from foresay.server.engine.memory import packed_bytes
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.errors import ConfigError, ModelError, UnsupportedArchitecture, WeightsError
+from foresay.verifier.model.gguf.blocks import matrix_of
+from foresay.verifier.model.gguf.file import TYPES, GgufFile
+from foresay.verifier.model.hub import resolve
+from foresay.verifier.model.weights import load
 from tests.verifier.families import FAMILIES, make
 from tests.verifier.gguf_files import (
     all_of,
@@ -26,13 +33,6 @@ from tests.verifier.gguf_files import (
     writer_of,
 )
 from tests.verifier.reading import Reader
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.errors import ConfigError, ModelError, UnsupportedArchitecture, WeightsError
-from verifier.model.gguf.blocks import matrix_of
-from verifier.model.gguf.file import TYPES, GgufFile
-from verifier.model.hub import resolve
-from verifier.model.weights import load
 
 TOKENS = [7, 3, 250, 41, 99, 12, 180, 5, 77, 291, 14]
 WIDTHS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}

@@ -18,14 +18,14 @@ from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-from server.settings.resolved import BUNDLED
-from server.text.tokenizer import Tokenizer
+from foresay.server.settings.resolved import BUNDLED
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.errors import ConfigError
+from foresay.verifier.model.gguf.file import GgufFile
+from foresay.verifier.model.gguf.tokens import SPLITTINGS, tokenizer_of
+from foresay.verifier.model.hub import resolve
 from tests.verifier.gguf_files import tokens_of, write, writer_of
-from verifier.model.config import ModelConfig
-from verifier.model.errors import ConfigError
-from verifier.model.gguf.file import GgufFile
-from verifier.model.gguf.tokens import SPLITTINGS, tokenizer_of
-from verifier.model.hub import resolve
 
 TEXTS = [
     "Hello world! It's 1999, they'LL pay $12345.67  for it.\n\n\tdef f(x):\n        return x**2 \r\n ",
@@ -207,8 +207,8 @@ def test_a_file_is_made_a_directory_without_torch(tmp_path) -> None:
     made = made_of(tmp_path, tokens_of(BUNDLED / "target", "gpt-2"))
     shutil.rmtree(made)
     code = (
-        f"import sys; from verifier.model.hub import resolve; made = resolve({str(tmp_path / 'x.gguf')!r});"
-        "from verifier.model.config import ModelConfig; ModelConfig.from_directory(made);"
+        f"import sys; from foresay.verifier.model.hub import resolve; made = resolve({str(tmp_path / 'x.gguf')!r});"
+        "from foresay.verifier.model.config import ModelConfig; ModelConfig.from_directory(made);"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

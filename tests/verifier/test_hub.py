@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from foresay.verifier.heads.kind import PATTERNS as HEAD_PATTERNS
+from foresay.verifier.model.errors import ModelNotFound
+from foresay.verifier.model.hub import PATTERNS, cached, resolve
 from tests.verifier.faked_hub import COMMIT, Hub, snapshot
-from verifier.heads.kind import PATTERNS as HEAD_PATTERNS
-from verifier.model.errors import ModelNotFound
-from verifier.model.hub import PATTERNS, cached, resolve
 
 
 def refused(name, *words, revision=None):
@@ -55,7 +55,7 @@ def test_safetensors_go_before_a_file_of_llama_cpp(tmp_path):
 @pytest.fixture
 def unpacked(monkeypatch):
     """Files of llama.cpp that the hub gave, instead of directories made of them: these are empty."""
-    monkeypatch.setattr("verifier.model.hub._unpacked", lambda file: file)
+    monkeypatch.setattr("foresay.verifier.model.hub._unpacked", lambda file: file)
 
 
 SPLIT = [f"big/m-Q8_0-0000{part}-of-00002.gguf" for part in (1, 2)]

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.kernels.cpu.launch import recording
 from tests.simulated.device import DEVICE, simulated
 from tests.verifier.conftest import by_processor
-from verifier.model.linear import Linear
-from verifier.ops.eager import references
-from verifier.ops.kernels.cpu.launch import recording
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: in, out: narrow, odd, the widths of a tiny model, of many terms.

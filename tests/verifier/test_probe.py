@@ -7,14 +7,14 @@ import random
 import pytest
 import torch
 
-from kvpaging import KVStore, OutOfPages, PagePool
-from server.engine.memory import Demand
-from spec.tree import MAX_NODES
+from foresay.kvpaging import KVStore, OutOfPages, PagePool
+from foresay.server.engine.memory import Demand
+from foresay.spec.tree import MAX_NODES
+from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.probe import probe
 from tests.same_tokens import mutations
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
-from verifier.paged_model import PagedModel
-from verifier.probe import probe
 
 
 def whole(pool: PagePool) -> bool:

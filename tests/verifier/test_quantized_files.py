@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from server.engine.memory import packed_bytes
-from server.engine.parameters import quantized
+from foresay.server.engine.memory import packed_bytes
+from foresay.server.engine.parameters import quantized
+from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.errors import ConfigError, WeightsError
+from foresay.verifier.model.weights import check, load
+from foresay.verifier.model.written import write
 from tests.verifier.families import FAMILIES, make
 from tests.verifier.reading import Reader
-from verifier.model.checkpoint import SINGLE, Checkpoint
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.errors import ConfigError, WeightsError
-from verifier.model.weights import check, load
-from verifier.model.written import write
 
 GROUP = 32
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.kernels.cpu.launch import recording
+from foresay.verifier.ops.quantized import QuantizedMatrix, packed, unpacked
 from tests.simulated.device import DEVICE, simulated
 from tests.verifier.conftest import by_processor
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
 from tests.verifier.test_linear import COUNTS, DTYPES, differing, rows_of
-from verifier.model.linear import Linear
-from verifier.ops.eager import references
-from verifier.ops.kernels.blocked import BlockedWeight
-from verifier.ops.kernels.cpu.launch import recording
-from verifier.ops.quantized import QuantizedMatrix, packed, unpacked
 
 #: in, out: one group and several, outputs that fill no block, the widths of a tiny model, of many terms.
 SHAPES = [(128, 33), (192, 100), (3072, 64)]

@@ -11,9 +11,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from verifier.model.config import ModelConfig
-from verifier.model.rope import RopeTable, inverse_frequencies
-from verifier.model.rope_config import YarnScaling
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.rope import RopeTable, inverse_frequencies
+from foresay.verifier.model.rope_config import YarnScaling
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LLAMA3 = {

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvpaging.ops import as_bytes
+from foresay.kvpaging.ops import as_bytes
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.norm import add_rms_norm, rms_norm
+from foresay.verifier.ops.rope import rotate_and_store
 from tests.verifier.reading import threads
-from verifier.ops.eager import references
-from verifier.ops.norm import add_rms_norm, rms_norm
-from verifier.ops.rope import rotate_and_store
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = 70

@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from kvpaging import KVStore, PagePool, PageTable
-from spec.tree import DraftTree
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.spec.tree import DraftTree
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.tree_attention import PagedRows, tree_attention
 from tests.verifier.reading import random_parents, scattered
-from verifier.ops.eager import references
-from verifier.ops.tree_attention import PagedRows, tree_attention
 
 SCALE = 0.3
 HEADS, GROUPS, WIDTH, SIZE = 6, 2, 16, 16

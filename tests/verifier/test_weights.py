@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.weights import ModelWeights, load
 from tests.verifier.families import FAMILIES, make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
-from verifier.model.config import ModelConfig
-from verifier.model.errors import WeightsError
-from verifier.model.weights import ModelWeights, load
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from spec.tree import MAX_NODES
-from verifier.graphs.capture import Capture, Replay, without_stops
-from verifier.graphs.plain import RootOnly
-from verifier.graphs.proposer import Proposer
-from verifier.graphs.state import StepState
-from verifier.graphs.step import Drawing, SpeculativeStep, sampled_ids
-from verifier.paged_model import PagedModel
-from verifier.paged_rows import Sizes
+from foresay.spec.tree import MAX_NODES
+from foresay.verifier.graphs.capture import Capture, Replay, without_stops
+from foresay.verifier.graphs.plain import RootOnly
+from foresay.verifier.graphs.proposer import Proposer
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.graphs.step import Drawing, SpeculativeStep, sampled_ids
+from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.paged_rows import Sizes
 
 #: Sequences of a whole step; a larger batch runs in parts.
 SIZES = (1, 2, 4)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from verifier.ops.kernels.cpu.launch import recording
+from foresay.verifier.ops.kernels.cpu.launch import recording
 
 #: Runs of a step before it is captured: kernels are compiled and libraries make their handles.
 _WARM_UP = 2

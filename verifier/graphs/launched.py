@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvpaging import OutOfPages
-from spec.errors import ForesayError, InvalidRequest, NumericalError
-from spec.sequence import SequenceState
-from spec.step import ScheduledSequence
-from verifier.graphs.buckets import Captured
-from verifier.graphs.capture import Arrival
-from verifier.graphs.plain import RootOnly
+from foresay.kvpaging import OutOfPages
+from foresay.spec.errors import ForesayError, InvalidRequest, NumericalError
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence
+from foresay.verifier.graphs.buckets import Captured
+from foresay.verifier.graphs.capture import Arrival
+from foresay.verifier.graphs.plain import RootOnly
 
 #: Rows past what two steps may write, for which pages are kept too.
 _MORE_ROWS = 64

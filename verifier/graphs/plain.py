@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from spec.protocols import FeatureRequest
-from spec.sequence import SequenceState
-from spec.tree import ROOT_ONLY, DraftTree, TreeShape
-from verifier.graphs.proposer import DeviceTree, Proposer, Taken, chain_columns
-from verifier.graphs.state import StepState
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken, chain_columns
+from foresay.verifier.graphs.state import StepState
 
 
 class RootOnly:
-    """Implements :class:`~verifier.graphs.proposer.Proposer`: plain decoding.
+    """Implements :class:`~foresay.verifier.graphs.proposer.Proposer`: plain decoding.
 
     beside: a proposer whose turn comes again, so that its caches have to follow the text.
     """

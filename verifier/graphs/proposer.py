@@ -2,7 +2,7 @@
 
 Everything but :meth:`Proposer.prepare` and :meth:`Proposer.collected` is captured: it may launch what it likes, but
 shapes are fixed, no number is read on the host, and inputs are the tensors of the
-:class:`~verifier.graphs.state.StepState` or tensors that live as long as the proposer.
+:class:`~foresay.verifier.graphs.state.StepState` or tensors that live as long as the proposer.
 
 Legend: S sequences, N nodes of a tree, R rows of the pass (S * N, perhaps padding), H hidden width.
 """
@@ -16,17 +16,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from spec.features import Features
-from spec.protocols import FeatureRequest
-from spec.sequence import SequenceState
-from spec.tree import DraftTree, TreeShape
-from verifier.graphs.state import StepState
-from verifier.ops.accept import AcceptedPaths
+from foresay.spec.features import Features
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.ops.accept import AcceptedPaths
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTree:
-    """One tree for each sequence. tokens, parents, ancestors: int64[S, N] as :class:`~spec.tree.DraftTree` has them.
+    """One tree for each sequence. tokens, parents, ancestors: int64[S, N] as :class:`~foresay.spec.tree.DraftTree` has
+    them.
 
     depths: int32[S, N]. counts: int64[S], how many nodes there are really; what is behind them is padding. chain:
     whether each node is the child of the one before, in every tree, so that accepted rows need no move.

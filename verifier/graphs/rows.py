@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from verifier.graphs.proposer import chain_columns
-from verifier.graphs.state import StepState
-from verifier.ops.eager import compiled
-from verifier.ops.lay_out import lay_out
-from verifier.ops.recent import text_ends
-from verifier.ops.tree_attention import PagedRows
-from verifier.paged_rows import Group, StaticRows
+from foresay.verifier.graphs.proposer import chain_columns
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.lay_out import lay_out
+from foresay.verifier.ops.recent import text_ends
+from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.paged_rows import Group, StaticRows
 
 
 class Nodes(NamedTuple):

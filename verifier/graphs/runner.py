@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spec.commit import emit
-from spec.constrain import Guarded
-from spec.sequence import SequenceState
-from spec.step import PartsRunner, ScheduledSequence, StepPlan, VerifyResult
-from spec.trace import Stopwatch
-from verifier.graphs.buckets import Bucket, Captured
-from verifier.graphs.capture import fetched
-from verifier.graphs.launched import (
+from foresay.spec.commit import emit
+from foresay.spec.constrain import Guarded
+from foresay.spec.sequence import SequenceState
+from foresay.spec.step import PartsRunner, ScheduledSequence, StepPlan, VerifyResult
+from foresay.spec.trace import Stopwatch
+from foresay.verifier.graphs.buckets import Bucket, Captured
+from foresay.verifier.graphs.capture import fetched
+from foresay.verifier.graphs.launched import (
     Launched,
     between_drafts,
     capturable,
@@ -32,12 +32,13 @@ from verifier.graphs.launched import (
     reach,
     reserved,
 )
-from verifier.graphs.state import Joined, write
-from verifier.graphs.step import Outcome, seen
+from foresay.verifier.graphs.state import Joined, write
+from foresay.verifier.graphs.step import Outcome, seen
 
 
 class WholeRunner:
-    """Implements :class:`spec.step.StepRunner`. buckets: captured steps by number of sequences and pages of a table.
+    """Implements :class:`foresay.spec.step.StepRunner`. buckets: captured steps by number of sequences and pages of a
+    table.
 
     run_ahead: whether the next step is launched before the host has seen this one. counts: steps that were launched
     from graphs, that ran ahead and were dropped, and that ran in parts.

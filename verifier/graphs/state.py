@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from spec.sampling import SamplingParams
-from verifier.ops.accept import AcceptedPaths
-from verifier.ops.level import positions_below
-from verifier.ops.recent import advance
-from verifier.ops.sample import RowSampling
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.ops.accept import AcceptedPaths
+from foresay.verifier.ops.level import positions_below
+from foresay.verifier.ops.recent import advance
+from foresay.verifier.ops.sample import RowSampling
 
 
 @dataclass(frozen=True, slots=True)

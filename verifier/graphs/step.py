@@ -23,18 +23,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from spec.accept import Acceptance
-from spec.features import Features
-from spec.protocols import Sampled
-from spec.tree import DraftTree
-from verifier.graphs.proposer import DeviceTree, Proposer, Taken
-from verifier.graphs.rows import Nodes, rows_of
-from verifier.graphs.state import StepState
-from verifier.model.paged_pass import paged_pass
-from verifier.ops.accept import real_parents, report
-from verifier.ops.sample import RowSampling, sample_rows
-from verifier.paged_model import PagedModel
-from verifier.settle import accept_and_move
+from foresay.spec.accept import Acceptance
+from foresay.spec.features import Features
+from foresay.spec.protocols import Sampled
+from foresay.spec.tree import DraftTree
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from foresay.verifier.graphs.rows import Nodes, rows_of
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.model.paged_pass import paged_pass
+from foresay.verifier.ops.accept import real_parents, report
+from foresay.verifier.ops.sample import RowSampling, sample_rows
+from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.settle import accept_and_move
 
 
 class Drawing(Protocol):
@@ -103,7 +103,7 @@ class SpeculativeStep:
 
     Where the host has to say which tokens may be sampled, it is launched in :meth:`parts`: at the stop ``seen`` holds
     the trees (int64[S, 2 N]: tokens, parents), and what is then in ``allowed`` (int32[S * N, ceil(V / 32)], as
-    :meth:`spec.protocols.Constraint.masks` packs it) may be sampled.
+    :meth:`foresay.spec.protocols.Constraint.masks` packs it) may be sampled.
     """
 
     def __init__(self, model: PagedModel, proposer: Proposer, state: StepState, sample: Drawing = sampled_ids) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verifier.graphs.rows import chain_words
-from verifier.graphs.state import StepState
-from verifier.ops.lay_out import lay_out
-from verifier.ops.tree_attention import PagedRows
-from verifier.paged_rows import Group, StaticRows
+from foresay.verifier.graphs.rows import chain_words
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.ops.lay_out import lay_out
+from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.paged_rows import Group, StaticRows
 
 
 class Block:

@@ -21,18 +21,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvpaging import KVStore
-from spec.features import Features
-from verifier.graphs.state import StepState
-from verifier.heads.block import Block
-from verifier.heads.dflash_config import DFlashConfig
-from verifier.heads.dflash_weights import DFlashWeights
-from verifier.heads.layer import HeadLayer, PagedHead
-from verifier.model.linear import Linear
-from verifier.model.rope import RopeTable
-from verifier.ops.norm import rms_norm
-from verifier.ops.take import take_rows
-from verifier.paged_rows import StaticRows
+from foresay.kvpaging import KVStore
+from foresay.spec.features import Features
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.heads.block import Block
+from foresay.verifier.heads.dflash_config import DFlashConfig
+from foresay.verifier.heads.dflash_weights import DFlashWeights
+from foresay.verifier.heads.layer import HeadLayer, PagedHead
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.rope import RopeTable
+from foresay.verifier.ops.norm import rms_norm
+from foresay.verifier.ops.take import take_rows
+from foresay.verifier.paged_rows import StaticRows
 
 
 class DFlashHead(PagedHead):

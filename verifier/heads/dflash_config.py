@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spec.protocols import FeatureRequest
-from spec.shape import MAX_NODES
-from verifier.heads.eagle_config import layer_fields
-from verifier.heads.markov import KINDS, MarkovConfig
-from verifier.model.config import ModelConfig, layer_types
-from verifier.model.fields import Fields
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.shape import MAX_NODES
+from foresay.verifier.heads.eagle_config import layer_fields
+from foresay.verifier.heads.markov import KINDS, MarkovConfig
+from foresay.verifier.model.config import ModelConfig, layer_types
+from foresay.verifier.model.fields import Fields
 
 #: Numbers that other targets scale embeddings and logits by; the targets that are served here have none.
 _SCALES = ("input_embedding_scale", "output_multiplier")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from verifier.heads.dflash_config import DFlashConfig
-from verifier.heads.files import HeadTensors
-from verifier.heads.layer import LayerWeights
-from verifier.heads.markov import MarkovHead
-from verifier.heads.reader import HeadReader
-from verifier.model.decoder import Decoder
-from verifier.model.linear import Linear
+from foresay.verifier.heads.dflash_config import DFlashConfig
+from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.heads.layer import LayerWeights
+from foresay.verifier.heads.markov import MarkovHead
+from foresay.verifier.heads.reader import HeadReader
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.linear import Linear
 
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight)$")
 #: transformers' names of what the authors call otherwise.
@@ -46,7 +46,8 @@ class DFlashWeights:
         read = HeadTensors.read(directory)
         named = {_short(name): tensor for name, tensor in read.tensors.items() if not _IGNORED.search(name)}
         reader = HeadReader(HeadTensors(named, read.where), config.layer, config.draft_vocab, target)
-        # What estimates acceptance is known and not asked: chances are calibrated by what comes (drafters.calibration).
+        # What estimates acceptance is known and not asked: chances are calibrated by what comes
+        # (foresay.drafters.calibration).
         reader.known |= {"confidence_head.proj.weight", "confidence_head.proj.bias"}
         hidden, norms = config.layer.hidden_size, ("input_layernorm", "post_attention_layernorm")
         made = cls(

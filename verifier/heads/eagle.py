@@ -24,18 +24,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvpaging import KVStore
-from spec.features import Features
-from spec.protocols import Rows
-from verifier.heads.eagle_config import EagleConfig
-from verifier.heads.eagle_weights import EagleWeights
-from verifier.heads.layer import HeadLayer, PagedHead
-from verifier.model.linear import Linear
-from verifier.model.rope import RopeTable
-from verifier.ops.level import known_tokens
-from verifier.ops.norm import pair, rms_norm
-from verifier.ops.take import take_rows
-from verifier.paged_rows import StaticRows, WrittenRows
+from foresay.kvpaging import KVStore
+from foresay.spec.features import Features
+from foresay.spec.protocols import Rows
+from foresay.verifier.heads.eagle_config import EagleConfig
+from foresay.verifier.heads.eagle_weights import EagleWeights
+from foresay.verifier.heads.layer import HeadLayer, PagedHead
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.rope import RopeTable
+from foresay.verifier.ops.level import known_tokens
+from foresay.verifier.ops.norm import pair, rms_norm
+from foresay.verifier.ops.take import take_rows
+from foresay.verifier.paged_rows import StaticRows, WrittenRows
 
 
 class EagleHead(PagedHead):
@@ -97,7 +97,7 @@ class EagleHead(PagedHead):
 
     @torch.inference_mode()
     def states(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
-        """Run static rows, storing their KV (:mod:`verifier.model.paged_pass`).
+        """Run static rows, storing their KV (:mod:`foresay.verifier.model.paged_pass`).
 
         hidden: [R, H], the fused feature (or the state) behind each row's token. Returns of the wanted rows what the
         output matrix reads and the states to go on from, [W, H] both.

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from spec.protocols import FeatureRequest
-from spec.shape import MAX_NODES
-from verifier.heads.files import stored_names
-from verifier.model.config import ModelConfig
-from verifier.model.fields import Fields
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.shape import MAX_NODES
+from foresay.verifier.heads.files import stored_names
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.fields import Fields
 
 #: A target shallower than this has no three distinct default layers.
 _LEAST_LAYERS = 6

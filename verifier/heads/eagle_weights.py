@@ -13,12 +13,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from verifier.heads.eagle_config import EagleConfig
-from verifier.heads.files import HeadTensors
-from verifier.heads.layer import LayerWeights
-from verifier.heads.reader import HeadReader
-from verifier.model.decoder import Decoder
-from verifier.model.linear import Linear
+from foresay.verifier.heads.eagle_config import EagleConfig
+from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.heads.layer import LayerWeights
+from foresay.verifier.heads.reader import HeadReader
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.linear import Linear
 
 #: What checkpoints carry and nobody computes with: buffers, parts of the target.
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight)$")

@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from verifier.model.checkpoint import INDEX, SINGLE
-from verifier.model.errors import ConfigError, WeightsError
-from verifier.model.fields import Fields
+from foresay.verifier.model.checkpoint import INDEX, SINGLE
+from foresay.verifier.model.errors import ConfigError, WeightsError
+from foresay.verifier.model.fields import Fields
 
 #: Weight files by name, the preferred one first.
 NAMES = (

@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from kvpaging import KVStore, PageTable
-from spec.features import Features
-from spec.protocols import Rows
-from spec.sampling import SamplingParams
-from verifier.graphs.state import Joined, StepState
-from verifier.heads.block import Block
-from verifier.heads.dflash import DFlashHead
-from verifier.heads.eagle import EagleHead
-from verifier.heads.medusa import MedusaHeads
+from foresay.kvpaging import KVStore, PageTable
+from foresay.spec.features import Features
+from foresay.spec.protocols import Rows
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.heads.block import Block
+from foresay.verifier.heads.dflash import DFlashHead
+from foresay.verifier.heads.eagle import EagleHead
+from foresay.verifier.heads.medusa import MedusaHeads
 
 
 def medusa_hits(heads: MedusaHeads, features: Features, wanted: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from verifier.heads.dflash_config import is_dflash
-from verifier.heads.eagle_config import is_eagle3
-from verifier.heads.files import stored_names
-from verifier.model.fields import Fields
+from foresay.verifier.heads.dflash_config import is_dflash
+from foresay.verifier.heads.eagle_config import is_eagle3
+from foresay.verifier.heads.files import stored_names
+from foresay.verifier.model.fields import Fields
 
 Kind = Literal["medusa", "eagle", "dflash"]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvpaging import KVStore
-from verifier.model.config import ModelConfig
-from verifier.model.linear import Linear
-from verifier.model.paged_pass import attended
-from verifier.ops.norm import add_rms_norm
-from verifier.ops.rope import rotate_and_store
-from verifier.paged_rows import StaticRows
+from foresay.kvpaging import KVStore
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.paged_pass import attended
+from foresay.verifier.ops.norm import add_rms_norm
+from foresay.verifier.ops.rope import rotate_and_store
+from foresay.verifier.paged_rows import StaticRows
 
 
 @dataclass(slots=True)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifier.heads.reader import HeadReader
-from verifier.model.linear import Linear
-from verifier.ops.take import take_rows
+from foresay.verifier.heads.reader import HeadReader
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.ops.take import take_rows
 
 KINDS = ("vanilla", "gated", "rnn")
 

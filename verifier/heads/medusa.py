@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.heads.files import HeadTensors
-from verifier.model.decoder import Decoder
-from verifier.model.errors import WeightsError
-from verifier.model.fields import Fields
-from verifier.model.linear import Linear
+from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.linear import Linear
 
 _PREFIX = re.compile(r"^(medusa_heads?\.)+")
 _VLLM_BLOCK = re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)$")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verifier.heads.files import HeadTensors
-from verifier.heads.layer import LayerWeights
-from verifier.heads.vocabulary import token_ids
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.errors import WeightsError
-from verifier.model.linear import Linear
+from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.heads.layer import LayerWeights
+from foresay.verifier.heads.vocabulary import token_ids
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.linear import Linear
 
 
 class HeadReader:
@@ -102,7 +102,7 @@ class HeadReader:
         return self.target.head
 
     def token_ids(self) -> Tensor | None:
-        """int64[V']: see :func:`verifier.heads.vocabulary.token_ids`."""
+        """int64[V']: see :func:`foresay.verifier.heads.vocabulary.token_ids`."""
         self.known |= {"d2t", "t2d"}
         ids = token_ids(self.files, self.vocab, self.target.config.vocab_size)
         return None if ids is None else ids.to(self.target.embedding.device)

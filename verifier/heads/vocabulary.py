@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verifier.heads.files import HeadTensors
-from verifier.model.errors import WeightsError
+from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.model.errors import WeightsError
 
 
 def token_ids(files: HeadTensors, vocab: int, target: int) -> Tensor | None:

@@ -13,11 +13,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from verifier.model.errors import WeightsError
-from verifier.model.fields import Fields
-from verifier.model.gguf.file import TYPES, GgufFile
-from verifier.model.gguf.names import FREQUENCIES, ours, theirs
-from verifier.model.hub import LINK
+from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.gguf.file import TYPES, GgufFile
+from foresay.verifier.model.gguf.names import FREQUENCIES, ours, theirs
+from foresay.verifier.model.hub import LINK
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
@@ -87,7 +87,7 @@ class Checkpoint:
         """A reader of one of the files, to be entered: it has ``offset_keys()`` and ``get_tensor(name)``."""
         if self.gguf is None:
             return safe_open(file, framework="pt")
-        from verifier.model.gguf.weights import GgufTensors  # imports torch
+        from foresay.verifier.model.gguf.weights import GgufTensors  # imports torch
 
         return GgufTensors.open(self.gguf, file)
 

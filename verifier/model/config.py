@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from verifier.model.errors import UnsupportedArchitecture
-from verifier.model.fields import LARGEST, Fields
-from verifier.model.quantization import Quantization
-from verifier.model.quantization_config import read_quantization
-from verifier.model.rope_config import RopeConfig, YarnScaling, read_rope
+from foresay.verifier.model.errors import UnsupportedArchitecture
+from foresay.verifier.model.fields import LARGEST, Fields
+from foresay.verifier.model.quantization import Quantization
+from foresay.verifier.model.quantization_config import read_quantization
+from foresay.verifier.model.rope_config import RopeConfig, YarnScaling, read_rope
 
 log = logging.getLogger("foresay.models")
 

@@ -1,7 +1,7 @@
 """One lean decoder for targets and draft models: Llama, SmolLM, Mistral, Qwen2/2.5, Qwen3.
 
-The forward pass is :func:`verifier.model.paged_pass.paged_pass`. Legend: H hidden width, Q query heads, G kv heads,
-D head dim, I inner width, V vocabulary.
+The forward pass is :func:`foresay.verifier.model.paged_pass.paged_pass`. Legend: H hidden width, Q query heads, G kv
+heads, D head dim, I inner width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifier.model.config import ModelConfig
-from verifier.model.linear import Linear
-from verifier.model.rope import RopeTable
-from verifier.model.weights import LayerWeights, ModelWeights
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.rope import RopeTable
+from foresay.verifier.model.weights import LayerWeights, ModelWeights
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spec.errors import ForesayError
+from foresay.spec.errors import ForesayError
 
 
 class ModelError(ForesayError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verifier.model.errors import ConfigError
+from foresay.verifier.model.errors import ConfigError
 
 #: Whatever is counted is a side of a tensor or a position in a text, which kernels number in 32 bits.
 LARGEST = (1 << 31) - 1

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from verifier.model.errors import ModelNotFound
-from verifier.model.gguf.parts import chosen, first_of, parts_of
+from foresay.verifier.model.errors import ModelNotFound
+from foresay.verifier.model.gguf.parts import chosen, first_of, parts_of
 
 #: What the file is called in a directory that was made of it.
 LINK = "model.gguf"
@@ -191,7 +191,7 @@ def _with_config(directory: Path, advice: str, repository: str = "") -> Path:
 
 def _unpacked(file: Path) -> Path:
     """The directory made of a GGUF file."""
-    from verifier.model.gguf.directory import directory_of
+    from foresay.verifier.model.gguf.directory import directory_of
 
     return directory_of(file)
 

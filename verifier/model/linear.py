@@ -1,9 +1,9 @@
 """Linear layers whose rows have the same bits in any company.
 
-A weight is packed once for its device and multiplied by a kernel of ours (:mod:`verifier.ops.kernels.cpu.product`,
-:mod:`verifier.ops.kernels.linear`). What a CPU computes in fp32 keeps a weight in 16 bits where they hold all of it, as
-those of a bf16 or fp16 checkpoint do: a step that reads every weight reads half as much. A quantised one keeps its few
-bits.
+A weight is packed once for its device and multiplied by a kernel of ours
+(:mod:`foresay.verifier.ops.kernels.cpu.product`, :mod:`foresay.verifier.ops.kernels.linear`). What a CPU computes in
+fp32 keeps a weight in 16 bits where they hold all of it, as those of a bf16 or fp16 checkpoint do: a step that reads
+every weight reads half as much. A quantised one keeps its few bits.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from verifier.ops.kernels.blocked import BlockedWeight
-from verifier.ops.kernels.cpu.integers import PackedIntegers
-from verifier.ops.kernels.cpu.linear import PackedFloats
-from verifier.ops.linear import PackedWeight, Partials, packed_linear, unfinished_linear
-from verifier.ops.quantized import QuantizedMatrix
-from verifier.ops.take import take_columns
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
+from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
+from foresay.verifier.ops.linear import PackedWeight, Partials, packed_linear, unfinished_linear
+from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.take import take_columns
 
 #: A weight as a checkpoint has it, [out, in].
 Matrix = Tensor | QuantizedMatrix

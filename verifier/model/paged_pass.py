@@ -11,15 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvpaging import KVStore
-from spec.features import Features
-from spec.protocols import FeatureRequest
-from verifier.model.decoder import Decoder, Layer
-from verifier.ops.norm import add_rms_norm, embed
-from verifier.ops.rope import rotate_and_store
-from verifier.ops.take import copy_rows, take_rows
-from verifier.ops.tree_attention import tree_attention
-from verifier.paged_rows import StaticRows
+from foresay.kvpaging import KVStore
+from foresay.spec.features import Features
+from foresay.spec.protocols import FeatureRequest
+from foresay.verifier.model.decoder import Decoder, Layer
+from foresay.verifier.ops.norm import add_rms_norm, embed
+from foresay.verifier.ops.rope import rotate_and_store
+from foresay.verifier.ops.take import copy_rows, take_rows
+from foresay.verifier.ops.tree_attention import tree_attention
+from foresay.verifier.paged_rows import StaticRows
 
 
 @torch.inference_mode()
@@ -86,9 +86,9 @@ def attended(
     window: int | None = None,
     first: int = 0,
 ) -> Tensor:
-    """[R, Q * D]: the attention of all groups of rows (:func:`~verifier.ops.tree_attention.tree_attention`).
+    """[R, Q * D]: the attention of all groups of rows (:func:`~foresay.verifier.ops.tree_attention.tree_attention`).
 
-    layer: keys, values and scales, as :meth:`~kvpaging.store.KVStore.layer` gives them.
+    layer: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` gives them.
     """
     keys, values, scales = layer
     seen = [

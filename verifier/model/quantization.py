@@ -1,5 +1,5 @@
 """Which matrices of a model are of few bits with scales, and how: as ``--quantize`` makes them, or as config.json says
-(:mod:`verifier.model.quantization_config`).
+(:mod:`foresay.verifier.model.quantization_config`).
 
 ::
 
@@ -10,10 +10,10 @@
     fp8                 ``weight`` of e4m3, ``weight_scale_inv`` (or ``weight_scale``) of blocks or of all
     gptq, gptq_v2       ``qweight``, ``qzeros``, ``scales``, ``g_idx``; the first stores zeros less one
     awq                 ``qweight``, ``qzeros``, ``scales``, outputs of a word in an order of their own
-    gguf                blocks of llama.cpp's file (:mod:`verifier.model.gguf.blocks`)
+    gguf                blocks of llama.cpp's file (:mod:`foresay.verifier.model.gguf.blocks`)
 
-What the numbers mean: :mod:`verifier.ops.quantized`. Where they stand in the files: :mod:`verifier.model.stored`.
-Imports no torch.
+What the numbers mean: :mod:`foresay.verifier.ops.quantized`. Where they stand in the files:
+:mod:`foresay.verifier.model.stored`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from verifier.model.errors import ConfigError
+from foresay.verifier.model.errors import ConfigError
 
 MADE, PACKED, INTEGERS, AWQ, GGUF = "made", "pack-quantized", "int-quantized", "awq", "gguf"
 FLOATS8, BLOCKS = "float-quantized", "fp8"

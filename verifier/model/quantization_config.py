@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from verifier.model.errors import ConfigError
-from verifier.model.fields import Fields
-from verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, PACKED, Quantization, Scheme
+from foresay.verifier.model.errors import ConfigError
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, PACKED, Quantization, Scheme
 
 #: All modules of the layers.
 _LAYERS = r"re:model\.layers\."

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifier.model.config import ModelConfig
-from verifier.model.errors import ConfigError
-from verifier.model.linear import Matrix
-from verifier.model.quantization import GGUF, MADE, Scheme
-from verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.errors import ConfigError
+from foresay.verifier.model.linear import Matrix
+from foresay.verifier.model.quantization import GGUF, MADE, Scheme
+from foresay.verifier.ops.quantized import QuantizedMatrix
 
 
 @dataclass(frozen=True, slots=True)

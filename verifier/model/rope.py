@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from verifier.model.config import ModelConfig
-from verifier.model.rope_config import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
-from verifier.ops.take import take_both
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.rope_config import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
+from foresay.verifier.ops.take import take_both
 
 
 class RopeTable:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from verifier.model.fields import LARGEST_FLOAT, Fields
+from foresay.verifier.model.fields import LARGEST_FLOAT, Fields
 
 SCALINGS = ("default", "linear", "llama3", "yarn")
 

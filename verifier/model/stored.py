@@ -1,7 +1,8 @@
 """Where the tensors of a checkpoint go, those of quantised matrices among them: what each must be, and how it is read.
 
-A matrix that the decoder has is one tensor of floats in the files, or several: see :mod:`verifier.model.quantization`
-for the layouts. Every one is unpacked straight into the rows of the (fused) matrix that it is part of.
+A matrix that the decoder has is one tensor of floats in the files, or several: see
+:mod:`foresay.verifier.model.quantization` for the layouts. Every one is unpacked straight into the rows of the (fused)
+matrix that it is part of.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verifier.model.checkpoint import E4M3, FLOATS
-from verifier.model.linear import Matrix
-from verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, MADE, PACKED, Scheme
-from verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.model.checkpoint import E4M3, FLOATS
+from foresay.verifier.model.linear import Matrix
+from foresay.verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, MADE, PACKED, Scheme
+from foresay.verifier.ops.quantized import QuantizedMatrix
 
 #: Numbers of four bits in a word, and where the outputs of a word of AWQ stand.
 _EIGHT, _AWQ_PLACES = 8, (0, 4, 1, 5, 2, 6, 3, 7)

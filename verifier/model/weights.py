@@ -6,9 +6,9 @@
 
 The fused tensors are allocated once; every tensor of a file has its place in one of them, a view of some rows, and is
 copied (and cast) straight there from the mapped file, onto a GPU too, so that no second copy of the model is ever held,
-here or there. Where a CPU computes in fp32, matrices of 16 bits stay as they are stored (:mod:`verifier.model.linear`).
-Of a quantised matrix whole numbers and scales are held: as files have them (:mod:`verifier.model.stored`), or made of
-each tensor of floats as it is read.
+here or there. Where a CPU computes in fp32, matrices of 16 bits stay as they are stored
+(:mod:`foresay.verifier.model.linear`). Of a quantised matrix whole numbers and scales are held: as files have them
+(:mod:`foresay.verifier.model.stored`), or made of each tensor of floats as it is read.
 Names, shapes and types are checked against the files' headers before the first byte is read.
 """
 
@@ -22,13 +22,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from verifier.model.checkpoint import FLOATS, Checkpoint
-from verifier.model.config import ModelConfig
-from verifier.model.errors import WeightsError
-from verifier.model.linear import Matrix
-from verifier.model.quantization import HEAD, Scheme
-from verifier.model.rooms import Rooms
-from verifier.model.stored import Misfit, Stored, put, stored
+from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.linear import Matrix
+from foresay.verifier.model.quantization import HEAD, Scheme
+from foresay.verifier.model.rooms import Rooms
+from foresay.verifier.model.stored import Misfit, Stored, put, stored
 
 #: Told how much has been read, from 0 to 1.
 Progress = Callable[[float], None]

@@ -17,13 +17,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from verifier.model.checkpoint import INDEX, Checkpoint
-from verifier.model.config import ModelConfig
-from verifier.model.fields import Fields
-from verifier.model.linear import Matrix
-from verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
-from verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places
-from verifier.ops.quantized import QuantizedMatrix, packed
+from foresay.verifier.model.checkpoint import INDEX, Checkpoint
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.linear import Matrix
+from foresay.verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
+from foresay.verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places
+from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 
 #: Bytes of a file at most, unless one matrix has more.
 _FILE = 4 << 30

@@ -1,7 +1,7 @@
 """The accept rule for several sequences at once, without a number on the host.
 
-What :func:`spec.accept.accept` says of one tree, for trees padded to one size: so that it can be part of a captured
-graph. Stop ids and length limits stay with the host, which cuts the emitted run.
+What :func:`foresay.spec.accept.accept` says of one tree, for trees padded to one size: so that it can be part of a
+captured graph. Stop ids and length limits stay with the host, which cuts the emitted run.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spec.accept import accept
-from spec.tree import DraftTree
-from verifier.ops.eager import compiled
+from foresay.spec.accept import accept
+from foresay.spec.tree import DraftTree
+from foresay.verifier.ops.eager import compiled
 
 #: What fills the places behind a path.
 NO_NODE = -1
@@ -50,18 +50,18 @@ def accept_paths(
 ) -> AcceptedPaths:
     """The path that the samples take through each tree.
 
-    tokens, parents, ancestors: int64[B, N], the trees as :class:`~spec.tree.DraftTree` has them, N at most 64. sampled:
-    int64[B, N], the target's sample at every node. slots: int64[B, N], where the nodes' keys are. nodes: int64[B], how
-    many nodes each tree has; what is behind them is not looked at, and 0 is a sequence that is only padding. live:
-    int32[B], 0 for padding too; None: none of them is.
+    tokens, parents, ancestors: int64[B, N], the trees as :class:`~foresay.spec.tree.DraftTree` has them, N at most 64.
+    sampled: int64[B, N], the target's sample at every node. slots: int64[B, N], where the nodes' keys are. nodes:
+    int64[B], how many nodes each tree has; what is behind them is not looked at, and 0 is a sequence that is only
+    padding. live: int32[B], 0 for padding too; None: none of them is.
     """
     if tokens.is_cuda:
-        from verifier.ops.kernels import accept as kernels
+        from foresay.verifier.ops.kernels import accept as kernels
 
         return kernels.accept_paths(tokens, parents, ancestors, sampled, nodes, slots, live)
     nodes = nodes if live is None else nodes * live
     if compiled(tokens):
-        from verifier.ops.kernels.cpu import accept as of_cpu
+        from foresay.verifier.ops.kernels.cpu import accept as of_cpu
 
         return of_cpu.accept_paths(tokens, parents, ancestors, sampled, nodes, slots)
     found = AcceptedPaths.empty(tokens)
@@ -90,7 +90,7 @@ def report(
     out: int64[B, 1 + 4 N]. no_parent: what stands for the parent where there is no node. The rest as above.
     """
     if tokens.is_cuda:
-        from verifier.ops.kernels import accept as kernels
+        from foresay.verifier.ops.kernels import accept as kernels
 
         kernels.report(found, tokens, parents, nodes, sampled, out, no_parent)
         return

@@ -1,7 +1,7 @@
 """The likeliest children of each node of a draft, with the noise that the target will sample with.
 
-What :mod:`drafters.candidates` does for the nodes of one request, for the nodes of several requests at once and without
-a number on the host: so that the levels of a draft can be part of a captured graph.
+What :mod:`foresay.drafters.candidates` does for the nodes of one request, for the nodes of several requests at once and
+without a number on the host: so that the levels of a draft can be part of a captured graph.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.ops.eager import compiled
-from verifier.ops.sample import COLDEST, RowSampling, noise_of
+from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.sample import COLDEST, RowSampling, noise_of
 
 #: Children of one node at most; and the filters are looked for among so many of a row's likeliest tokens.
 MOST = 64
@@ -39,11 +39,11 @@ def best_children(
     """
     assert 1 <= count <= MOST, "one node has 1 to 64 children"
     if logits.is_cuda:
-        from verifier.ops.kernels import children as kernels
+        from foresay.verifier.ops.kernels import children as kernels
 
         return kernels.best_children(logits, sampling, count, token_ids)
     if compiled(logits):
-        from verifier.ops.kernels.cpu import children as of_cpu
+        from foresay.verifier.ops.kernels.cpu import children as of_cpu
 
         return of_cpu.best_children(logits, sampling, count, token_ids)
     greedy = (sampling.temperature < COLDEST)[:, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import compiled
 
 
 def lay_out(
@@ -18,11 +18,11 @@ def lay_out(
     The pages of a live sequence reach as far as its rows. Returns positions and slots, int64[S * N].
     """
     if tables.is_cuda:
-        from verifier.ops.kernels import lay_out as kernels
+        from foresay.verifier.ops.kernels import lay_out as kernels
 
         return kernels.lay_out(tables, page_size, lengths, depths, nodes, live)
     if compiled(lengths):
-        from verifier.ops.kernels.cpu import recent as of_cpu
+        from foresay.verifier.ops.kernels.cpu import recent as of_cpu
 
         return of_cpu.lay_out(tables, page_size, lengths, depths, nodes, live)
     real = (live != 0)[:, None]

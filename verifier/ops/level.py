@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import compiled
 
 
 class Above(NamedTuple):
@@ -64,7 +64,7 @@ def keep_children(
     of the kept has in its word beside its parent's. picks: int64[W], flat places ``node * k + child``.
     """
     if compiled(children):
-        from verifier.ops.kernels.cpu import level as kernels
+        from foresay.verifier.ops.kernels.cpu import level as kernels
 
         return kernels.keep_children(children, chances, above, marks, picks, curves)
     count, (front, looked) = len(marks), (above.scores.shape[1], children.shape[2])
@@ -95,7 +95,7 @@ def _on_curves(chances: Tensor, curves: Pieces) -> Tensor:
 def positions_below(ends: Tensor, depths: Tensor) -> Tensor:
     """int64[S * N]: the positions of tokens below nodes. ends: int64[S, 1], behind the roots. depths: int32[S, N]."""
     if compiled(ends):
-        from verifier.ops.kernels.cpu import level as kernels
+        from foresay.verifier.ops.kernels.cpu import level as kernels
 
         return kernels.positions_below(ends, depths)
     return (ends + depths).flatten()
@@ -107,7 +107,7 @@ def known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None = None) ->
     tokens: int64, contiguous. read: int64[V], its id for each; None where they are the same.
     """
     if compiled(tokens):
-        from verifier.ops.kernels.cpu import level as kernels
+        from foresay.verifier.ops.kernels.cpu import level as kernels
 
         return kernels.known_tokens(tokens, vocab_size, read)
     known = tokens.clamp(0, vocab_size - 1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def unfinished_linear(
 def finish(product: Partials, dtype: torch.dtype, gated: bool = False) -> Tensor:
     """[R, O] of ``dtype``, or [R, O / 2] if gated."""
     if product.sums.is_cuda:
-        from verifier.ops.kernels import segments
+        from foresay.verifier.ops.kernels import segments
 
         return segments.finish(product, dtype, gated)
     whole = product.finished(dtype)
@@ -114,7 +114,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     same bits with any number of rows.
     """
     if x.is_cuda:
-        from verifier.ops.kernels import linear as kernels
+        from foresay.verifier.ops.kernels import linear as kernels
 
         return kernels.linear(x, weight, bias)
     return functional.linear(x, weight, bias)
@@ -124,10 +124,10 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     """``silu(gate) * up`` for the two halves of ``x @ weight.T + bias``, gate first. Returns [R, O / 2].
 
     Both halves are rounded to x's dtype before, and silu's result is too: the same steps as the product and the
-    activation one after the other (:func:`verifier.ops.activation.silu_mul`).
+    activation one after the other (:func:`foresay.verifier.ops.activation.silu_mul`).
     """
     if x.is_cuda:
-        from verifier.ops.kernels import linear as kernels
+        from foresay.verifier.ops.kernels import linear as kernels
 
         return kernels.gated_linear(x, weight, bias)
     gate, up = functional.linear(x, weight, bias).chunk(2, dim=-1)

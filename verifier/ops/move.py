@@ -1,16 +1,16 @@
 """Moving accepted rows down, in every layer and for several sequences at once, without a number on the host.
 
-:func:`kvpaging.ops.move_rows` takes as many rows as its index tensors name. Inside a captured graph the tensors have
-one size, and how many rows count is known to the device alone. The kernel is on this floor and not in kvpaging, since
-only the graph of a step has such a count: kvpaging keeps to torch and numpy, and its own op runs on any device.
+:func:`foresay.kvpaging.ops.move_rows` takes as many rows as its index tensors name. Inside a captured graph the tensors
+have one size, and how many rows count is known to the device alone. The kernel is on this floor and not in kvpaging,
+since only the graph of a step has such a count: kvpaging keeps to torch and numpy, and its own op runs on any device.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from kvpaging.ops import move_rows
-from verifier.ops.eager import compiled
+from foresay.kvpaging.ops import move_rows
+from foresay.verifier.ops.eager import compiled
 
 
 def move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
@@ -21,12 +21,12 @@ def move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor,
     distinct and may be its sources; no two sequences share a slot.
     """
     if parts[0].is_cuda:
-        from verifier.ops.kernels import move as kernels
+        from foresay.verifier.ops.kernels import move as kernels
 
         kernels.move_paths(parts, sources, destinations, lengths)
         return
     if compiled(parts[0]):
-        from verifier.ops.kernels.cpu import accept as of_cpu
+        from foresay.verifier.ops.kernels.cpu import accept as of_cpu
 
         of_cpu.move_paths(parts, sources, destinations, lengths)
         return

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.ops.eager import compiled
-from verifier.ops.level import known_tokens
-from verifier.ops.linear import Partials
-from verifier.ops.take import copy_rows, take_rows
+from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.level import known_tokens
+from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.take import copy_rows, take_rows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, count: Tensor | None = None) -> Tensor:
@@ -19,7 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, count: Tensor | None = None)
     many rows, read when it runs (of compiled kernels; None: all).
     """
     if x.is_cuda:
-        from verifier.ops.kernels import norm
+        from foresay.verifier.ops.kernels import norm
 
         return norm.rms_norm(x, weight, eps)
     if compiled(x):
@@ -38,7 +38,7 @@ def add_rms_norm(x: Tensor, y: Tensor | Partials, weight: Tensor, eps: float, co
     Returns [R, D].
     """
     if x.is_cuda:
-        from verifier.ops.kernels import norm
+        from foresay.verifier.ops.kernels import norm
 
         return norm.add_rms_norm(x, y, weight, eps)
     if isinstance(y, Partials):
@@ -49,8 +49,8 @@ def add_rms_norm(x: Tensor, y: Tensor | Partials, weight: Tensor, eps: float, co
 
 
 def _compiled(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, count: Tensor | None) -> Tensor:
-    from verifier.ops.kernels.cpu import rows
-    from verifier.ops.kernels.cpu.launch import counted, room
+    from foresay.verifier.ops.kernels.cpu import rows
+    from foresay.verifier.ops.kernels.cpu.launch import counted, room
 
     out = room(x.shape, x.dtype)
     rows.rms_norm(x, added, weight, out, eps, counted(count, x.shape[:-1].numel()))
@@ -62,10 +62,10 @@ def embed(
 ) -> tuple[Tensor, Tensor]:
     """The rows of the tokens, the residual stream's beginning, and their norm: [R, D] each.
 
-    table: [V, D]. tokens: int64[R]. weight: [D]. count: see :func:`~verifier.ops.take.take_rows`.
+    table: [V, D]. tokens: int64[R]. weight: [D]. count: see :func:`~foresay.verifier.ops.take.take_rows`.
     """
     if table.is_cuda:
-        from verifier.ops.kernels import take as kernels
+        from foresay.verifier.ops.kernels import take as kernels
 
         return kernels.embed(table, tokens, weight, eps)
     x = take_rows(table, tokens, count)
@@ -81,7 +81,7 @@ def pair(
     [R, D]. weights: [D] each.
     """
     if table.is_cuda:
-        from verifier.ops.kernels import take as kernels
+        from foresay.verifier.ops.kernels import take as kernels
 
         return kernels.pair(table, tokens, hidden, weights, eps, keep_normed)
     normed = rms_norm(hidden, weights[1], eps)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import compiled
 
 
 def advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, taken: Tensor) -> None:
@@ -21,7 +21,7 @@ def advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, take
     ``BROKEN``, which is no token and must not be looked up, becomes 0.
     """
     if recent.is_cuda:
-        from verifier.ops.kernels import recent as kernels
+        from foresay.verifier.ops.kernels import recent as kernels
 
         kernels.advance(recent, lengths, ends, emitted, taken)
         return
@@ -33,7 +33,7 @@ def advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, take
 def _moved_on(recent: Tensor, emitted: Tensor, taken: Tensor) -> Tensor:
     """int64[S, T]."""
     if compiled(recent):
-        from verifier.ops.kernels.cpu import recent as of_cpu
+        from foresay.verifier.ops.kernels.cpu import recent as of_cpu
 
         return of_cpu.gather_recent(recent, emitted, taken)
     places = torch.arange(recent.shape[1], device=recent.device) + taken[:, None]
@@ -56,11 +56,11 @@ def text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextEn
     recent: int64[S, T], the root last, T at least ``count``. lengths: int32[S], the roots' positions.
     """
     if recent.is_cuda:
-        from verifier.ops.kernels import recent as kernels
+        from foresay.verifier.ops.kernels import recent as kernels
 
         return kernels.text_ends(recent, lengths, count, first)
     if compiled(recent):
-        from verifier.ops.kernels.cpu import recent as of_cpu
+        from foresay.verifier.ops.kernels.cpu import recent as of_cpu
 
         return of_cpu.text_ends(recent, lengths, count, first)
     begins = (lengths - (count - 1)).clamp(min=first)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvpaging.ops import store_rows
-from verifier.ops.eager import compiled
-from verifier.ops.linear import Partials
-from verifier.ops.norm import rms_norm
+from foresay.kvpaging.ops import store_rows
+from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.norm import rms_norm
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
@@ -41,20 +41,20 @@ def rotate_and_store(
     :func:`rotate` takes them. keys, values: [slots, G, D], one layer of a store, written in place. slots: int64 [R],
     distinct but for padding rows, which all go to slots of page 0. query_norm, key_norm: [D], both or neither. All of
     one dtype and contiguous.
-    scales: fp32[slots, 2, G] where keys and values are quantised on the way (:func:`kvpaging.ops.quantized`), of their
-    dtype then. Returns the rotated queries, [R, Q, D], contiguous. count: int64[1], of how many rows, read when it runs
-    (of compiled kernels; None: all).
+    scales: fp32[slots, 2, G] where keys and values are quantised on the way (:func:`foresay.kvpaging.ops.quantized`),
+    of their dtype then. Returns the rotated queries, [R, Q, D], contiguous. count: int64[1], of how many rows, read
+    when it runs (of compiled kernels; None: all).
     """
     if cos.is_cuda:
-        from verifier.ops.kernels import rotate as kernels
+        from foresay.verifier.ops.kernels import rotate as kernels
 
         return kernels.rotate_and_store(qkv, cos, signed_sin, keys, values, slots, query_norm, key_norm, eps, scales)
     if isinstance(qkv, Partials):
         qkv = qkv.finished(cos.dtype)
     groups, dim = keys.shape[-2:]
     if compiled(qkv):
-        from verifier.ops.kernels.cpu import rows
-        from verifier.ops.kernels.cpu.launch import counted, room
+        from foresay.verifier.ops.kernels.cpu import rows
+        from foresay.verifier.ops.kernels.cpu.launch import counted, room
 
         query = room((len(qkv), qkv.shape[1] // dim - 2 * groups, dim), qkv.dtype)
         norms = None if query_norm is None or key_norm is None else (query_norm, key_norm)

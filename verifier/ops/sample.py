@@ -1,7 +1,7 @@
 """The sample at every row of a pass, each row with sampling parameters, seed and position of its own.
 
-What :func:`spec.sample.sample` does for the nodes of one request, for the nodes of several requests at once and without
-a number on the host: so that it can be part of a captured graph.
+What :func:`foresay.spec.sample.sample` does for the nodes of one request, for the nodes of several requests at once and
+without a number on the host: so that it can be part of a captured graph.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spec.noise import gumbel_row
-from spec.sample import BROKEN, sample
-from spec.sampling import SamplingParams
-from verifier.ops.eager import compiled
+from foresay.spec.noise import gumbel_row
+from foresay.spec.sample import BROKEN, sample
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.ops.eager import compiled
 
 #: The tensors of :class:`RowSampling`.
 SAMPLING = {
@@ -93,7 +93,7 @@ class SamplingColumns(NamedTuple):
 def sample_rows(
     logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None, count: Tensor | None = None
 ) -> Tensor:
-    """Draw one token per row, under the contract of :func:`spec.sample.sample`.
+    """Draw one token per row, under the contract of :func:`foresay.spec.sample.sample`.
 
     logits: fp32[N, V]. token_ids: int64[V], which token of the target each column is, for a drafter that has a
     vocabulary of its own; None where they are the same. The noise is that of the target's tokens, and ties go to the
@@ -101,7 +101,7 @@ def sample_rows(
     Returns int64[N], tokens of the target, ``BROKEN`` for a row that holds NaN, plus infinity or nothing finite.
     """
     if logits.is_cuda:
-        from verifier.ops.kernels import sample as kernels
+        from foresay.verifier.ops.kernels import sample as kernels
 
         return kernels.sample_rows(logits, sampling, token_ids)
     if compiled(logits):
@@ -111,8 +111,8 @@ def sample_rows(
 
 
 def _compiled(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, count: Tensor | None) -> Tensor:
-    from verifier.ops.kernels.cpu import sample as kernels
-    from verifier.ops.kernels.cpu.launch import counted, room
+    from foresay.verifier.ops.kernels.cpu import sample as kernels
+    from foresay.verifier.ops.kernels.cpu.launch import counted, room
 
     sampled = room((len(logits),), torch.int64)
     kernels.sample_rows(logits.contiguous(), sampling, token_ids, sampled, counted(count, len(logits)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import compiled
 
 
 def take_rows(table: Tensor, places: Tensor, count: Tensor | None = None) -> Tensor:
@@ -14,8 +14,8 @@ def take_rows(table: Tensor, places: Tensor, count: Tensor | None = None) -> Ten
     """
     if not compiled(table):
         return table.index_select(0, places)
-    from verifier.ops.kernels.cpu import rows
-    from verifier.ops.kernels.cpu.launch import counted, room
+    from foresay.verifier.ops.kernels.cpu import rows
+    from foresay.verifier.ops.kernels.cpu.launch import counted, room
 
     out = room((len(places), *table.shape[1:]), table.dtype)
     rows.take_rows(table, places, out, counted(count, len(places)))
@@ -25,7 +25,7 @@ def take_rows(table: Tensor, places: Tensor, count: Tensor | None = None) -> Ten
 def take_both(first: Tensor, second: Tensor, places: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The same rows of two tables of one shape. first, second: [N, D]."""
     if first.is_cuda:
-        from verifier.ops.kernels import take as kernels
+        from foresay.verifier.ops.kernels import take as kernels
 
         return kernels.take_both(first, second, places)
     return take_rows(first, places, count), take_rows(second, places, count)
@@ -35,8 +35,8 @@ def copy_rows(x: Tensor, count: Tensor | None = None) -> Tensor:
     """The same rows elsewhere, as they are now. x: [R, ..], contiguous; count: see :func:`take_rows`."""
     if not compiled(x):
         return x.clone()
-    from verifier.ops.kernels.cpu import rows
-    from verifier.ops.kernels.cpu.launch import counted, room
+    from foresay.verifier.ops.kernels.cpu import rows
+    from foresay.verifier.ops.kernels.cpu.launch import counted, room
 
     out = room(x.shape, x.dtype)
     rows.copy_rows(x, out, counted(count, len(x)))
@@ -47,8 +47,8 @@ def take_columns(x: Tensor, places: Tensor, count: Tensor | None = None) -> Tens
     """``x[:, places]``. x: [R, N], contiguous. places: int64[K]. Returns [R, K]; count: see :func:`take_rows`."""
     if not compiled(x):
         return x.index_select(1, places)
-    from verifier.ops.kernels.cpu import rows
-    from verifier.ops.kernels.cpu.launch import counted, room
+    from foresay.verifier.ops.kernels.cpu import rows
+    from foresay.verifier.ops.kernels.cpu.launch import counted, room
 
     out = room((len(x), len(places)), x.dtype)
     rows.take_columns(x, places, out, counted(count, len(x)))

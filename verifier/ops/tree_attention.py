@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvpaging.ops import dequantized
-from verifier.ops.eager import compiled
+from foresay.kvpaging.ops import dequantized
+from foresay.verifier.ops.eager import compiled
 
 if TYPE_CHECKING:
-    from verifier.ops.kernels.cpu.places import Places
+    from foresay.verifier.ops.kernels.cpu.places import Places
 
 
 @dataclass(slots=True)
@@ -49,8 +49,8 @@ class PagedRows:
     def found(self, rows: int, count: Tensor | None = None) -> Places:
         """Where all keys are, looked for once: for kernels of a CPU. rows: R. count: int64[1], how many of them; None:
         all."""
-        from verifier.ops.kernels.cpu.launch import counted
-        from verifier.ops.kernels.cpu.places import find_places
+        from foresay.verifier.ops.kernels.cpu.launch import counted
+        from foresay.verifier.ops.kernels.cpu.places import find_places
 
         if self._places is None:
             self._places = find_places(self, rows, counted(count, rows))
@@ -79,8 +79,8 @@ def tree_attention(
     if query.is_cuda:
         return _on_gpu(query, keys, values, scales, rows, scale, window, first)
     if compiled(query):
-        from verifier.ops.kernels.cpu import attention
-        from verifier.ops.kernels.cpu.launch import room
+        from foresay.verifier.ops.kernels.cpu import attention
+        from foresay.verifier.ops.kernels.cpu.launch import room
 
         mixed = room(query.shape, query.dtype)
         attention.attend(query, keys, values, scales, rows.found(len(query), count), mixed, scale, window or 0, first)
@@ -108,8 +108,8 @@ def _on_gpu(
     window: int | None,
     first: int,
 ) -> Tensor:
-    from verifier.ops.kernels.chunk_attention import chunk_attention
-    from verifier.ops.kernels.tree_attention import tree_attention
+    from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
+    from foresay.verifier.ops.kernels.tree_attention import tree_attention
 
     kernel = chunk_attention if rows.words is None else tree_attention
     assert query.is_contiguous() and keys.is_contiguous() and values.is_contiguous(), "rows lie one behind the other"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 
-if "server.host.process" in sys.orig_argv:
-    from spec.engine import Engine
-    from spec.request import Delta
+if "foresay.server.host.process" in sys.orig_argv:
+    from foresay.spec.engine import Engine
+    from foresay.spec.request import Delta
 
     step = Engine.step
     asked: list[int] = []

@@ -16,14 +16,14 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from server.api.common.route import EVENTS, Route, json_response
-from server.gateway.caller import CALLER, Shared
-from server.host.models.models import MODELS, Entry, Models
-from server.host.service import Service
-from server.observe.telemetry.report import HistoryReport, Point, RequestDetail, RequestSummary, Snapshot
-from server.observe.telemetry.telemetry import Telemetry
-from server.schemas.errors import ApiError, Busy
-from spec.errors import InvalidRequest
+from foresay.server.api.common.route import EVENTS, Route, json_response
+from foresay.server.gateway.caller import CALLER, Shared
+from foresay.server.host.models.models import MODELS, Entry, Models
+from foresay.server.host.service import Service
+from foresay.server.observe.telemetry.report import HistoryReport, Point, RequestDetail, RequestSummary, Snapshot
+from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.schemas.errors import ApiError, Busy
+from foresay.spec.errors import InvalidRequest
 
 MOST_READERS = 64
 STALL_SECONDS = 20.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from server.api.common.route import Route
-from server.host.models.models import MODELS
+from foresay.server.api.common.route import Route
+from foresay.server.host.models.models import MODELS
 
 
 async def metrics(request: web.Request) -> web.Response:

@@ -9,16 +9,16 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 import foresay
-from server.api.about.dashboard import PAGE, served, wants_page
-from server.api.common.route import Route, json_response
-from server.engine.generation import unavailable
-from server.host.models.models import MODELS, Entry, Models
-from server.observe.telemetry.report import Replica
-from server.schemas.shared import ModelCard, ModelList
-from server.settings.config import ServeConfig
-from server.settings.fields import settings_of
-from server.settings.units import moment
-from spec.request import EngineInfo
+from foresay.server.api.about.dashboard import PAGE, served, wants_page
+from foresay.server.api.common.route import Route, json_response
+from foresay.server.engine.generation import unavailable
+from foresay.server.host.models.models import MODELS, Entry, Models
+from foresay.server.observe.telemetry.report import Replica
+from foresay.server.schemas.shared import ModelCard, ModelList
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.fields import settings_of
+from foresay.server.settings.units import moment
+from foresay.spec.request import EngineInfo
 
 # -- what travels ------------------------------------------------------------------------------------------------------
 

@@ -19,16 +19,16 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
-from server.host.models.model import Model
-from server.host.models.models import MODELS, Entry, Models
-from server.host.replacement import Progress, writes_alone
-from server.schemas.errors import ApiError, NotNow, described
-from server.schemas.shared import ErrorDetail
-from server.settings.config import EngineConfig, ServeConfig
-from server.settings.load import changed
-from server.settings.resolved import target_directory
-from spec.errors import ForesayError, InvalidRequest
+from foresay.server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
+from foresay.server.host.models.model import Model
+from foresay.server.host.models.models import MODELS, Entry, Models
+from foresay.server.host.replacement import Progress, writes_alone
+from foresay.server.schemas.errors import ApiError, NotNow, described
+from foresay.server.schemas.shared import ErrorDetail
+from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.server.settings.load import changed
+from foresay.server.settings.resolved import target_directory
+from foresay.spec.errors import ForesayError, InvalidRequest
 
 
 class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

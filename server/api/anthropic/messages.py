@@ -8,8 +8,8 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from server.api.anthropic.request import Conversation, drawing
-from server.api.anthropic.schemas import (
+from foresay.server.api.anthropic.request import Conversation, drawing
+from foresay.server.api.anthropic.schemas import (
     EVENTS,
     AnswerBlock,
     AssistantTurn,
@@ -34,18 +34,18 @@ from server.api.anthropic.schemas import (
     TokenCount,
     ToolUseBlock,
 )
-from server.api.common.answer import Answer, parsed_arguments
-from server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
-from server.api.common.streaming import leased
-from server.api.common.turns import answered, chat_choices, chat_prompt
-from server.api.common.validation import converted, in_words, naming, reword
-from server.gateway.caller import REQUEST_ID
-from server.host.models.models import MODELS
-from server.host.service import Origin, Service
-from server.schemas.chat import ChatRequest
-from server.schemas.shared import ErrorBody, GenerationRequest
-from server.text.choice import Choice, Piece
-from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
+from foresay.server.api.common.answer import Answer, parsed_arguments
+from foresay.server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
+from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.turns import answered, chat_choices, chat_prompt
+from foresay.server.api.common.validation import converted, in_words, naming, reword
+from foresay.server.gateway.caller import REQUEST_ID
+from foresay.server.host.models.models import MODELS
+from foresay.server.host.service import Origin, Service
+from foresay.server.schemas.chat import ChatRequest
+from foresay.server.schemas.shared import ErrorBody, GenerationRequest
+from foresay.server.text.choice import Choice, Piece
+from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
 FRAMING = Framing("text/event-stream; charset=utf-8", named_event, ping=b'event: ping\ndata: {"type":"ping"}\n\n')
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from server.api.anthropic.schemas import (
+from foresay.server.api.anthropic.schemas import (
     Block,
     ChoiceOfTool,
     CountTokensRequest,
@@ -20,11 +20,11 @@ from server.api.anthropic.schemas import (
     ToolUseBlock,
     Turn,
 )
-from server.api.common.validation import thinking
-from server.schemas.shared import RequestWarning
-from server.text.parsers.chat_format import ChatFormat
-from server.text.warned import warning
-from spec.errors import InvalidRequest
+from foresay.server.api.common.validation import thinking
+from foresay.server.schemas.shared import RequestWarning
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.warned import warning
+from foresay.spec.errors import InvalidRequest
 
 HOTTEST = 1.0
 #: Of Anthropic's efforts, those that templates with a word for it know.

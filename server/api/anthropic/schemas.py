@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.schemas.shared import Metrics, RequestWarning
+from foresay.server.schemas.shared import Metrics, RequestWarning
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 

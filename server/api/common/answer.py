@@ -1,7 +1,7 @@
 """What streaming and collecting need of an answer, and what all APIs share of it.
 
-An answer owns the choices and turns their pieces into chunks; :mod:`server.api.common.streaming` decides when they are
-sent.
+An answer owns the choices and turns their pieces into chunks; :mod:`foresay.server.api.common.streaming` decides when
+they are sent.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.api.common import statistics
-from server.api.common.route import EVENTS, Framing
-from server.host.service import Origin
-from server.schemas.chat import ChatChunk, ChatCompletion
-from server.schemas.completions import Completion
-from server.schemas.shared import ErrorBody, GenerationRequest, Metrics, RequestWarning, Usage
-from server.schemas.tokens import (
+from foresay.server.api.common import statistics
+from foresay.server.api.common.route import EVENTS, Framing
+from foresay.server.host.service import Origin
+from foresay.server.schemas.chat import ChatChunk, ChatCompletion
+from foresay.server.schemas.completions import Completion
+from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Metrics, RequestWarning, Usage
+from foresay.server.schemas.tokens import (
     ChatLogprobs,
     ChatTokenLogprob,
     CompletionLogprobs,
@@ -29,11 +29,11 @@ from server.schemas.tokens import (
     Provenance,
     TopLogprob,
 )
-from server.text.choice import Choice, Piece
-from server.text.options import stream_interval
-from server.text.tokenizer import Tokenizer
-from server.text.warned import together, warning
-from spec.request import TokenLogprobs
+from foresay.server.text.choice import Choice, Piece
+from foresay.server.text.options import stream_interval
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.server.text.warned import together, warning
+from foresay.spec.request import TokenLogprobs
 
 #: What carries the fields about its own making.
 Finished = TypeVar("Finished", ChatChunk, ChatCompletion, Completion)

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from server.api.common.validation import decoded
-from server.host.models.models import MODELS
-from server.schemas.shared import ErrorBody
+from foresay.server.api.common.validation import decoded
+from foresay.server.host.models.models import MODELS
+from foresay.server.schemas.shared import ErrorBody
 
 #: Chunks above this go out alone, so that other streams have their turn between them.
 LARGE_BYTES = 1 << 18

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from server.schemas.shared import (
+from foresay.server.schemas.shared import (
     CompletionTokensDetails,
     Metrics,
     MetricsLevel,
@@ -14,8 +14,8 @@ from server.schemas.shared import (
     SpeculativeDecoding,
     Usage,
 )
-from server.text.choice import Choice
-from spec.acceptance import tokens_per_step
+from foresay.server.text.choice import Choice
+from foresay.spec.acceptance import tokens_per_step
 
 
 def usage(choices: Sequence[Choice]) -> Usage:

@@ -25,19 +25,19 @@ from typing import ParamSpec, TypeVar
 import msgspec
 from aiohttp import web
 
-from server.api.common.answer import Answer
-from server.api.common.route import EventStream, Framing, error_shape
-from server.engine.generation import Generation
-from server.host.models.models import MODELS
-from server.host.models.resident import Keep, Patience
-from server.host.service import Service
-from server.schemas.errors import ApiError, described
-from server.schemas.shared import ErrorBody
-from server.text.choice import Piece, merged
-from server.text.parts import joined
-from server.text.warned import headers
-from spec.errors import InvalidRequest
-from spec.request import Delta
+from foresay.server.api.common.answer import Answer
+from foresay.server.api.common.route import EventStream, Framing, error_shape
+from foresay.server.engine.generation import Generation
+from foresay.server.host.models.models import MODELS
+from foresay.server.host.models.resident import Keep, Patience
+from foresay.server.host.service import Service
+from foresay.server.schemas.errors import ApiError, described
+from foresay.server.schemas.shared import ErrorBody
+from foresay.server.text.choice import Piece, merged
+from foresay.server.text.parts import joined
+from foresay.server.text.warned import headers
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Delta
 
 Batch = list[tuple[int, Piece]]
 #: Waits for the next pieces with the index of their choice; none if none came within so many seconds.

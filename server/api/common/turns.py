@@ -1,7 +1,7 @@
 """From a decoded request to the choices that run, whatever route it came through.
 
-Every route that speaks of messages turns its body into a :class:`~server.schemas.chat.ChatRequest` first; so each
-option is understood in one place.
+Every route that speaks of messages turns its body into a :class:`~foresay.server.schemas.chat.ChatRequest` first; so
+each option is understood in one place.
 
 OpenAI refuses a ``prediction`` beside ``n``, log-probabilities, penalties and tools. Here all of these hold at every
 drafted token; only what contradicts it is refused.
@@ -18,30 +18,30 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from server.api.common import validation
-from server.api.common.answer import Answer
-from server.api.common.route import json_response
-from server.api.common.streaming import collect, stream
-from server.gateway.caller import CALLER, REQUEST_ID
-from server.host.service import Origin, Service
-from server.schemas import bounds
-from server.schemas.chat import ChatRequest
-from server.schemas.completions import CompletionRequest
-from server.schemas.shared import GenerationRequest, Prediction, RequestWarning, Speculation
-from server.text import conversation
-from server.text.choice import Choice, TextOptions
-from server.text.grammars.answers import Beginning, chat_grammar
-from server.text.grammars.fields import wanted
-from server.text.options import bad_words, check_choices, check_told, forked, scores_only, truncated
-from server.text.options import choices as choices_of
-from server.text.parts import OutputParser, PlainText
-from server.text.prompt import Rendered, Room
-from server.text.warned import headers, warning
-from spec.errors import ContextLengthExceeded, InvalidRequest
-from spec.names import NONE, canonical
-from spec.request import EngineInfo, Grammar, Request
-from spec.sampling import SamplingParams
-from spec.shape import MAX_NODES
+from foresay.server.api.common import validation
+from foresay.server.api.common.answer import Answer
+from foresay.server.api.common.route import json_response
+from foresay.server.api.common.streaming import collect, stream
+from foresay.server.gateway.caller import CALLER, REQUEST_ID
+from foresay.server.host.service import Origin, Service
+from foresay.server.schemas import bounds
+from foresay.server.schemas.chat import ChatRequest
+from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.shared import GenerationRequest, Prediction, RequestWarning, Speculation
+from foresay.server.text import conversation
+from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.grammars.answers import Beginning, chat_grammar
+from foresay.server.text.grammars.fields import wanted
+from foresay.server.text.options import bad_words, check_choices, check_told, forked, scores_only, truncated
+from foresay.server.text.options import choices as choices_of
+from foresay.server.text.parts import OutputParser, PlainText
+from foresay.server.text.prompt import Rendered, Room
+from foresay.server.text.warned import headers, warning
+from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
+from foresay.spec.names import NONE, canonical
+from foresay.spec.request import EngineInfo, Grammar, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.shape import MAX_NODES
 
 #: The only types that there are.
 CONTENT, TEXT = "content", "text"
@@ -94,7 +94,7 @@ ANYBODY, NOBODY = "auto", NONE
 
 
 def wishes(asked: Speculation | None, info: EngineInfo) -> dict[str, Any]:
-    """The fields of a :class:`~spec.request.Request` that say it. Raises InvalidRequest naming the field."""
+    """The fields of a :class:`~foresay.spec.request.Request` that say it. Raises InvalidRequest naming the field."""
     if asked is None:
         return {}
     method, most = canonical(asked.method or ANYBODY), asked.max_tokens

@@ -1,4 +1,4 @@
-"""From bytes to a request the engine can run, or an :class:`~spec.errors.InvalidRequest` that names the field.
+"""From bytes to a request the engine can run, or an :class:`~foresay.spec.errors.InvalidRequest` that names the field.
 
 Null means default everywhere. Unknown fields are ignored; known fields that the server does not do are refused unless
 their value asks for nothing. An empty field name means the body as a whole.
@@ -15,19 +15,19 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from server.gateway.caller import ID_WANTED, usable_id
-from server.schemas import bounds
-from server.schemas.chat import ChatRequest
-from server.schemas.completions import CompletionRequest
-from server.schemas.shared import NOT_SUPPORTED, WRITE_INSTEAD, ErrorDetail, GenerationRequest, RequestWarning
-from server.text import options
-from server.text.choice import Choice
-from server.text.parsers.chat_format import ChatFormat
-from server.text.prompt import Room
-from server.text.tokenizer import SamplingDefaults
-from server.text.warned import warning
-from spec.errors import InvalidRequest
-from spec.sampling import SEED_RANGE, SamplingParams
+from foresay.server.gateway.caller import ID_WANTED, usable_id
+from foresay.server.schemas import bounds
+from foresay.server.schemas.chat import ChatRequest
+from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.shared import NOT_SUPPORTED, WRITE_INSTEAD, ErrorDetail, GenerationRequest, RequestWarning
+from foresay.server.text import options
+from foresay.server.text.choice import Choice
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.prompt import Room
+from foresay.server.text.tokenizer import SamplingDefaults
+from foresay.server.text.warned import warning
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.sampling import SEED_RANGE, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 MOST_STOPS = 16

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.api.common.answer import Answer, parsed_arguments
-from server.api.common.route import LINES
-from server.api.common.validation import naming
-from server.api.ollama.schemas import (
+from foresay.server.api.common.answer import Answer, parsed_arguments
+from foresay.server.api.common.route import LINES
+from foresay.server.api.common.validation import naming
+from foresay.server.api.ollama.schemas import (
     ModelDetails,
     OllamaAnswerMessage,
     OllamaChatLine,
@@ -25,14 +25,14 @@ from server.api.ollama.schemas import (
     OllamaProgress,
     OllamaToolCall,
 )
-from server.host.models.resident import WAITED
-from server.host.service import Origin
-from server.schemas.shared import ErrorBody, GenerationRequest
-from server.settings.resolved import tagged
-from server.settings.units import count_in_words, moment
-from server.text.choice import Choice, Piece
-from server.text.parts import Part, ToolCallPart, joined, text_of, thought_of
-from spec.request import EngineInfo
+from foresay.server.host.models.resident import WAITED
+from foresay.server.host.service import Origin
+from foresay.server.schemas.shared import ErrorBody, GenerationRequest
+from foresay.server.settings.resolved import tagged
+from foresay.server.settings.units import count_in_words, moment
+from foresay.server.text.choice import Choice, Piece
+from foresay.server.text.parts import Part, ToolCallPart, joined, text_of, thought_of
+from foresay.spec.request import EngineInfo
 
 NANOSECONDS = 1_000_000_000
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from server.api.common import validation
-from server.api.common.validation import thinking
-from server.api.ollama.schemas import (
+from foresay.server.api.common import validation
+from foresay.server.api.common.validation import thinking
+from foresay.server.api.ollama.schemas import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaMessage,
@@ -16,12 +16,12 @@ from server.api.ollama.schemas import (
     OllamaRequest,
     OllamaToolCall,
 )
-from server.host.models.resident import Keep
-from server.schemas.bounds import MOST_CALLS, check_count
-from server.schemas.chat import ChatRequest
-from server.settings.units import seconds_of
-from server.text.parsers.chat_format import ChatFormat
-from spec.errors import InvalidRequest
+from foresay.server.host.models.resident import Keep
+from foresay.server.schemas.bounds import MOST_CALLS, check_count
+from foresay.server.schemas.chat import ChatRequest
+from foresay.server.settings.units import seconds_of
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.spec.errors import InvalidRequest
 
 Json = dict[str, Any]
 

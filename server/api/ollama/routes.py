@@ -9,13 +9,13 @@ import msgspec
 from aiohttp import web
 
 import foresay
-from server.api.common import validation
-from server.api.common.route import LINES, ErrorShape, Route, Stream, json_response
-from server.api.common.streaming import Answering, leased
-from server.api.common.turns import answered, chat_choices, completion_choices
-from server.api.common.validation import in_words, reword
-from server.api.ollama import request as ollama
-from server.api.ollama.answer import (
+from foresay.server.api.common import validation
+from foresay.server.api.common.route import LINES, ErrorShape, Route, Stream, json_response
+from foresay.server.api.common.streaming import Answering, leased
+from foresay.server.api.common.turns import answered, chat_choices, completion_choices
+from foresay.server.api.common.validation import in_words, reword
+from foresay.server.api.ollama import request as ollama
+from foresay.server.api.ollama.answer import (
     OllamaAnswer,
     OllamaChat,
     OllamaGenerate,
@@ -24,7 +24,7 @@ from server.api.ollama.answer import (
     error_shape,
     model_info,
 )
-from server.api.ollama.schemas import (
+from foresay.server.api.ollama.schemas import (
     OllamaAnswerMessage,
     OllamaChatLine,
     OllamaChatRequest,
@@ -40,16 +40,16 @@ from server.api.ollama.schemas import (
     ShowRequest,
     Tags,
 )
-from server.gateway.caller import REQUEST_ID
-from server.host.models.models import MODELS, Entry
-from server.host.service import Service, Text
-from server.schemas.completions import CompletionRequest
-from server.schemas.shared import GenerationRequest
-from server.settings.units import moment
-from server.text.choice import Choice
-from server.text.prompt import Room
-from spec.errors import InvalidRequest
-from spec.request import EngineInfo
+from foresay.server.gateway.caller import REQUEST_ID
+from foresay.server.host.models.models import MODELS, Entry
+from foresay.server.host.service import Service, Text
+from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.shared import GenerationRequest
+from foresay.server.settings.units import moment
+from foresay.server.text.choice import Choice
+from foresay.server.text.prompt import Room
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import EngineInfo
 
 #: Whose API this is, as far as it goes: log-probabilities came with it. Clients that ask want 0.6.4 at least.
 OLLAMA_VERSION = "0.12.11"

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.schemas.shared import Metrics, RequestWarning
-from server.schemas.tokens import ChatTokenLogprob
+from foresay.server.schemas.shared import Metrics, RequestWarning
+from foresay.server.schemas.tokens import ChatTokenLogprob
 
 # -- requests ------------------------------------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from server.api.common import statistics
-from server.api.common.answer import Answer
-from server.api.common.route import EVENTS, Route, Stream
-from server.api.common.streaming import leased
-from server.api.common.turns import answered, chat_choices
-from server.host.service import Origin, Service
-from server.schemas.chat import (
+from foresay.server.api.common import statistics
+from foresay.server.api.common.answer import Answer
+from foresay.server.api.common.route import EVENTS, Route, Stream
+from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.turns import answered, chat_choices
+from foresay.server.host.service import Origin, Service
+from foresay.server.schemas.chat import (
     AssistantMessage,
     CalledFunction,
     ChatChoice,
@@ -27,10 +27,10 @@ from server.schemas.chat import (
     ToolCall,
     ToolCallDelta,
 )
-from server.schemas.shared import ErrorBody
-from server.schemas.tokens import ChatLogprobs, Provenance
-from server.text.choice import Choice, Piece
-from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined, text_of, thought_of
+from foresay.server.schemas.shared import ErrorBody
+from foresay.server.schemas.tokens import ChatLogprobs, Provenance
+from foresay.server.text.choice import Choice, Piece
+from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined, text_of, thought_of
 
 
 class ChatAnswer(Answer):

@@ -11,17 +11,17 @@ import msgspec
 from aiohttp import web
 from msgspec import UnsetType
 
-from server.api.common import statistics, validation
-from server.api.common.answer import Answer
-from server.api.common.route import EVENTS, Route, Stream
-from server.api.common.streaming import leased
-from server.api.common.turns import answered, completion_choices
-from server.host.service import Origin, Service, Text
-from server.schemas.completions import Completion, CompletionChoice, CompletionRequest
-from server.schemas.shared import ErrorBody, GenerationRequest, Usage
-from server.schemas.tokens import CompletionLogprobs
-from server.text.choice import Choice, Piece
-from server.text.tokenizer import Tokenizer
+from foresay.server.api.common import statistics, validation
+from foresay.server.api.common.answer import Answer
+from foresay.server.api.common.route import EVENTS, Route, Stream
+from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.turns import answered, completion_choices
+from foresay.server.host.service import Origin, Service, Text
+from foresay.server.schemas.completions import Completion, CompletionChoice, CompletionRequest
+from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Usage
+from foresay.server.schemas.tokens import CompletionLogprobs
+from foresay.server.text.choice import Choice, Piece
+from foresay.server.text.tokenizer import Tokenizer
 
 # -- the prompt in front of the answer, as echo asks for it ------------------------------------------------------------
 

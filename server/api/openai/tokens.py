@@ -9,14 +9,14 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from server.api.common import validation
-from server.api.common.route import Route, json_response, json_slices
-from server.api.common.turns import chat_prompt, rendered, room_for
-from server.host.models.models import MODELS
-from server.host.service import Service
-from server.schemas.bounds import check_count
-from server.schemas.chat import ChatRequest, Message, Tool
-from spec.errors import InvalidRequest
+from foresay.server.api.common import validation
+from foresay.server.api.common.route import Route, json_response, json_slices
+from foresay.server.api.common.turns import chat_prompt, rendered, room_for
+from foresay.server.host.models.models import MODELS
+from foresay.server.host.service import Service
+from foresay.server.schemas.bounds import check_count
+from foresay.server.schemas.chat import ChatRequest, Message, Tool
+from foresay.spec.errors import InvalidRequest
 
 # -- what travels ------------------------------------------------------------------------------------------------------
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from server.api.common import statistics
-from server.api.common.answer import Answer
-from server.api.common.route import NAMED_EVENTS
-from server.api.responses import events
-from server.api.responses.answer_items import ItemInProgress
-from server.api.responses.events import ItemDelta, ResponseEvent
-from server.api.responses.schemas import (
+from foresay.server.api.common import statistics
+from foresay.server.api.common.answer import Answer
+from foresay.server.api.common.route import NAMED_EVENTS
+from foresay.server.api.responses import events
+from foresay.server.api.responses.answer_items import ItemInProgress
+from foresay.server.api.responses.events import ItemDelta, ResponseEvent
+from foresay.server.api.responses.schemas import (
     IncompleteDetails,
     InputTokensDetails,
     ItemStatus,
@@ -31,13 +31,13 @@ from server.api.responses.schemas import (
     ResponseUsage,
     Status,
 )
-from server.api.responses.tools import Toolbox
-from server.host.service import Origin
-from server.schemas.errors import ApiError
-from server.schemas.shared import ErrorBody
-from server.schemas.tokens import ChatTokenLogprob, Provenance
-from server.text.choice import Choice, Piece
-from server.text.parts import Part, TextPart
+from foresay.server.api.responses.tools import Toolbox
+from foresay.server.host.service import Origin
+from foresay.server.schemas.errors import ApiError
+from foresay.server.schemas.shared import ErrorBody
+from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance
+from foresay.server.text.choice import Choice, Piece
+from foresay.server.text.parts import Part, TextPart
 
 #: OpenAI's words for why a response failed; every other reason is the server's.
 FAILURES = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}

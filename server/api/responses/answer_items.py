@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from server.api.responses import events
-from server.api.responses.events import ResponseEvent
-from server.api.responses.items import new_id
-from server.api.responses.schemas import (
+from foresay.server.api.responses import events
+from foresay.server.api.responses.events import ResponseEvent
+from foresay.server.api.responses.items import new_id
+from foresay.server.api.responses.schemas import (
     CustomToolCall,
     FunctionCall,
     ItemStatus,
@@ -22,9 +22,9 @@ from server.api.responses.schemas import (
     ReasoningItem,
     ReasoningText,
 )
-from server.api.responses.tools import Toolbox, spoken_input
-from server.schemas.tokens import ChatTokenLogprob
-from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
+from foresay.server.api.responses.tools import Toolbox, spoken_input
+from foresay.server.schemas.tokens import ChatTokenLogprob
+from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 #: What tells of more of an item.
 DELTAS: dict[type[OutputItem], Callable[..., ResponseEvent]] = {

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.api.responses.schemas import OutputItem, OutputText, ReasoningText, Response, ResponseRequest
-from server.schemas.shared import ErrorDetail
-from server.schemas.tokens import ChatTokenLogprob, Provenance
+from foresay.server.api.responses.schemas import OutputItem, OutputText, ReasoningText, Response, ResponseRequest
+from foresay.server.schemas.shared import ErrorDetail
+from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance
 
 # -- server to client ----------------------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from server.api.responses.schemas import InputItem, InputPart, OutputItem
-from server.api.responses.tools import ADDITIONAL, arguments_of, full_name
-from server.schemas.bounds import MOST_MESSAGES
-from spec.errors import ContextLengthExceeded, InvalidRequest
+from foresay.server.api.responses.schemas import InputItem, InputPart, OutputItem
+from foresay.server.api.responses.tools import ADDITIONAL, arguments_of, full_name
+from foresay.server.schemas.bounds import MOST_MESSAGES
+from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 
 ROLES = ("user", "system", "developer", "assistant")
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from weakref import WeakValueDictionary
 
-from server.api.responses.events import Create
-from server.api.responses.turn import Turn
-from server.gateway.caller import Shared
-from server.schemas.errors import ApiError
+from foresay.server.api.responses.events import Create
+from foresay.server.api.responses.turn import Turn
+from foresay.server.gateway.caller import Shared
+from foresay.server.schemas.errors import ApiError
 
 
 class Message:

@@ -7,16 +7,22 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from server.api.common import validation
-from server.api.common.validation import in_words
-from server.api.responses.items import messages_of
-from server.api.responses.schemas import RESPONSES_NOT_SUPPORTED, InputItem, NamedChoice, ResponseRequest, TextFormat
-from server.api.responses.tools import CUSTOM, Toolbox, full_name
-from server.schemas.bounds import MOST_NAME, MOST_TOOLS, check_count
-from server.schemas.chat import ChatRequest
-from server.schemas.shared import GenerationRequest, RequestWarning
-from server.text.warned import warning
-from spec.errors import InvalidRequest
+from foresay.server.api.common import validation
+from foresay.server.api.common.validation import in_words
+from foresay.server.api.responses.items import messages_of
+from foresay.server.api.responses.schemas import (
+    RESPONSES_NOT_SUPPORTED,
+    InputItem,
+    NamedChoice,
+    ResponseRequest,
+    TextFormat,
+)
+from foresay.server.api.responses.tools import CUSTOM, Toolbox, full_name
+from foresay.server.schemas.bounds import MOST_NAME, MOST_TOOLS, check_count
+from foresay.server.schemas.chat import ChatRequest
+from foresay.server.schemas.shared import GenerationRequest, RequestWarning
+from foresay.server.text.warned import warning
+from foresay.spec.errors import InvalidRequest
 
 LOGPROBS = "message.output_text.logprobs"
 #: What may be asked to be included. All but logprobs belong to tools and inputs that are never there, or are always in

@@ -7,20 +7,20 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from server.api.common.route import BODY_ERRORS, NAMED_EVENTS, EventStream, Route, Stream, json_response
-from server.api.common.streaming import leased, stream
-from server.api.responses.answer import CANCELLED
-from server.api.responses.events import ResponseEvent, StreamError
-from server.api.responses.schemas import DeletedResponse, InputTokens, ItemList, Response, ResponseRequest
-from server.api.responses.socket import Socket
-from server.api.responses.store import Record, ResponseNotFound, Responses
-from server.api.responses.turn import prepared, prompt_length, whole
-from server.gateway.caller import CALLER
-from server.host.models.models import MODELS
-from server.host.service import Service
-from server.schemas.shared import ErrorBody, ErrorDetail
-from server.text.warned import headers
-from spec.errors import InvalidRequest
+from foresay.server.api.common.route import BODY_ERRORS, NAMED_EVENTS, EventStream, Route, Stream, json_response
+from foresay.server.api.common.streaming import leased, stream
+from foresay.server.api.responses.answer import CANCELLED
+from foresay.server.api.responses.events import ResponseEvent, StreamError
+from foresay.server.api.responses.schemas import DeletedResponse, InputTokens, ItemList, Response, ResponseRequest
+from foresay.server.api.responses.socket import Socket
+from foresay.server.api.responses.store import Record, ResponseNotFound, Responses
+from foresay.server.api.responses.turn import prepared, prompt_length, whole
+from foresay.server.gateway.caller import CALLER
+from foresay.server.host.models.models import MODELS
+from foresay.server.host.service import Service
+from foresay.server.schemas.shared import ErrorBody, ErrorDetail
+from foresay.server.text.warned import headers
+from foresay.spec.errors import InvalidRequest
 
 #: How long a cancel waits for the engine's last words.
 CANCEL_SECONDS = 2.0

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.schemas.shared import GenerationRequest, Metrics, RequestWarning
-from server.schemas.tokens import ChatTokenLogprob, Provenance
+from foresay.server.schemas.shared import GenerationRequest, Metrics, RequestWarning
+from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -133,7 +133,7 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     logprobs: Any = None
 
 
-#: As ``NOT_SUPPORTED`` of :mod:`server.schemas.shared`: known, not done, and the values that ask for nothing.
+#: As ``NOT_SUPPORTED`` of :mod:`foresay.server.schemas.shared`: known, not done, and the values that ask for nothing.
 RESPONSES_NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
     "background": (False,),
     "conversation": (),
@@ -222,7 +222,7 @@ class InputTokensDetails(msgspec.Struct):
 
 class OutputTokensDetails(msgspec.Struct):
     """reasoning_tokens: output tokens the model thought with. The others as in
-    :class:`~server.schemas.shared.CompletionTokensDetails`."""
+    :class:`~foresay.server.schemas.shared.CompletionTokensDetails`."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int | UnsetType = UNSET

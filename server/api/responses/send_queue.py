@@ -19,11 +19,11 @@ import msgspec
 from aiohttp import WSMsgType
 from msgspec import UNSET
 
-from server.api.common.validation import named
-from server.api.responses.events import ClientEvent, Envelope, ItemDelta
-from server.schemas.bounds import MOST_DEPTH, MOST_PARTS, TOO_DEEP, weigh
-from server.schemas.tokens import Provenance
-from spec.errors import InvalidRequest
+from foresay.server.api.common.validation import named
+from foresay.server.api.responses.events import ClientEvent, Envelope, ItemDelta
+from foresay.server.schemas.bounds import MOST_DEPTH, MOST_PARTS, TOO_DEEP, weigh
+from foresay.server.schemas.tokens import Provenance
+from foresay.spec.errors import InvalidRequest
 
 JSON_PROTOCOL = "foresay.v1.json"
 MSGPACK_PROTOCOL = "foresay.v1.msgpack"

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from server.api.responses.answer import Cancelled
-from server.api.responses.events import (
+from foresay.server.api.responses.answer import Cancelled
+from foresay.server.api.responses.events import (
     CancelResponse,
     Create,
     SocketError,
@@ -31,16 +31,16 @@ from server.api.responses.events import (
     SteerFailed,
     SteerResponse,
 )
-from server.api.responses.lanes import Lanes, Message
-from server.api.responses.send_queue import PROTOCOLS, Codec, SendQueue, codec_of
-from server.api.responses.store import Responses
-from server.api.responses.turn import Turn, prepared
-from server.gateway.caller import CALLER
-from server.host.models.models import Models
-from server.host.service import Service
-from server.schemas.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized, described
-from server.schemas.shared import ErrorBody, ErrorDetail
-from spec.errors import InvalidRequest
+from foresay.server.api.responses.lanes import Lanes, Message
+from foresay.server.api.responses.send_queue import PROTOCOLS, Codec, SendQueue, codec_of
+from foresay.server.api.responses.store import Responses
+from foresay.server.api.responses.turn import Turn, prepared
+from foresay.server.gateway.caller import CALLER
+from foresay.server.host.models.models import Models
+from foresay.server.host.service import Service
+from foresay.server.schemas.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized, described
+from foresay.server.schemas.shared import ErrorBody, ErrorDetail
+from foresay.spec.errors import InvalidRequest
 
 #: How long a response's first event waits for the engine: what it refuses then comes as an error, not as a failure.
 PATIENCE = 0.25

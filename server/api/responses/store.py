@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from server.api.responses.events import ResponseEvent
-from server.api.responses.items import said_items
-from server.api.responses.schemas import InputItem, Response
-from server.gateway.caller import Shared
-from server.schemas.errors import ApiError
-from spec.errors import InvalidRequest
+from foresay.server.api.responses.events import ResponseEvent
+from foresay.server.api.responses.items import said_items
+from foresay.server.api.responses.schemas import InputItem, Response
+from foresay.server.gateway.caller import Shared
+from foresay.server.schemas.errors import ApiError
+from foresay.spec.errors import InvalidRequest
 
 #: The events kept of one response, so that a client can read a stream again from where it lost it.
 MOST_EVENTS = 512

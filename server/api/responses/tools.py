@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from server.api.responses.schemas import FunctionTool, InputItem
-from server.schemas.shared import RequestWarning
-from server.text.conversation import FUNCTION
-from server.text.warned import warning
-from spec.errors import InvalidRequest
+from foresay.server.api.responses.schemas import FunctionTool, InputItem
+from foresay.server.schemas.shared import RequestWarning
+from foresay.server.text.conversation import FUNCTION
+from foresay.server.text.warned import warning
+from foresay.spec.errors import InvalidRequest
 
 NAMESPACE, CUSTOM = "namespace", "custom"
 #: An item of a conversation that brings more tools.

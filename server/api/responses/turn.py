@@ -11,22 +11,29 @@ from functools import partial
 
 import msgspec
 
-from server.api.common.streaming import batches
-from server.api.common.turns import chat_choices
-from server.api.common.validation import in_words, reword
-from server.api.responses.answer import Cancelled, ResponseAnswer
-from server.api.responses.items import given_items
-from server.api.responses.request import NAMES, chat_request, hints_left_out
-from server.api.responses.schemas import InputItem, Reasoning, Response, ResponseRequest, TextFormat, TextOptions
-from server.api.responses.store import PreviousResponseNotFound, Record, Responses, Running
-from server.api.responses.tools import Toolbox, served
-from server.engine.generation import Generation
-from server.gateway.caller import CALLER
-from server.host.service import Service
-from server.schemas.bounds import MOST_SAID_AGAIN, check_bytes
-from server.schemas.errors import ApiError, described
-from server.text.choice import Choice
-from spec.errors import ContextLengthExceeded, InvalidRequest
+from foresay.server.api.common.streaming import batches
+from foresay.server.api.common.turns import chat_choices
+from foresay.server.api.common.validation import in_words, reword
+from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
+from foresay.server.api.responses.items import given_items
+from foresay.server.api.responses.request import NAMES, chat_request, hints_left_out
+from foresay.server.api.responses.schemas import (
+    InputItem,
+    Reasoning,
+    Response,
+    ResponseRequest,
+    TextFormat,
+    TextOptions,
+)
+from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses, Running
+from foresay.server.api.responses.tools import Toolbox, served
+from foresay.server.engine.generation import Generation
+from foresay.server.gateway.caller import CALLER
+from foresay.server.host.service import Service
+from foresay.server.schemas.bounds import MOST_SAID_AGAIN, check_bytes
+from foresay.server.schemas.errors import ApiError, described
+from foresay.server.text.choice import Choice
+from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 
 
 class Turn:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from server.engine.parameters import Shape, numbers_per_token, stored_parameters
+from foresay.server.engine.parameters import Shape, numbers_per_token, stored_parameters
 
 FILE = Path(__file__).parent / "catalog.toml"
 #: Bytes of a number in bfloat16.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-from server.cli.command import Command
-from server.settings.config import EngineConfig
+from foresay.server.cli.command import Command
+from foresay.server.settings.config import EngineConfig
 
 #: How long --probe measures, loading aside.
 PROBE_SECONDS = 25.0
@@ -21,8 +21,8 @@ def run(config: EngineConfig, arguments: Namespace) -> int:
     """Print the report on stdout; 0 if the pair can work, 1 if not."""
     import msgspec
 
-    from server.cli.check.pair import check
-    from server.cli.check.summary import show
+    from foresay.server.cli.check.pair import check
+    from foresay.server.cli.check.summary import show
 
     report = check(config, PROBE_SECONDS if arguments.probe else None)
     if arguments.json:

@@ -20,22 +20,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from server.cli.catalog.catalog import KnownDraft, find_target, of_shape
-from server.cli.check.summary import advice
-from server.engine.build import choose_dtype, draft_shape, max_model_len, plan
-from server.engine.checks import Measured, Notes, Report, Target, described, facts, look_at_files, names_of
-from server.engine.checks import named as for_people
-from server.engine.device import find_device
-from server.engine.drafters.entry import Entry
-from server.engine.drafters.registry import find, settled
-from server.engine.parameters import quantized
-from server.engine.vocabulary import vocabulary
-from server.settings.config import EngineConfig
-from server.settings.resolved import Resolved, choose_draft, named_in, target_directory
-from server.settings.units import bytes_in_words, count_in_words
-from server.text.tokenizer import SamplingDefaults, Tokenizer
-from spec.names import NONE
-from verifier.model.config import FAMILIES, ModelConfig
+from foresay.server.cli.catalog.catalog import KnownDraft, find_target, of_shape
+from foresay.server.cli.check.summary import advice
+from foresay.server.engine.build import choose_dtype, draft_shape, max_model_len, plan
+from foresay.server.engine.checks import Measured, Notes, Report, Target, described, facts, look_at_files, names_of
+from foresay.server.engine.checks import named as for_people
+from foresay.server.engine.device import find_device
+from foresay.server.engine.drafters.entry import Entry
+from foresay.server.engine.drafters.registry import find, settled
+from foresay.server.engine.parameters import quantized
+from foresay.server.engine.vocabulary import vocabulary
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import Resolved, choose_draft, named_in, target_directory
+from foresay.server.settings.units import bytes_in_words, count_in_words
+from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
+from foresay.spec.names import NONE
+from foresay.verifier.model.config import FAMILIES, ModelConfig
 
 _SUPPORTED = ", ".join(family.models for family in FAMILIES.values())
 
@@ -105,7 +105,7 @@ def _listed(drafts: Sequence[KnownDraft]) -> str:
 
 
 if TYPE_CHECKING:
-    from server.cli.check.probe import Probed
+    from foresay.server.cli.check.probe import Probed
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +233,8 @@ def _look(notes: Notes, config: EngineConfig) -> str:
 
 def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Measured], str] | None:
     """What was measured, and what it means; None if there is nothing to measure, or it could not be."""
-    from server.cli.check.probe import probe
-    from server.cli.check.summary import measured
+    from foresay.server.cli.check.probe import probe
+    from foresay.server.cli.check.summary import measured
 
     choice = choose_draft(config)
     if choice.value == NONE:
@@ -259,8 +259,8 @@ _LEAVE = "leave --draft-quantize out"
 
 def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
     """The same with a draft model of int8; None where no model of floats drafts, or that is so already."""
-    from server.engine.drafters.draft_model import DraftModel
-    from server.engine.drafters.registry import drafts
+    from foresay.server.engine.drafters.draft_model import DraftModel
+    from foresay.server.engine.drafters.registry import drafts
 
     models = [one for one in drafts(config, draft) if isinstance(one, DraftModel)]
     if config.draft_quantize is not None or not models or models[0].model.quantization is not None:
@@ -270,7 +270,7 @@ def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
 
 def _note_quantised(notes: Notes, floats: list[Measured], found: Probed | None) -> None:
     """What int8 of the draft model does to acceptance and speed."""
-    from server.cli.check.summary import gains, measured
+    from foresay.server.cli.check.summary import gains, measured
 
     if found is None:
         return

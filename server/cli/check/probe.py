@@ -13,19 +13,19 @@ from itertools import count
 import msgspec
 from tqdm import tqdm
 
-from server.cli.check.summary import Twice, Written
-from server.cli.progress import Stages
-from server.engine.build import build_engine
-from server.engine.drafting import DEFAULT_TOKENS, pinned
-from server.settings.config import EngineConfig
-from server.settings.resolved import target_directory
-from server.text.tokenizer import Tokenizer
-from spec.engine import Engine
-from spec.errors import ForesayError
-from spec.request import EngineInfo, Request
-from spec.sampling import SamplingParams
-from spec.scheduler import Scheduler
-from spec.tree import ROOT_ONLY
+from foresay.server.cli.check.summary import Twice, Written
+from foresay.server.cli.progress import Stages
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.drafting import DEFAULT_TOKENS, pinned
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import target_directory
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.engine import Engine
+from foresay.spec.errors import ForesayError
+from foresay.spec.request import EngineInfo, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.tree import ROOT_ONLY
 
 PROMPTS = (
     "Once upon a time there was a little girl who",

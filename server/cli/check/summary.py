@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from server.engine.checks import Measured, Report
-from spec.acceptance import ByDepth, by_place, tokens_per_step
-from spec.trace import Statistics
+from foresay.server.engine.checks import Measured, Report
+from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.spec.trace import Statistics
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from drafters.custom import CustomDrafter, told
-from server.engine.checks import Notes, Target
-from server.engine.device import Loading
-from server.engine.drafters.entry import Entry
-from spec.errors import ConfigurationError
-from spec.names import ALIASES, DRAFTERS, NONE
-from spec.protocols import Drafter, FeatureRequest
-from spec.tree import TreeShape
-from verifier.model.config import ModelConfig
-from verifier.paged_model import PagedModel
+from foresay.drafters.custom import CustomDrafter, told
+from foresay.server.engine.checks import Notes, Target
+from foresay.server.engine.device import Loading
+from foresay.server.engine.drafters.entry import Entry
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import ALIASES, DRAFTERS, NONE
+from foresay.spec.protocols import Drafter, FeatureRequest
+from foresay.spec.tree import TreeShape
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.paged_model import PagedModel
 
 _NAMED = re.compile(r"(?!\d)\w+(\.(?!\d)\w+)*:(?!\d)\w+")
 #: What a drafter's name may look like: it stands in flags, requests, metrics and traces.
@@ -36,7 +36,7 @@ _LOOK = "see docs/drafters.md"
 
 @dataclass(frozen=True)
 class Custom(Entry):
-    """:mod:`drafters.custom` around it."""
+    """:mod:`foresay.drafters.custom` around it."""
 
     made = CustomDrafter
     looks = True

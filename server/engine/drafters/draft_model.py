@@ -8,18 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from drafters.draft_model import DraftModelDrafter
-from server.engine.checks import Notes, Target, described, facts, look_at_files, look_at_origin
-from server.engine.device import Loading
-from server.engine.drafters.entry import FromFiles
-from server.engine.memory import model_bytes, token_bytes
-from server.engine.parameters import parameters, quantized
-from server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
-from server.settings.config import EngineConfig
-from spec.names import DRAFT_MODEL
-from spec.tree import TreeShape
-from verifier.model.config import FAMILIES, ModelConfig
-from verifier.paged_model import PagedModel
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files, look_at_origin
+from foresay.server.engine.device import Loading
+from foresay.server.engine.drafters.entry import FromFiles
+from foresay.server.engine.memory import model_bytes, token_bytes
+from foresay.server.engine.parameters import parameters, quantized
+from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.names import DRAFT_MODEL
+from foresay.spec.tree import TreeShape
+from foresay.verifier.model.config import FAMILIES, ModelConfig
+from foresay.verifier.paged_model import PagedModel
 
 #: A draft model with more than this share of the target's weights seldom pays.
 _LARGE = 0.5
@@ -27,7 +27,7 @@ _LARGE = 0.5
 
 @dataclass(frozen=True)
 class DraftModel(FromFiles):
-    """:mod:`drafters.draft_model`. quantize: what its floats become. kv_dtype: what its KV is kept in.
+    """:mod:`foresay.drafters.draft_model`. quantize: what its floats become. kv_dtype: what its KV is kept in.
     between: both vocabularies, once compared; None where they are the same."""
 
     names, made = (DRAFT_MODEL,), DraftModelDrafter

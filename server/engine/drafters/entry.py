@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from kvpaging import PagePool
-from server.engine.checks import Notes, Target
-from server.engine.device import Loading
-from server.settings.config import EngineConfig
-from spec.budget.members import MODEL_LEVELS
-from spec.errors import ConfigurationError
-from spec.protocols import Drafter
-from spec.tree import TreeShape
-from verifier.model.config import ModelConfig
-from verifier.model.hub import resolve
-from verifier.paged_model import PagedModel
+from foresay.kvpaging import PagePool
+from foresay.server.engine.checks import Notes, Target
+from foresay.server.engine.device import Loading
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.budget.members import MODEL_LEVELS
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.protocols import Drafter
+from foresay.spec.tree import TreeShape
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.hub import resolve
+from foresay.verifier.paged_model import PagedModel
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Entry:
         return 0
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
-        """Bytes of its weights, by whose they are. packed: as on a CPU, see :class:`server.engine.memory.Demand`."""
+        """Bytes of its weights, by whose they are. packed: as on a CPU, see
+        :class:`foresay.server.engine.memory.Demand`."""
         return {}
 
     def load(self, loading: Loading, target: PagedModel) -> Drafter:

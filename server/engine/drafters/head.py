@@ -16,22 +16,22 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kvpaging import KVStore, PagePool, PageTable
-from server.engine.checks import Notes, Target, look_at_origin, made_for
-from server.engine.device import Loading
-from server.engine.drafters.entry import FromFiles
-from server.engine.memory import item_bytes
-from server.engine.vocabulary import overlap
-from spec.errors import ConfigurationError, ForesayError
-from spec.protocols import Drafter
-from spec.tree import TreeShape
-from verifier.heads.files import HeadTensors
-from verifier.heads.kind import PATTERNS, Kind, kind_of
-from verifier.heads.medusa import BESIDE_MODEL
-from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.weights import allocate
-from verifier.paged_model import PagedModel
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.server.engine.checks import Notes, Target, look_at_origin, made_for
+from foresay.server.engine.device import Loading
+from foresay.server.engine.drafters.entry import FromFiles
+from foresay.server.engine.memory import item_bytes
+from foresay.server.engine.vocabulary import overlap
+from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.spec.protocols import Drafter
+from foresay.spec.tree import TreeShape
+from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.heads.kind import PATTERNS, Kind, kind_of
+from foresay.verifier.heads.medusa import BESIDE_MODEL
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.weights import allocate
+from foresay.verifier.paged_model import PagedModel
 
 #: Below this share of right first guesses a head hardly belongs to its target; chance is far below it.
 LEAST_AGREEMENT = 0.2
@@ -119,7 +119,7 @@ class Head(FromFiles):
         return self.drafter(target, loading.pool, loading.config.draft_growth == "dynamic")
 
     def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> Drafter:
-        """The drafter, for this target. dynamic: how its trees grow, see :mod:`drafters.growth`."""
+        """The drafter, for this target. dynamic: how its trees grow, see :mod:`foresay.drafters.growth`."""
         raise NotImplementedError
 
     def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> int | None:

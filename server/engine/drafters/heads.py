@@ -12,34 +12,34 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from drafters.dflash import DFlashDrafter
-from drafters.dspark import DSparkDrafter
-from drafters.eagle import EagleDrafter
-from drafters.fed import FedDrafter
-from drafters.medusa import MedusaDrafter
-from drafters.peagle import PEagleDrafter
-from kvpaging import PagePool, PageTable
-from server.engine.checks import Notes, Target, layers
-from server.engine.device import KV_DTYPES
-from server.engine.drafters.head import Head, agrees, in_words, note_vocabulary, share, tried
-from server.engine.memory import item_bytes, token_bytes
-from server.settings.config import EngineConfig
-from spec.budget.members import MODEL_LEVELS
-from spec.errors import ConfigurationError
-from spec.features import Features
-from spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, PEAGLE
-from spec.protocols import FeatureRequest, Rows
-from spec.tree import TreeShape
-from verifier.heads.dflash import DFlashHead
-from verifier.heads.dflash_config import DFlashConfig
-from verifier.heads.dflash_weights import DFlashWeights
-from verifier.heads.eagle import EagleHead
-from verifier.heads.eagle_config import EagleConfig
-from verifier.heads.eagle_weights import EagleWeights
-from verifier.heads.fit import clearly_better, dflash_hits, eagle_hits, medusa_hits
-from verifier.heads.medusa import MedusaHeads
-from verifier.model.config import ModelConfig
-from verifier.paged_model import PagedModel
+from foresay.drafters.dflash import DFlashDrafter
+from foresay.drafters.dspark import DSparkDrafter
+from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.fed import FedDrafter
+from foresay.drafters.medusa import MedusaDrafter
+from foresay.drafters.peagle import PEagleDrafter
+from foresay.kvpaging import PagePool, PageTable
+from foresay.server.engine.checks import Notes, Target, layers
+from foresay.server.engine.device import KV_DTYPES
+from foresay.server.engine.drafters.head import Head, agrees, in_words, note_vocabulary, share, tried
+from foresay.server.engine.memory import item_bytes, token_bytes
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.budget.members import MODEL_LEVELS
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.features import Features
+from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, PEAGLE
+from foresay.spec.protocols import FeatureRequest, Rows
+from foresay.spec.tree import TreeShape
+from foresay.verifier.heads.dflash import DFlashHead
+from foresay.verifier.heads.dflash_config import DFlashConfig
+from foresay.verifier.heads.dflash_weights import DFlashWeights
+from foresay.verifier.heads.eagle import EagleHead
+from foresay.verifier.heads.eagle_config import EagleConfig
+from foresay.verifier.heads.eagle_weights import EagleWeights
+from foresay.verifier.heads.fit import clearly_better, dflash_hits, eagle_hits, medusa_hits
+from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.paged_model import PagedModel
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LayeredHead(Head):
     def hits(
         self, head: Any, features: Features, text: tuple[Tensor, Tensor], table: PageTable, fed: FedDrafter
     ) -> Tensor:
-        """bool[N]: where its first guess is the target's choice (:mod:`verifier.heads.fit`).
+        """bool[N]: where its first guess is the target's choice (:mod:`foresay.verifier.heads.fit`).
 
         text: its tokens, int64[R], and the target's most likely token after each.
         """
@@ -156,7 +156,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Medusa(Head):
-    """:mod:`drafters.medusa`."""
+    """:mod:`foresay.drafters.medusa`."""
 
     names, made = (MEDUSA,), MedusaDrafter
     kind, trained = "medusa", MEDUSA
@@ -200,7 +200,7 @@ class Medusa(Head):
 
 @dataclass(frozen=True)
 class Eagle(LayeredHead):
-    """:mod:`drafters.eagle`, :mod:`drafters.peagle`."""
+    """:mod:`foresay.drafters.eagle`, :mod:`foresay.drafters.peagle`."""
 
     names, made = (EAGLE, EAGLE3, PEAGLE), EagleDrafter
     kind, trained = "eagle", EAGLE3
@@ -239,7 +239,7 @@ class Eagle(LayeredHead):
 
 @dataclass(frozen=True)
 class DFlash(LayeredHead):
-    """:mod:`drafters.dflash`, :mod:`drafters.dspark`."""
+    """:mod:`foresay.drafters.dflash`, :mod:`foresay.drafters.dspark`."""
 
     names, made = (DFLASH, DSPARK), DFlashDrafter
     kind, trained = "dflash", DFLASH

@@ -1,6 +1,6 @@
 """All kinds of drafters, and what ``--draft`` names of them.
 
-Adding one is a file in ``drafters``, an entry in this folder, and its name here and in :mod:`spec.names`.
+Adding one is a file in ``drafters``, an entry in this folder, and its name here and in :mod:`foresay.spec.names`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from drafters.ngram import NgramDrafter
-from drafters.suffix.drafter import SuffixDrafter
-from server.engine import history as draft_history
-from server.engine.checks import Notes, Target
-from server.engine.device import Loading
-from server.engine.drafters.custom import Custom
-from server.engine.drafters.draft_model import DraftModel
-from server.engine.drafters.entry import Entry, FromFiles
-from server.engine.drafters.heads import DFlash, Eagle, Medusa
-from server.settings.config import EngineConfig
-from server.settings.resolved import named_in
-from spec.errors import ConfigurationError
-from spec.names import NGRAM, NONE, SUFFIX
-from spec.protocols import Drafter
-from spec.tree import MAX_NODES, TreeShape
-from verifier.model.hub import resolve
-from verifier.paged_model import PagedModel
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.server.engine import history as draft_history
+from foresay.server.engine.checks import Notes, Target
+from foresay.server.engine.device import Loading
+from foresay.server.engine.drafters.custom import Custom
+from foresay.server.engine.drafters.draft_model import DraftModel
+from foresay.server.engine.drafters.entry import Entry, FromFiles
+from foresay.server.engine.drafters.heads import DFlash, Eagle, Medusa
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import named_in
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import NGRAM, NONE, SUFFIX
+from foresay.spec.protocols import Drafter
+from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.verifier.model.hub import resolve
+from foresay.verifier.paged_model import PagedModel
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Lookup(Entry):
 
 @dataclass(frozen=True)
 class Ngram(_Lookup):
-    """:mod:`drafters.ngram`."""
+    """:mod:`foresay.drafters.ngram`."""
 
     names, made = (NGRAM,), NgramDrafter
     what = "looks for the last tokens earlier in the text"
@@ -51,7 +51,7 @@ class Ngram(_Lookup):
 
 @dataclass(frozen=True)
 class Suffix(_Lookup):
-    """:mod:`drafters.suffix`."""
+    """:mod:`foresay.drafters.suffix`."""
 
     names, made = (SUFFIX,), SuffixDrafter
     what = "looks for the last tokens earlier in the text and in earlier answers"

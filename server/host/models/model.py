@@ -11,24 +11,24 @@ from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from server.engine.generation import EngineStatus
-from server.host.child import Spawned, spawn
-from server.host.client import EngineClient
-from server.host.imports import importing
-from server.host.models.residency import log
-from server.host.models.resident import NoPlace
-from server.host.service import Service, ServiceOptions, Text
-from server.host.state import ServerState
-from server.schemas.bounds import largest_body
-from server.settings.config import ServeConfig
-from server.settings.resolved import choose_draft, nothing_to_fetch, target_directory
-from spec.errors import ForesayError
-from spec.request import EngineInfo, Footprint
-from verifier.model.config import ModelConfig
-from verifier.model.hub import cached
+from foresay.server.engine.generation import EngineStatus
+from foresay.server.host.child import Spawned, spawn
+from foresay.server.host.client import EngineClient
+from foresay.server.host.imports import importing
+from foresay.server.host.models.residency import log
+from foresay.server.host.models.resident import NoPlace
+from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.state import ServerState
+from foresay.server.schemas.bounds import largest_body
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.resolved import choose_draft, nothing_to_fetch, target_directory
+from foresay.spec.errors import ForesayError
+from foresay.spec.request import EngineInfo, Footprint
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.hub import cached
 
 if TYPE_CHECKING:
-    from server.host.replicas.fleet import Fleet
+    from foresay.server.host.replicas.fleet import Fleet
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ MOST_STARTS = 3
 
 
 class Model:
-    """A :class:`~server.host.models.resident.Loadable` with its service; one alone is started with the server.
+    """A :class:`~foresay.server.host.models.resident.Loadable` with its service; one alone is started with the server.
 
     names: what clients call it, the first one for answers. on_status: told of every change of its engine's status.
     spawn: starts its engine process.
@@ -152,7 +152,7 @@ class Model:
         await self.engine.until_ended()
 
     async def load(self, beside: dict[str, int]) -> None:
-        """Start the engine and wait until it is ready; see :class:`~server.host.models.resident.Loadable`."""
+        """Start the engine and wait until it is ready; see :class:`~foresay.server.host.models.resident.Loadable`."""
         began = time.monotonic()
         log.info("%s: loading", self.name)
         await self.engine.start(beside)
@@ -175,8 +175,8 @@ class Model:
 
 
 def _fleet(config: ServeConfig, replicas: str) -> Fleet:
-    from server.host.replicas.cluster_process import ClusterProcess
-    from server.host.replicas.fleet import Fleet
+    from foresay.server.host.replicas.cluster_process import ClusterProcess
+    from foresay.server.host.replicas.fleet import Fleet
 
     return Fleet(config, ClusterProcess(replicas, config.ray_address))
 
@@ -193,7 +193,7 @@ async def _beside(read: Callable[[ServeConfig], T], config: ServeConfig) -> T:
 
 def _import() -> None:
     """Whatever :func:`fetch` needs, by one thread at a time."""
-    import server.engine.build  # noqa: F401
+    import foresay.server.engine.build  # noqa: F401
 
 
 def is_here(config: ServeConfig) -> bool:
@@ -217,5 +217,5 @@ def fetch(config: ServeConfig) -> None:
     draft = choose_draft(config).value
     if not nothing_to_fetch(draft):
         with importing:
-            from server.engine.drafters.registry import drafts  # knows the drafters, and with them torch
+            from foresay.server.engine.drafters.registry import drafts  # knows the drafters, and with them torch
         drafts(config, draft)

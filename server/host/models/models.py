@@ -12,22 +12,22 @@ from typing import NamedTuple, NoReturn
 
 from aiohttp import web
 
-from server.engine.generation import EngineStatus
-from server.gateway.caller import CALLER
-from server.host.child import Spawned, spawn
-from server.host.models.model import Model
-from server.host.models.residency import Residency
-from server.host.models.resident import LEASE, WAITED, Keep, Lease, Patience, Resident
-from server.host.replacement import Progress
-from server.host.service import Service
-from server.host.state import ServerState
-from server.observe.telemetry.exposition import Exposition
-from server.schemas.bounds import largest_body
-from server.schemas.errors import ModelNotFound, Unavailable, WaitedTooLong
-from server.settings.config import ServeConfig
-from server.settings.resolved import model_names
-from spec.errors import ForesayError, InvalidRequest
-from spec.request import EngineInfo
+from foresay.server.engine.generation import EngineStatus
+from foresay.server.gateway.caller import CALLER
+from foresay.server.host.child import Spawned, spawn
+from foresay.server.host.models.model import Model
+from foresay.server.host.models.residency import Residency
+from foresay.server.host.models.resident import LEASE, WAITED, Keep, Lease, Patience, Resident
+from foresay.server.host.replacement import Progress
+from foresay.server.host.service import Service
+from foresay.server.host.state import ServerState
+from foresay.server.observe.telemetry.exposition import Exposition
+from foresay.server.schemas.bounds import largest_body
+from foresay.server.schemas.errors import ModelNotFound, Unavailable, WaitedTooLong
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.resolved import model_names
+from foresay.spec.errors import ForesayError, InvalidRequest
+from foresay.spec.request import EngineInfo
 
 
 class Entry(NamedTuple):

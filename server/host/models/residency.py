@@ -25,10 +25,20 @@ from itertools import count
 from math import ceil
 from typing import Any
 
-from server.host.models.resident import Follow, Keep, Lease, NoPlace, Patience, Renewal, Resident, Waiter, patiently
-from server.schemas.errors import LoadFailed, Unavailable, going_away
-from server.settings.units import span_in_words
-from spec.errors import ForesayError
+from foresay.server.host.models.resident import (
+    Follow,
+    Keep,
+    Lease,
+    NoPlace,
+    Patience,
+    Renewal,
+    Resident,
+    Waiter,
+    patiently,
+)
+from foresay.server.schemas.errors import LoadFailed, Unavailable, going_away
+from foresay.server.settings.units import span_in_words
+from foresay.spec.errors import ForesayError
 
 #: After a load that failed, nobody tries again for so long; twice as long after each further one.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
-from spec.errors import ForesayError
-from spec.request import Footprint
+from foresay.spec.errors import ForesayError
+from foresay.spec.request import Footprint
 
 # -- waiting for a model -----------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 
-from server.schemas.errors import EngineFailed
+from foresay.server.schemas.errors import EngineFailed
 
 NONCE, PROOF = 32, 32
 #: What a stranger may take up: time to say who it is, and so many at once.

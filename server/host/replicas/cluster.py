@@ -1,5 +1,6 @@
 """Replicas on Ray Serve, which starts, places, watches, scales, drains and updates them. This module alone imports Ray,
-and only ``--replicas`` has it imported, in a process beside the server (:mod:`server.host.replicas.cluster_process`).
+and only ``--replicas`` has it imported, in a process beside the server
+(:mod:`foresay.server.host.replicas.cluster_process`).
 
 A deployment hosts engines, one in each replica. Over Ray go the settings, and where each replica is asked; requests and
 tokens go over the frames of any engine (docs/scale.md has why).
@@ -24,11 +25,11 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from server.host.replicas.hosted import Address, Hosted
-from server.host.spare import Spares
-from server.settings.config import EngineConfig, ServeConfig
-from server.settings.load import load
-from spec.errors import ConfigurationError, ForesayError
+from foresay.server.host.replicas.hosted import Address, Hosted
+from foresay.server.host.spare import Spares
+from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.server.settings.load import load
+from foresay.spec.errors import ConfigurationError, ForesayError
 
 APPLICATION = "foresay"
 #: Of a Ray that is started here: it tells nobody of its use, and engines are not the last to get a processor.
@@ -131,7 +132,7 @@ def build(settings: Mapping[str, Any]) -> serve.Application:
 
 
 class RayServe:
-    """What :class:`~server.host.replicas.cluster_process.ClusterProcess` asks in the other process."""
+    """What :class:`~foresay.server.host.replicas.cluster_process.ClusterProcess` asks in the other process."""
 
     def __init__(self, replicas: str, address: str | None) -> None:
         self._replicas, self._address = replicas, address

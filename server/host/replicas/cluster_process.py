@@ -2,7 +2,7 @@
 
 ::
 
-    server ──open, addresses, deploy, close──> python -m server.host.replicas.cluster_process ──> Ray
+    server ──open, addresses, deploy, close──> python -m foresay.server.host.replicas.cluster_process ──> Ray
 
 It only says where replicas are; streams do not pass through it. When it is gone it is started again until Ray is back:
 replicas that live are found there, and where there are none they are deployed anew.
@@ -21,15 +21,15 @@ from multiprocessing.connection import Connection
 from subprocess import Popen
 from typing import Any
 
-from server.host.child import reap, started
-from server.host.replacement import Progress
-from server.host.replicas.hosted import Address
-from server.host.spare import die_with
-from server.settings.config import ServeConfig
-from spec.errors import ConfigurationError, ForesayError
+from foresay.server.host.child import reap, started
+from foresay.server.host.replacement import Progress
+from foresay.server.host.replicas.hosted import Address
+from foresay.server.host.spare import die_with
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.errors import ConfigurationError, ForesayError
 
 #: The cluster of that process: module and class.
-RAY = "server.host.replicas.cluster:RayServe"
+RAY = "foresay.server.host.replicas.cluster:RayServe"
 #: How long to wait before Ray is looked for again.
 PAUSE_SECONDS = 1.0
 log = logging.getLogger("foresay.server")
@@ -40,8 +40,8 @@ class Gone(ForesayError):
 
 
 class ClusterProcess:
-    """A :class:`~server.host.replicas.fleet.Cluster` in a process of its own. replicas: their number, or the least and
-    the most. address: of a Ray that runs; None starts one on this machine, which ends with the server."""
+    """A :class:`~foresay.server.host.replicas.fleet.Cluster` in a process of its own. replicas: their number, or the
+    least and the most. address: of a Ray that runs; None starts one on this machine, which ends with the server."""
 
     def __init__(self, replicas: str, address: str | None, made: str = RAY) -> None:
         self.process: Popen[bytes] | None = None

@@ -1,9 +1,9 @@
 """The engine process's end where several servers ask it: the one that started it, and front doors that come and go.
 
-A front door speaks the frames that a server speaks (:mod:`server.host.frames`), on a connection that somebody else has
-looked at (:mod:`server.host.replicas.admission`). It hears of its own requests, and of every step. Its requests bear
-its number in here, so that two front doors may call theirs alike; they end with its connection. Nobody waits for one
-that does not read: what it leaves is kept up to a bound, and then it is shown out.
+A front door speaks the frames that a server speaks (:mod:`foresay.server.host.frames`), on a connection that somebody
+else has looked at (:mod:`foresay.server.host.replicas.admission`). It hears of its own requests, and of every step. Its
+requests bear its number in here, so that two front doors may call theirs alike; they end with its connection. Nobody
+waits for one that does not read: what it leaves is kept up to a bound, and then it is shown out.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from server.host import frames
-from server.host.frames import GONE, READ_BYTES, DownFrame, FrameSplitter, Link, UpFrame, pack
-from server.host.replicas.admission import hang_up
-from server.host.resumption import PROOF
-from spec.request import Delta
+from foresay.server.host import frames
+from foresay.server.host.frames import GONE, READ_BYTES, DownFrame, FrameSplitter, Link, UpFrame, pack
+from foresay.server.host.replicas.admission import hang_up
+from foresay.server.host.resumption import PROOF
+from foresay.spec.request import Delta
 
 #: Bytes that one may leave unread.
 MOST_UNREAD = 1 << 24

@@ -6,7 +6,7 @@
     (unknown) ──────────────────────> connecting ───────> asked ───────────────────> (gone)
                                                             requests ───> another replica, else they wait for one
 
-What starts, places, watches and ends replicas is the cluster (:mod:`server.host.replicas.cluster_process`).
+What starts, places, watches and ends replicas is the cluster (:mod:`foresay.server.host.replicas.cluster_process`).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from server.engine.generation import Cause, EngineStatus, Sink, unavailable
-from server.host import frames
-from server.host.asked import Supervised, log
-from server.host.replacement import Progress
-from server.host.replicas.hosted import Address
-from server.host.replicas.replica import Replica
-from server.host.replicas.router import Router
-from server.host.resumption import AGAIN, InFlight, InFlights
-from server.observe.telemetry import report
-from server.schemas.errors import EngineFailed
-from server.settings.config import ServeConfig
-from spec.errors import ConfigurationError, ForesayError
-from spec.request import Request
-from spec.trace import ShadowReport, StepTrace
+from foresay.server.engine.generation import Cause, EngineStatus, Sink, unavailable
+from foresay.server.host import frames
+from foresay.server.host.asked import Supervised, log
+from foresay.server.host.replacement import Progress
+from foresay.server.host.replicas.hosted import Address
+from foresay.server.host.replicas.replica import Replica
+from foresay.server.host.replicas.router import Router
+from foresay.server.host.resumption import AGAIN, InFlight, InFlights
+from foresay.server.observe.telemetry import report
+from foresay.server.schemas.errors import EngineFailed
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.spec.request import Request
+from foresay.spec.trace import ShadowReport, StepTrace
 
 #: How often the cluster is asked for its replicas.
 LOOK_SECONDS = 0.5
@@ -58,7 +58,7 @@ class Cluster(Protocol):
 
 
 class Fleet(Supervised):
-    """A :class:`~server.engine.generation.TokenEngine` made of replicas. observe, observe_shadow: as an engine
+    """A :class:`~foresay.server.engine.generation.TokenEngine` made of replicas. observe, observe_shadow: as an engine
     client's; what a step tells of sequences and pages is told of all replicas together."""
 
     def __init__(self, config: ServeConfig, cluster: Cluster) -> None:

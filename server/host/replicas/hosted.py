@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from server.engine.generation import EngineStatus
-from server.host.child import Spawned, spawn
-from server.host.client import EngineClient
-from server.host.frames import Failed, pack
-from server.host.replicas.admission import MOST_STRANGERS, admit, hang_up, still_open
-from server.settings.config import ServeConfig
-from spec.request import EngineInfo
-from spec.trace import StepTrace
+from foresay.server.engine.generation import EngineStatus
+from foresay.server.host.child import Spawned, spawn
+from foresay.server.host.client import EngineClient
+from foresay.server.host.frames import Failed, pack
+from foresay.server.host.replicas.admission import MOST_STRANGERS, admit, hang_up, still_open
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.request import EngineInfo
+from foresay.spec.trace import StepTrace
 
 #: A step that is older tells nothing of now: what was cancelled ends without one.
 STALE_SECONDS = 30.0

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from server.engine.generation import EngineStatus
-from server.host import frames
-from server.host.asked import Asked
-from server.host.frames import Channel
-from server.host.replicas.admission import introduce
-from server.host.replicas.hosted import Address
-from server.host.replicas.router import Standing
-from server.host.resumption import InFlights
-from server.observe.telemetry import report
-from spec.request import EngineInfo
-from spec.trace import StepTrace
+from foresay.server.engine.generation import EngineStatus
+from foresay.server.host import frames
+from foresay.server.host.asked import Asked
+from foresay.server.host.frames import Channel
+from foresay.server.host.replicas.admission import introduce
+from foresay.server.host.replicas.hosted import Address
+from foresay.server.host.replicas.router import Standing
+from foresay.server.host.resumption import InFlights
+from foresay.server.observe.telemetry import report
+from foresay.spec.request import EngineInfo
+from foresay.spec.trace import StepTrace
 
 #: How long the last step of an idle replica tells of others' requests.
 STALE_SECONDS = 2.0

@@ -5,7 +5,7 @@ them; where others wait or write, the request waits too. So a conversation goes 
 share spreads as soon as one replica is busy, and a text that nobody knows goes to whom has least to do.
 
 What a replica has is what it was sent: as many pages as its KV cache holds, those used last. A page's name is salted
-as the engine's own are (:mod:`kvpaging.prefix`), so where a request goes tells nothing of other tenants' texts.
+as the engine's own are (:mod:`foresay.kvpaging.prefix`), so where a request goes tells nothing of other tenants' texts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kvpaging.prefix import digests
+from foresay.kvpaging.prefix import digests
 
 #: Pages of a prompt that are looked at: naming one takes a microsecond, and streams wait.
 MOST_PAGES = 1024

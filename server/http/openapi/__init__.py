@@ -1,1 +1,1 @@
-"""The OpenAPI document; ``python -m server.http.openapi`` prints it."""
+"""The OpenAPI document; ``python -m foresay.server.http.openapi`` prints it."""

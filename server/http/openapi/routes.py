@@ -1,10 +1,10 @@
 """``GET /openapi.json``: this API, described for programs.
 
 It is made from the routes of the modules and the structs they read and write. Ranges and refused fields are enforced
-where fields are understood (:mod:`server.api.common.validation`, :mod:`server.text.options`, :mod:`spec.sampling`), in
-words that say more than a schema could.
+where fields are understood (:mod:`foresay.server.api.common.validation`, :mod:`foresay.server.text.options`,
+:mod:`foresay.spec.sampling`), in words that say more than a schema could.
 
-``python -m server.http.openapi > docs/openapi.json`` writes the committed copy; a test compares the two.
+``python -m foresay.server.http.openapi > docs/openapi.json`` writes the committed copy; a test compares the two.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import msgspec
 from aiohttp import web
 
 import foresay
-from server.api.anthropic.request import HOTTEST
-from server.api.common.route import ROUTE_MODULES, ErrorShape, Route, Stream
-from server.api.common.turns import CONTENT, TEXT
-from server.api.common.validation import MOST_STOP_IDS, MOST_STOPS
-from server.api.ollama.request import FIELDS_REFUSED, OPTIONS_REFUSED
-from server.api.responses.schemas import RESPONSES_NOT_SUPPORTED
-from server.gateway.caller import ID
-from server.schemas.bounds import MOST_NAME
-from server.schemas.shared import NOT_SUPPORTED, ErrorBody
-from server.text.conversation import ROLES
-from server.text.grammars.fields import OLD_NAMES
-from server.text.options import MOST_BAD_WORDS, MOST_CHOICES
-from spec.sampling import MOST_LOGPROBS
+from foresay.server.api.anthropic.request import HOTTEST
+from foresay.server.api.common.route import ROUTE_MODULES, ErrorShape, Route, Stream
+from foresay.server.api.common.turns import CONTENT, TEXT
+from foresay.server.api.common.validation import MOST_STOP_IDS, MOST_STOPS
+from foresay.server.api.ollama.request import FIELDS_REFUSED, OPTIONS_REFUSED
+from foresay.server.api.responses.schemas import RESPONSES_NOT_SUPPORTED
+from foresay.server.gateway.caller import ID
+from foresay.server.schemas.bounds import MOST_NAME
+from foresay.server.schemas.shared import NOT_SUPPORTED, ErrorBody
+from foresay.server.text.conversation import ROLES
+from foresay.server.text.grammars.fields import OLD_NAMES
+from foresay.server.text.options import MOST_BAD_WORDS, MOST_CHOICES
+from foresay.spec.sampling import MOST_LOGPROBS
 
 Schema = dict[str, Any]
 

@@ -8,14 +8,14 @@ from statistics import median
 
 import msgspec
 
-from server.engine.drafters.registry import at_once
-from server.engine.trace import Session, Step, Told, drafting
-from server.observe.replay.ways import RECORDED, Outcome, Way, judge_lookups, judge_recorded
-from spec.acceptance import ByDepth
-from spec.budget import CostModel
-from spec.errors import ConfigurationError
-from spec.names import NONE
-from spec.trace import depths_of
+from foresay.server.engine.drafters.registry import at_once
+from foresay.server.engine.trace import Session, Step, Told, drafting
+from foresay.server.observe.replay.ways import RECORDED, Outcome, Way, judge_lookups, judge_recorded
+from foresay.spec.acceptance import ByDepth
+from foresay.spec.budget import CostModel
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import NONE
+from foresay.spec.trace import depths_of
 
 
 @dataclass(frozen=True, slots=True)

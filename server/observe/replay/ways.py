@@ -12,17 +12,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvpaging import PagePool, PageTable
-from server.engine.drafters.registry import LOOKUPS
-from server.engine.trace import Part, Told
-from spec.errors import ConfigurationError
-from spec.names import NONE
-from spec.noise import Noise
-from spec.sampling import SamplingParams
-from spec.sequence import SequenceState
-from spec.trace import depths_of
-from spec.tree import MAX_NODES, TreeShape
-from spec.walk import Walk
+from foresay.kvpaging import PagePool, PageTable
+from foresay.server.engine.drafters.registry import LOOKUPS
+from foresay.server.engine.trace import Part, Told
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import NONE
+from foresay.spec.noise import Noise
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.sequence import SequenceState
+from foresay.spec.trace import depths_of
+from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.spec.walk import Walk
 
 RECORDED = "recorded"
 

@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from server.engine.generation import Sink
-from server.gateway.caller import REQUEST_ID
-from spec.request import Delta, Request
+from foresay.server.engine.generation import Sink
+from foresay.server.gateway.caller import REQUEST_ID
+from foresay.spec.request import Delta, Request
 
 
 class Answer(msgspec.Struct, frozen=True):

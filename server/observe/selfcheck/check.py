@@ -7,7 +7,7 @@
                    └── a request comes: the re-run is cancelled at once ──────────────────┘
 
 A re-run goes to the engine directly: limits, metrics and recent requests know nothing of it. It runs aside
-(:class:`~spec.request.Request`), so it takes no KV that the text was made with, and leaves none.
+(:class:`~foresay.spec.request.Request`), so it takes no KV that the text was made with, and leaves none.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from itertools import count
 import msgspec
 from aiohttp import web
 
-from server.engine.generation import ServedEngine, Sink, TokenEngine
-from server.observe.selfcheck.answer import Answer, Backlog, Difference, Outcome, Recorder, Rerun
-from server.observe.telemetry.counts import SelfCheckCounts
-from server.schemas.errors import Unavailable
-from spec.request import EngineInfo, Request
+from foresay.server.engine.generation import ServedEngine, Sink, TokenEngine
+from foresay.server.observe.selfcheck.answer import Answer, Backlog, Difference, Outcome, Recorder, Rerun
+from foresay.server.observe.telemetry.counts import SelfCheckCounts
+from foresay.server.schemas.errors import Unavailable
+from foresay.spec.request import EngineInfo, Request
 
 #: Nobody has asked for anything for so long: whoever sends the next request is not kept waiting between two of theirs.
 QUIET_SECONDS = 0.5
@@ -155,8 +155,8 @@ class SelfCheck:
 
 
 class CheckedEngine:
-    """A :class:`~server.engine.generation.TokenEngine` for the requests of clients alone. picks: their answers may be
-    kept, and checked."""
+    """A :class:`~foresay.server.engine.generation.TokenEngine` for the requests of clients alone. picks: their answers
+    may be kept, and checked."""
 
     def __init__(self, check: SelfCheck, engine: TokenEngine, picks: bool = True) -> None:
         self._check, self._engine, self._picks = check, engine, picks

@@ -1,9 +1,10 @@
 """Counting what speculation does, and telling it: to the page, to Prometheus, to the log.
 
-:class:`~server.observe.telemetry.telemetry.Telemetry` (``service.telemetry``, one per model) counts as it happens, on
-the event loop's thread, with plain numbers; nothing here waits, and nothing is formatted before somebody asks.
+:class:`~foresay.server.observe.telemetry.telemetry.Telemetry` (``service.telemetry``, one per model) counts as it
+happens, on the event loop's thread, with plain numbers; nothing here waits, and nothing is formatted before somebody
+asks.
 
-What the page asks, all structs of :mod:`server.observe.telemetry.report`, ready for ``msgspec.json.encode``:
+What the page asks, all structs of :mod:`foresay.server.observe.telemetry.report`, ready for ``msgspec.json.encode``:
 
 =====================================  ================================================================================
 ``await telemetry.snapshot()``         ``Snapshot``: ``Server`` (header), ``Live`` (tiles), ``DrafterRates`` of the last
@@ -21,7 +22,7 @@ Those to be awaited do their work in slices, between which the streams have thei
 ``tenant`` is ``CALLER.get().tenant``: texts are told to the key that asked for them and to nobody else.
 
 What is counted where: a step of the engine once, from its ``StepTrace``; the tokens of each request where its text is
-cut (:class:`~server.observe.telemetry.request_stats.RequestStats`), so that tokens behind a stop string are discarded
-and not accepted, just as in the response's own ``metrics``. ``/metrics`` is made by
-:mod:`server.observe.telemetry.exposition`.
+cut (:class:`~foresay.server.observe.telemetry.request_stats.RequestStats`), so that tokens behind a stop string are
+discarded and not accepted, just as in the response's own ``metrics``. ``/metrics`` is made by
+:mod:`foresay.server.observe.telemetry.exposition`.
 """

@@ -11,7 +11,7 @@ from typing import get_args
 
 import msgspec
 
-from server.engine.generation import Cause, EngineStatus
+from foresay.server.engine.generation import Cause, EngineStatus
 
 #: Upper bounds in seconds of what passes between two chunks or two tokens: a small model on a CPU needs less than a
 #: millisecond for a token, a large one on a busy machine a second.

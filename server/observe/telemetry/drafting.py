@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Self, TypeVar
 
-from spec.trace import ShadowReport
+from foresay.spec.trace import ShadowReport
 
 # -- shapes of draft trees ---------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ def unlink(number: int) -> tuple[int, int, int]:
 
 
 class Shape:
-    """One shape, made of the parents of its nodes as in :class:`~spec.request.Origin`.
+    """One shape, made of the parents of its nodes as in :class:`~foresay.spec.request.Origin`.
 
     drafted: its nodes below the root. per_depth[d]: those of depth d + 1. links[n]: the place of node n + 1. trails[n]:
     the places on the way from the root to node n, that of node n included.
@@ -118,7 +118,7 @@ class Drafting:
 
 class Places:
     """How often there was a node at each place of a tree, and how often it was taken. Places are those of
-    :func:`~server.observe.telemetry.drafting.link`."""
+    :func:`~foresay.server.observe.telemetry.drafting.link`."""
 
     __slots__ = ("drafted", "taken")
 

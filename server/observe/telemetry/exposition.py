@@ -10,14 +10,14 @@ from prometheus_client.core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 import foresay
-from server.observe.telemetry.counts import Histogram
-from server.observe.telemetry.families import Registry, Series, chosen, counter, gauge, histogram
-from server.observe.telemetry.report import Gauges
-from server.observe.telemetry.telemetry import Telemetry
-from server.observe.telemetry.views import Slices
-from server.observe.telemetry.window import Window
-from server.schemas.errors import EngineFailed
-from spec.names import NONE
+from foresay.server.observe.telemetry.counts import Histogram
+from foresay.server.observe.telemetry.families import Registry, Series, chosen, counter, gauge, histogram
+from foresay.server.observe.telemetry.report import Gauges
+from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.observe.telemetry.views import Slices
+from foresay.server.observe.telemetry.window import Window
+from foresay.server.schemas.errors import EngineFailed
+from foresay.spec.names import NONE
 
 
 class Reading(NamedTuple):

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
 
-from server.observe.telemetry.counts import Histogram
+from foresay.server.observe.telemetry.counts import Histogram
 
 PREFIX = "foresay:"
 COMPATIBLE_PREFIX = "vllm:"

@@ -15,7 +15,7 @@ from collections import deque
 from itertools import pairwise
 from math import inf
 
-from server.observe.telemetry.window import Window
+from foresay.server.observe.telemetry.window import Window
 
 SECONDS = 600
 MINUTES = 60

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from server.observe.telemetry.window import Window, judged
-from spec.acceptance import ByDepth, by_place, tokens_per_step
-from spec.trace import NOT_PAYING
+from foresay.server.observe.telemetry.window import Window, judged
+from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.spec.trace import NOT_PAYING
 
 if TYPE_CHECKING:
-    from server.observe.telemetry.telemetry import Telemetry
+    from foresay.server.observe.telemetry.telemetry import Telemetry
 
 EVERY_SECONDS = 10
 #: A server that goes on losing says so this often.

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from server.observe.telemetry.counts import SelfCheckCounts
-from spec.acceptance import ByDepth
+from foresay.server.observe.telemetry.counts import SelfCheckCounts
+from foresay.spec.acceptance import ByDepth
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from server.observe.telemetry.drafting import Shapes
-from server.observe.telemetry.history import History
-from server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText, told
-from server.observe.telemetry.window import Window
-from spec.acceptance import tokens_per_step
-from spec.request import Delta, Origin, Request
-from spec.trace import Statistics, StepTrace
+from foresay.server.observe.telemetry.drafting import Shapes
+from foresay.server.observe.telemetry.history import History
+from foresay.server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText, told
+from foresay.server.observe.telemetry.window import Window
+from foresay.spec.acceptance import tokens_per_step
+from foresay.spec.request import Delta, Origin, Request
+from foresay.spec.trace import Statistics, StepTrace
 
 if TYPE_CHECKING:  # whoever makes pieces counts them here
-    from server.text.choice import Piece
+    from foresay.server.text.choice import Piece
 
 
 #: Steps of one request that are kept to be shown; of a longer one only the beginning is.

@@ -1,4 +1,5 @@
-"""Everything one server counts, owned by its :class:`~server.host.service.Service`; one thread, the event loop's.
+"""Everything one server counts, owned by its :class:`~foresay.server.host.service.Service`; one thread, the event
+loop's.
 
 ::
 
@@ -17,12 +18,12 @@ from copy import copy
 from types import MappingProxyType
 
 import foresay
-from server.engine.generation import Watched
-from server.gateway.caller import CALLER, REQUEST_ID
-from server.observe.telemetry import views
-from server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Startup
-from server.observe.telemetry.drafting import Shadowing
-from server.observe.telemetry.report import (
+from foresay.server.engine.generation import Watched
+from foresay.server.gateway.caller import CALLER, REQUEST_ID
+from foresay.server.observe.telemetry import views
+from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Startup
+from foresay.server.observe.telemetry.drafting import Shadowing
+from foresay.server.observe.telemetry.report import (
     Gauges,
     HistoryReport,
     Point,
@@ -32,12 +33,12 @@ from server.observe.telemetry.report import (
     Server,
     Snapshot,
 )
-from server.observe.telemetry.request_stats import Recent, RequestStats, SharedStats
-from server.observe.telemetry.window import Verdict, Window, judged, summed
-from server.schemas.errors import ApiError
-from spec.errors import InvalidRequest
-from spec.request import EngineInfo, Request
-from spec.trace import ShadowReport, StepTrace
+from foresay.server.observe.telemetry.request_stats import Recent, RequestStats, SharedStats
+from foresay.server.observe.telemetry.window import Verdict, Window, judged, summed
+from foresay.server.schemas.errors import ApiError
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import EngineInfo, Request
+from foresay.spec.trace import ShadowReport, StepTrace
 
 #: What the page says of a server that is about to stop.
 DRAINING = "what runs is finished, nothing new is taken"

@@ -1,4 +1,4 @@
-"""Tallies as the structs of :mod:`server.observe.telemetry.report`, made in slices."""
+"""Tallies as the structs of :mod:`foresay.server.observe.telemetry.report`, made in slices."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from typing import cast
 
 import msgspec
 
-from server.observe.telemetry.counts import Histogram
-from server.observe.telemetry.drafting import link, unlink
-from server.observe.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles, ShadowRates, told
-from server.observe.telemetry.window import Window
-from spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.server.observe.telemetry.counts import Histogram
+from foresay.server.observe.telemetry.drafting import link, unlink
+from foresay.server.observe.telemetry.report import (
+    DrafterRates,
+    Gauges,
+    Live,
+    Node,
+    Point,
+    Quantiles,
+    ShadowRates,
+    told,
+)
+from foresay.server.observe.telemetry.window import Window
+from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
 
 #: After so long the event loop has its turn. A piece of work takes up to five times that by itself.
 SLICE_SECONDS = 50e-6

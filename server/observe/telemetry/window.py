@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from server.observe.telemetry.counts import (
+from foresay.server.observe.telemetry.counts import (
     CHOICE_BOUNDS,
     LENGTH_BOUNDS,
     REQUEST_BOUNDS,
@@ -19,8 +19,8 @@ from server.observe.telemetry.counts import (
     TOKEN_BOUNDS,
     Histogram,
 )
-from server.observe.telemetry.drafting import Drafting, Places, Run, Shadowing, add
-from spec.trace import StepTrace
+from foresay.server.observe.telemetry.drafting import Drafting, Places, Run, Shadowing, add
+from foresay.spec.trace import StepTrace
 
 #: Of a request, as vLLM names them: their histograms hold seconds.
 REQUEST_TIMES: tuple[str, ...] = (

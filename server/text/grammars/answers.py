@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from server.schemas.chat import ChatRequest, Function
-from server.text.conversation import Offer
-from server.text.grammars.fields import bounded, refuse_lengths, wanted
-from server.text.grammars.schema import guided
-from server.text.parsers.chat_format import FORMATS, ChatFormat
-from server.text.parsers.formats import (
+from foresay.server.schemas.chat import ChatRequest, Function
+from foresay.server.text.conversation import Offer
+from foresay.server.text.grammars.fields import bounded, refuse_lengths, wanted
+from foresay.server.text.grammars.schema import guided
+from foresay.server.text.parsers.chat_format import FORMATS, ChatFormat
+from foresay.server.text.parsers.formats import (
     ARGS,
     CALL,
     CALL_END,
@@ -33,9 +33,9 @@ from server.text.parsers.formats import (
     TOOL_CALLS,
     is_text,
 )
-from server.text.tokenizer import Tokenizer
-from spec.errors import InvalidRequest
-from spec.request import Grammar
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Grammar
 
 _TEXT = r"[lazy]: /(.|\n)*<\/parameter>/"
 _OF_OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
@@ -115,7 +115,7 @@ Tokens = Mapping[str, int]
 def tool_call_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar:
     """The answer is calls of the offered functions: one, or as many as the model likes where they may be parallel.
 
-    form: a name in :data:`~server.text.parsers.chat_format.FORMATS`. tokens: ids of its tags that are
+    form: a name in :data:`~foresay.server.text.parsers.chat_format.FORMATS`. tokens: ids of its tags that are
     single tokens.
     Raises :class:`InvalidRequest` naming the parameters that cannot be held to.
     """

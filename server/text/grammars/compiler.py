@@ -17,7 +17,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer as Backend
 
-from server.text.grammars.constraint import (
+from foresay.server.text.grammars.constraint import (
     Border,
     GrammarFailed,
     LlguidanceConstraint,
@@ -26,8 +26,8 @@ from server.text.grammars.constraint import (
     Walker,
     complaint,
 )
-from spec.errors import InvalidRequest
-from spec.request import Grammar, Request
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Grammar, Request
 
 #: Grammars that stay compiled, with the automata that grew while they were used.
 MOST_KEPT = 32

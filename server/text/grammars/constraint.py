@@ -19,7 +19,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spec.errors import ForesayError
+from foresay.spec.errors import ForesayError
 
 Words = NDArray[np.int32]
 #: Before the grammar; at its first token, where thinking could be opened instead; inside; behind its end.
@@ -32,7 +32,7 @@ class Stuck(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """Where a grammar begins: see :class:`~spec.request.Grammar`."""
+    """Where a grammar begins: see :class:`~foresay.spec.request.Grammar`."""
 
     after: int | None = None
     opens: int | None = None
@@ -197,7 +197,7 @@ class Patience:
 
 
 class LlguidanceConstraint:
-    """A :class:`~spec.protocols.Constraint`. border: where the grammar begins.
+    """A :class:`~foresay.spec.protocols.Constraint`. border: where the grammar begins.
 
     fresh: makes another matcher of the same grammar, with an automaton of its own.
     """

@@ -9,9 +9,9 @@ import msgspec
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from server.schemas.bounds import check_bytes
-from server.schemas.shared import GenerationRequest, ResponseFormat, StructuredOutputs
-from server.text.grammars.schema import (
+from foresay.server.schemas.bounds import check_bytes
+from foresay.server.schemas.shared import GenerationRequest, ResponseFormat, StructuredOutputs
+from foresay.server.text.grammars.schema import (
     ANY_OBJECT,
     BOUNDED,
     COMPACT,
@@ -22,9 +22,9 @@ from server.text.grammars.schema import (
     check_multiples,
     schema_grammar,
 )
-from spec.errors import InvalidRequest
-from spec.request import Grammar
-from spec.sampling import SamplingParams
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Grammar
+from foresay.spec.sampling import SamplingParams
 
 #: Some regular expressions take time that grows with the square of their length: half a second for 8 kB.
 MOST_REGEX_BYTES = 4 * 1024

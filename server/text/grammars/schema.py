@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher
 
-from server.schemas.bounds import check_bytes
-from spec.errors import InvalidRequest
+from foresay.server.schemas.bounds import check_bytes
+from foresay.spec.errors import InvalidRequest
 
 Schema = dict[str, Any]
 

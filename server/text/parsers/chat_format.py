@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from server.settings.config import ReasoningParser, ToolParser
-from server.text.parsers import formats
-from server.text.parsers.parser import TAGS, Answer, Format, ScriptParser, opened_by
-from server.text.parts import OutputParser, Part, PlainText, ReasoningPart, TextPart, ToolCallPart
-from spec.errors import InvalidRequest
+from foresay.server.settings.config import ReasoningParser, ToolParser
+from foresay.server.text.parsers import formats
+from foresay.server.text.parsers.parser import TAGS, Answer, Format, ScriptParser, opened_by
+from foresay.server.text.parts import OutputParser, Part, PlainText, ReasoningPart, TextPart, ToolCallPart
+from foresay.spec.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from server.schemas.chat import ChatRequest
-    from server.text.conversation import Offer
-    from server.text.tokenizer import Tokenizer
+    from foresay.server.schemas.chat import ChatRequest
+    from foresay.server.text.conversation import Offer
+    from foresay.server.text.tokenizer import Tokenizer
 
 CALLS = "tool_calls"
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -48,7 +48,7 @@ class Regions(Protocol):
 
 
 class DeclaredParser:
-    """An :class:`~server.text.parts.OutputParser` around transformers' parser.
+    """An :class:`~foresay.server.text.parts.OutputParser` around transformers' parser.
 
     markers: special tokens by id, which the declaration may speak of. identify: gives call number i its id. calls:
     whether any may be made; parallel: whether more than one.

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from server.text.parsers.parser import Answer, Call, arguments, json_call
-from server.text.parsers.script import Broken, Ended, Reader, Script, passed_over, text_before
+from foresay.server.text.parsers.parser import Answer, Call, arguments, json_call
+from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, passed_over, text_before
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 PYTHON = "<|python_tag|>"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from server.text.parsers.script import Broken, Ended, Reader, Script, string, text_before, text_of, value
-from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
+from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, string, text_before, text_of, value
+from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 #: What different models call the arguments.
 ARGUMENTS = ("arguments", "parameters")
@@ -232,7 +232,8 @@ Format = Callable[[Reader, Answer], Script[None]]
 
 
 class ScriptParser:
-    """An :class:`~server.text.parts.OutputParser` that reads reasoning, if ``tags`` are given, and then ``form``.
+    """An :class:`~foresay.server.text.parts.OutputParser` that reads reasoning, if ``tags`` are given, and then
+    ``form``.
 
     markers: the tags that are single special tokens, by id. opened: whether the prompt has opened the reasoning.
     """

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.sample import BROKEN
-from spec.tree import MAX_NODES, DraftTree
+from foresay.spec.sample import BROKEN
+from foresay.spec.tree import MAX_NODES, DraftTree
+from foresay.verifier.ops import accept as op
+from foresay.verifier.ops.kernels import accept
 from tests.spec.trees import random_tree, walk
-from verifier.ops import accept as op
-from verifier.ops.kernels import accept
 
 pytestmark = pytest.mark.gpu
 VOCAB = 4

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foresay.verifier.ops import tree_attention as op
+from foresay.verifier.ops.kernels import tree_attention as kernels
+from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
+from foresay.verifier.ops.kernels.tree_attention import tree_attention
 from tests.kernels.paged import Bench, Sequence, kept
-from verifier.ops import tree_attention as op
-from verifier.ops.kernels import tree_attention as kernels
-from verifier.ops.kernels.chunk_attention import chunk_attention
-from verifier.ops.kernels.tree_attention import tree_attention
 
 pytestmark = pytest.mark.gpu
 SCALE = 0.2

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.verifier.ops.kernels import children
+from foresay.verifier.ops.sample import RowSampling
 from tests.kernels.children_cases import ChildrenCases, Find
-from verifier.ops.kernels import children
-from verifier.ops.sample import RowSampling
 
 
 # numpy warns of what a GPU computes in silence: infinity minus infinity, where the result is not used.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec.sample import BROKEN
-from verifier.ops import lay_out as places
-from verifier.ops import recent as texts
-from verifier.ops.kernels import lay_out, recent
+from foresay.spec.sample import BROKEN
+from foresay.verifier.ops import lay_out as places
+from foresay.verifier.ops import recent as texts
+from foresay.verifier.ops.kernels import lay_out, recent
 
 pytestmark = pytest.mark.gpu
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from verifier.ops import linear as op
-from verifier.ops.kernels import blocked, linear, norm
-from verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops import linear as op
+from foresay.verifier.ops.kernels import blocked, linear, norm
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]

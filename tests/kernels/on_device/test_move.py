@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from verifier.ops import move as op
-from verifier.ops.kernels import move
+from foresay.verifier.ops import move as op
+from foresay.verifier.ops.kernels import move
 
 pytestmark = pytest.mark.gpu
 PAGE = 4

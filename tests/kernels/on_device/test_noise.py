@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from spec.noise import gumbel_row, noise_bits
-from verifier.ops.kernels import noise
+from foresay.spec.noise import gumbel_row, noise_bits
+from foresay.verifier.ops.kernels import noise
 
 pytestmark = pytest.mark.gpu
 VOCAB = 70_001

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresay.verifier.ops.kernels import blocked, linear
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.linear import Partials, unfinished_linear
+from foresay.verifier.ops.quantized import QuantizedMatrix
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
-from verifier.ops.kernels import blocked, linear
-from verifier.ops.kernels.blocked import BlockedWeight
-from verifier.ops.linear import Partials, unfinished_linear
-from verifier.ops.quantized import QuantizedMatrix
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
 EXACT = torch.float32 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvpaging.ops import as_bytes, dequantized
-from verifier.ops import norm as norm_op
-from verifier.ops import rope as rope_op
-from verifier.ops.kernels import norm, rotate, segments, take
-from verifier.ops.linear import Partials
+from foresay.kvpaging.ops import as_bytes, dequantized
+from foresay.verifier.ops import norm as norm_op
+from foresay.verifier.ops import rope as rope_op
+from foresay.verifier.ops.kernels import norm, rotate, segments, take
+from foresay.verifier.ops.linear import Partials
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.sample import BROKEN
-from spec.sampling import SamplingParams
-from verifier.ops.eager import references
-from verifier.ops.kernels import planes, sample
-from verifier.ops.sample import RowSampling, sample_rows
+from foresay.spec.sample import BROKEN
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.kernels import planes, sample
+from foresay.verifier.ops.sample import RowSampling, sample_rows
 
 # numpy warns of what a GPU computes in silence: infinity minus infinity, where the result is not used.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")]

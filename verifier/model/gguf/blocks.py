@@ -25,9 +25,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifier.model.gguf.file import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Type
-from verifier.model.linear import Matrix
-from verifier.ops.quantized import QuantizedMatrix, packed
+from foresay.verifier.model.gguf.file import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Type
+from foresay.verifier.model.linear import Matrix
+from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 
 _FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
 #: Rows that are worked on at a time: what is widened on the way takes little room.

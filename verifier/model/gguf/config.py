@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from verifier.model.errors import UnsupportedArchitecture
-from verifier.model.fields import Fields
-from verifier.model.gguf.file import BF16, F16, F32, GgufFile, Type
-from verifier.model.gguf.names import FREQUENCIES, ours
+from foresay.verifier.model.errors import UnsupportedArchitecture
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, Type
+from foresay.verifier.model.gguf.names import FREQUENCIES, ours
 
 ARCHITECTURE = "general.architecture"
 #: Its names of families, and those of config.json.

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verifier.model.errors import ConfigError, ModelNotFound
-from verifier.model.fields import Fields
-from verifier.model.gguf.config import config_of, end_tokens, tokens_of
-from verifier.model.gguf.file import GgufFile
-from verifier.model.gguf.parts import parts_of
-from verifier.model.gguf.tokens import special_tokens, tokenizer_of
-from verifier.model.hub import LINK
-from verifier.ops.kernels.cpu import kept
+from foresay.verifier.model.errors import ConfigError, ModelNotFound
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.gguf.config import config_of, end_tokens, tokens_of
+from foresay.verifier.model.gguf.file import GgufFile
+from foresay.verifier.model.gguf.parts import parts_of
+from foresay.verifier.model.gguf.tokens import special_tokens, tokenizer_of
+from foresay.verifier.model.hub import LINK
+from foresay.verifier.ops.kernels.cpu import kept
 
 _TOKENIZER, _ABOUT = "tokenizer.json", "tokenizer_config.json"
 #: Of what is made of a file; changed where that would be another.

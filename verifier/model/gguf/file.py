@@ -8,7 +8,7 @@
     (aligned) the tensors
 
 All is little-endian. A string is its length in 64 bits, and its bytes. A file may be cut into several
-(:mod:`verifier.model.gguf.parts`): then each has tensors, and the first one the metadata.
+(:mod:`foresay.verifier.model.gguf.parts`): then each has tensors, and the first one the metadata.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verifier.model.errors import WeightsError
-from verifier.model.gguf.parts import parts_of
+from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.gguf.parts import parts_of
 
 MAGIC = b"GGUF"
 _ALIGNMENT = "general.alignment"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from verifier.model.errors import ModelNotFound
+from foresay.verifier.model.errors import ModelNotFound
 
 _PART = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
 #: Files of a model's eyes, which are not read.

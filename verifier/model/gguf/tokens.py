@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verifier.model.errors import ConfigError
-from verifier.model.gguf.config import tokens_of
-from verifier.model.gguf.file import GgufFile
+from foresay.verifier.model.errors import ConfigError
+from foresay.verifier.model.gguf.config import tokens_of
+from foresay.verifier.model.gguf.file import GgufFile
 
 _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6

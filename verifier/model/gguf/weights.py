@@ -9,12 +9,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from verifier.model.errors import WeightsError
-from verifier.model.gguf.blocks import matrix_of
-from verifier.model.gguf.config import ARCHITECTURE
-from verifier.model.gguf.file import GgufFile
-from verifier.model.gguf.names import FREQUENCIES, ours, theirs
-from verifier.model.linear import Matrix
+from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.gguf.blocks import matrix_of
+from foresay.verifier.model.gguf.config import ARCHITECTURE
+from foresay.verifier.model.gguf.file import GgufFile
+from foresay.verifier.model.gguf.names import FREQUENCIES, ours, theirs
+from foresay.verifier.model.linear import Matrix
 
 
 @dataclass(frozen=True, slots=True)

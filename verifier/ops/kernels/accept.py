@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.accept import AcceptedPaths
-from verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.accept import AcceptedPaths
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
 
 #: One ancestor word holds this many nodes.
 _WORD = 64
@@ -71,7 +71,7 @@ def accept_paths(
     slots: Tensor,
     live: Tensor | None = None,
 ) -> AcceptedPaths:
-    """As :func:`verifier.ops.accept.accept_paths`."""
+    """As :func:`foresay.verifier.ops.accept.accept_paths`."""
     sequences, width = tokens.shape
     assert width <= _WORD, "a tree holds at most 64 nodes"
     whole = (tokens, parents, ancestors, sampled, nodes, slots)
@@ -104,7 +104,7 @@ def report_rows(lengths, paths, tokens, parents, counts, sampled, out, width, NO
 def report(
     found: AcceptedPaths, tokens: Tensor, parents: Tensor, nodes: Tensor, sampled: Tensor, out: Tensor, no_parent: int
 ) -> None:
-    """As :func:`verifier.ops.accept.report`."""
+    """As :func:`foresay.verifier.ops.accept.report`."""
     sequences, width = tokens.shape
     whole = (found.lengths, found.paths, tokens, parents, nodes, sampled, out)
     assert all(tensor.is_contiguous() for tensor in whole), "sequences lie one behind the other"

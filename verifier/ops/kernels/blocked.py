@@ -10,7 +10,7 @@
     steps     fp16[1 or 2][S][O]: of the scales; of the minimums
 
 A block belongs to one group: one that is no whole number of blocks is filled up with what is zero. What the numbers
-mean: :mod:`verifier.ops.quantized`. Imports no triton.
+mean: :mod:`foresay.verifier.ops.quantized`. Imports no triton.
 
 Legend: R rows, K inner width, K' that of filled groups, O outer width, G groups, S spans, B numbers of a block.
 """
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.ops.linear import Partials
-from verifier.ops.quantized import FP8, QuantizedMatrix
+from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
 
 #: Numbers of a block that are tried; a tile of 16 bits is multiplied by 16 of them at least.
 LEAST_BLOCK = 16
@@ -44,8 +44,8 @@ ADDED = {"int8": 128, "int4": 8, UNSIGNED: 0}
 
 @dataclass(frozen=True, slots=True)
 class BlockedWeight:
-    """A :class:`~verifier.ops.linear.PackedWeight`. offsets: minimums, if there are two rows of steps, else zeros.
-    groups, block: G, B. bias: [O], of any dtype.
+    """A :class:`~foresay.verifier.ops.linear.PackedWeight`. offsets: minimums, if there are two rows of steps, else
+    zeros. groups, block: G, B. bias: [O], of any dtype.
     """
 
     on_gpu: ClassVar[bool] = True
@@ -139,8 +139,8 @@ class BlockedWeight:
         return self.bias
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor | Partials:
-        """See :class:`~verifier.ops.linear.PackedWeight`. count: not read."""
-        from verifier.ops.kernels import linear as kernels
+        """See :class:`~foresay.verifier.ops.linear.PackedWeight`. count: not read."""
+        from foresay.verifier.ops.kernels import linear as kernels
 
         return kernels.product(x, self, dtype)
 

@@ -19,14 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.children import MOST
-from verifier.ops.kernels.chain import chained, wait_turn
-from verifier.ops.kernels.noise import gumbel_at, noise_key
-from verifier.ops.kernels.planes import COLDEST, MERGE, block_of, divisor_of
-from verifier.ops.kernels.search import INFINITY, NO_TOKEN, ordered, unordered
+from foresay.verifier.ops.children import MOST
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.kernels.noise import gumbel_at, noise_key
+from foresay.verifier.ops.kernels.planes import COLDEST, MERGE, block_of, divisor_of
+from foresay.verifier.ops.kernels.search import INFINITY, NO_TOKEN, ordered, unordered
 
 if TYPE_CHECKING:
-    from verifier.ops.sample import RowSampling
+    from foresay.verifier.ops.sample import RowSampling
 
 #: Less than any entry: what is in a list behind its end.
 _NOTHING = tl.constexpr(-(1 << 63))
@@ -219,7 +219,7 @@ def merge(
 def best_children(
     logits: Tensor, sampling: RowSampling, count: int, token_ids: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`verifier.ops.children.best_children`."""
+    """As :func:`foresay.verifier.ops.children.best_children`."""
     rows, width = logits.shape
     assert logits.is_contiguous() and logits.dtype == torch.float32, "fp32 rows, one behind the other"
     assert logits.data_ptr() % 16 == 0, "other alignments are compiled otherwise, and may sum in another order"

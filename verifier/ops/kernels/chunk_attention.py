@@ -1,6 +1,6 @@
 """Attention of prompt chunks in Triton: rows of a text, one launch, no partials in memory.
 
-Blocks and splits are those of :mod:`verifier.ops.kernels.key_blocks`, and so are the bits.
+Blocks and splits are those of :mod:`foresay.verifier.ops.kernels.key_blocks`, and so are the bits.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.kernels.chain import chained, wait_turn
-from verifier.ops.kernels.key_blocks import (
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.kernels.key_blocks import (
     INTEGERS,
     LOG2_E,
     OPTIONS,
@@ -27,8 +27,8 @@ from verifier.ops.kernels.key_blocks import (
     tile_sequence,
     tiles_of,
 )
-from verifier.ops.kernels.quantized_rows import as_stored
-from verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.kernels.quantized_rows import as_stored
+from foresay.verifier.ops.tree_attention import PagedRows
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -86,7 +86,7 @@ def chunk_attention(
     *,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """As :func:`verifier.ops.tree_attention.tree_attention`, for rows without words."""
+    """As :func:`foresay.verifier.ops.tree_attention.tree_attention`, for rows without words."""
     out = torch.zeros_like(query)  # no program writes the padding rows
     shape, tile = shape_constants(query, keys, rows, window), tile_constants(query, keys, rows)
     grid = (tiles_of(query, keys, rows), keys.shape[1], triton.cdiv(query.shape[2], tile["C"]))

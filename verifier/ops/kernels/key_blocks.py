@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.kernels.quantized_rows import widened
-from verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.kernels.quantized_rows import widened
+from foresay.verifier.ops.tree_attention import PagedRows
 
 #: Keys of a block.
 BLOCK = 64

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
 
 _ROWS = 128
 
@@ -48,7 +48,7 @@ def lay_out_rows(
 def lay_out(
     tables: Tensor, page_size: int, lengths: Tensor, depths: Tensor, nodes: Tensor, live: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`verifier.ops.lay_out.lay_out`."""
+    """As :func:`foresay.verifier.ops.lay_out.lay_out`."""
     sequences, width = nodes.shape
     whole = (tables, lengths, depths, nodes, live)
     assert all(tensor.is_contiguous() for tensor in whole), "sequences lie one behind the other"

@@ -3,10 +3,11 @@
     weight [O, K]   outputs of a tile x (segment 0 | segment 1 | ...)   one program each, for a tile's rows of x
 
 A segment is a fixed range of the inner width, chosen by the weight's shape alone. Its sum is one chain of MMAs in order
-of k (:mod:`verifier.ops.kernels.tile`); segments are added in order by whoever reads the product
-(:mod:`verifier.ops.kernels.segments`), or by one program for each tile where that makes enough of them, so nothing is
-added by whoever comes first. One row and a prefill chunk run chains of one instruction, so a row's bits do not depend
-on the number of rows. Programs for other rows of the same outputs run side by side: a weight is read from memory once.
+of k (:mod:`foresay.verifier.ops.kernels.tile`); segments are added in order by whoever reads the product
+(:mod:`foresay.verifier.ops.kernels.segments`), or by one program for each tile where that makes enough of them, so
+nothing is added by whoever comes first. One row and a prefill chunk run chains of one instruction, so a row's bits do
+not depend on the number of rows. Programs for other rows of the same outputs run side by side: a weight is read from
+memory once.
 
 A gate and what it is for are outputs I apart. A tile of a gated weight takes eight of the former and eight of the
 latter in turns: so they come to lie in one thread, and it is a product like any other.
@@ -24,11 +25,11 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from verifier.ops.kernels.blocked import TILE, BlockedWeight
-from verifier.ops.kernels.chain import capability, chained, wait_turn
-from verifier.ops.kernels.segments import ROWS, finish, finished, gated
-from verifier.ops.kernels.tile import DOT, added, bring_tile, nothing, tile_product
-from verifier.ops.linear import Partials
+from foresay.verifier.ops.kernels.blocked import TILE, BlockedWeight
+from foresay.verifier.ops.kernels.chain import capability, chained, wait_turn
+from foresay.verifier.ops.kernels.segments import ROWS, finish, finished, gated
+from foresay.verifier.ops.kernels.tile import DOT, added, bring_tile, nothing, tile_product
+from foresay.verifier.ops.linear import Partials
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +110,12 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.cons
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As :func:`verifier.ops.linear.linear`."""
+    """As :func:`foresay.verifier.ops.linear.linear`."""
     return whole(x, BlockedWeight.of(weight, bias), x.dtype)
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As :func:`verifier.ops.linear.gated_linear`."""
+    """As :func:`foresay.verifier.ops.linear.gated_linear`."""
     return whole(x, BlockedWeight.of(weight, bias, gated=True), x.dtype)
 
 

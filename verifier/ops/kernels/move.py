@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
 
 #: Words of a row that one program moves: 64 rows of them take 32 registers in each of 128 threads.
 _COLUMNS = 64
@@ -58,7 +58,8 @@ def move_columns(
 
 
 def move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
-    """As :func:`verifier.ops.move.move_paths`. A launch for keys and values, one for their scales if there are any."""
+    """As :func:`foresay.verifier.ops.move.move_paths`. A launch for keys and values, one for their scales if there are
+    any."""
     for first in range(0, len(parts), 2):
         pair = parts[first : first + 2]
         _move(pair[0], pair[1] if len(pair) > 1 else pair[0][..., :0].contiguous(), sources, destinations, lengths)

@@ -1,4 +1,5 @@
-"""Gumbel noise made where it is needed: the integers of :mod:`spec.noise` bit for bit, its logarithms to an ulp.
+"""Gumbel noise made where it is needed: the integers of :mod:`foresay.spec.noise` bit for bit, its logarithms to an
+ulp.
 
 Everything here is called from inside a kernel. See spec/noise.py for the numbers and why they are these.
 """
@@ -11,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def mix64(value):
-    """As :func:`spec.seeds.mix64`; value: uint64."""
+    """As :func:`foresay.spec.seeds.mix64`; value: uint64."""
     value += 0x9E3779B97F4A7C15
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB
@@ -53,8 +54,8 @@ def gumbel(key, ids):
 
 @triton.jit
 def gumbel_at(key, columns, token_ids, width):
-    """The noise of the tokens in these columns of a row. token_ids: as :func:`verifier.ops.sample.sample_rows` has
-    them."""
+    """The noise of the tokens in these columns of a row. token_ids: as :func:`foresay.verifier.ops.sample.sample_rows`
+    has them."""
     ids = columns
     if token_ids is not None:
         ids = tl.load(token_ids + columns, columns < width, 0).to(tl.int32)

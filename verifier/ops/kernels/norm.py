@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.kernels.chain import chained, wait_turn
-from verifier.ops.kernels.segments import ROWS, as_read, product_at
-from verifier.ops.linear import Partials
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.kernels.segments import ROWS, as_read, product_at
+from foresay.verifier.ops.linear import Partials
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def norm_rows(x, y, bias, weight, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.co
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As :func:`verifier.ops.norm.rms_norm`."""
+    """As :func:`foresay.verifier.ops.norm.rms_norm`."""
     rows = x.reshape(-1, x.shape[-1])
     out = torch.empty_like(rows)
     _launch(rows, None, weight, out, eps)
@@ -55,7 +55,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, y: Tensor | Partials, weight: Tensor, eps: float) -> Tensor:
-    """As :func:`verifier.ops.norm.add_rms_norm`."""
+    """As :func:`foresay.verifier.ops.norm.add_rms_norm`."""
     whole = y if isinstance(y, Tensor) else y.sums
     assert x.is_contiguous() and whole.is_contiguous(), "rows lie one behind the other"
     assert x.shape == whole.shape[-2:], "x and y are of one shape"

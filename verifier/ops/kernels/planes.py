@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verifier.ops import sample as op
-from verifier.ops.kernels.search import INFINITY, NO_TOKEN, first_largest
+from foresay.verifier.ops import sample as op
+from foresay.verifier.ops.kernels.search import INFINITY, NO_TOKEN, first_largest
 
 #: Below this temperature the sample is greedy.
 COLDEST = tl.constexpr(op.COLDEST)

@@ -1,4 +1,4 @@
-"""Heads of keys and values in 8 bits and their scales: from fp32 and back, as :mod:`kvpaging.ops` has them.
+"""Heads of keys and values in 8 bits and their scales: from fp32 and back, as :mod:`foresay.kvpaging.ops` has them.
 
 The bits of fp8 (e4m3) are made of integers: so it is on every GPU, and in the interpreter. Kernels see them as uint8.
 """

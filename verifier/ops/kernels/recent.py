@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.kernels.chain import chained, wait_turn
-from verifier.ops.recent import TextEnd
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.recent import TextEnd
 
 
 @triton.jit(do_not_specialize=["width", "nodes"])
@@ -29,7 +29,7 @@ def advance_rows(recent, lengths, ends, emitted, taken, width, nodes, BLOCK: tl.
 
 @triton.jit(do_not_specialize=["width", "count", "first"])
 def end_rows(recent, lengths, tokens, begins, roots, width, count, first, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
-    """The last ``count`` tokens of one text, as :func:`verifier.ops.recent.text_ends` has them."""
+    """The last ``count`` tokens of one text, as :func:`foresay.verifier.ops.recent.text_ends` has them."""
     wait_turn(CHAINED)
     sequence, lane = tl.program_id(0), tl.arange(0, BLOCK)
     length = tl.load(lengths + sequence)
@@ -42,7 +42,7 @@ def end_rows(recent, lengths, tokens, begins, roots, width, count, first, BLOCK:
 
 
 def advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, taken: Tensor) -> None:
-    """As :func:`verifier.ops.recent.advance`."""
+    """As :func:`foresay.verifier.ops.recent.advance`."""
     sequences, width = recent.shape
     whole = (recent, lengths, ends, emitted, taken)
     assert all(tensor.is_contiguous() for tensor in whole), "sequences lie one behind the other"
@@ -51,7 +51,7 @@ def advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, take
 
 
 def text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextEnd:
-    """As :func:`verifier.ops.recent.text_ends`."""
+    """As :func:`foresay.verifier.ops.recent.text_ends`."""
     sequences, width = recent.shape
     assert recent.is_contiguous() and lengths.is_contiguous(), "sequences lie one behind the other"
     made = recent.new_empty(sequences, count), torch.empty_like(lengths), recent.new_empty(sequences)

@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvpaging.ops import LARGEST
-from verifier.ops.kernels.chain import chained, wait_turn
-from verifier.ops.kernels.norm import inverse_rms
-from verifier.ops.kernels.quantized_rows import as_stored, narrowed, scale_of
-from verifier.ops.kernels.segments import ROWS, as_read, product_at
-from verifier.ops.linear import Partials
+from foresay.kvpaging.ops import LARGEST
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.kernels.norm import inverse_rms
+from foresay.verifier.ops.kernels.quantized_rows import as_stored, narrowed, scale_of
+from foresay.verifier.ops.kernels.segments import ROWS, as_read, product_at
+from foresay.verifier.ops.linear import Partials
 
 _HEADS = 8
 
@@ -122,7 +122,7 @@ def rotate_and_store(
     eps: float = 0.0,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """As :func:`verifier.ops.rope.rotate_and_store`."""
+    """As :func:`foresay.verifier.ops.rope.rotate_and_store`."""
     groups, dim = keys.shape[-2:]
     (product, bias), about = as_read(qkv)
     rows, width = product.shape[-2:]

@@ -26,9 +26,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.kernels.chain import chained, wait_turn
-from verifier.ops.kernels.noise import gumbel_at, noise_key
-from verifier.ops.kernels.planes import (
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.kernels.noise import gumbel_at, noise_key
+from foresay.verifier.ops.kernels.planes import (
     ABOVE,
     CAP,
     COLDEST,
@@ -50,11 +50,11 @@ from verifier.ops.kernels.planes import (
     total_of,
     winner_of,
 )
-from verifier.ops.kernels.search import INFINITY, first_largest, kth_largest
-from verifier.ops.kernels.settle import settle
+from foresay.verifier.ops.kernels.search import INFINITY, first_largest, kth_largest
+from foresay.verifier.ops.kernels.settle import settle
 
 if TYPE_CHECKING:
-    from verifier.ops.sample import RowSampling
+    from foresay.verifier.ops.sample import RowSampling
 
 #: Tokens that the search takes at once. Twice as many do not fit into the registers of 16 or 32 warps.
 TILE = 4096
@@ -170,7 +170,7 @@ def weigh(
 
 
 def sample_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> Tensor:
-    """As :func:`verifier.ops.sample.sample_rows`."""
+    """As :func:`foresay.verifier.ops.sample.sample_rows`."""
     rows, vocab_size = logits.shape
     assert logits.is_contiguous() and logits.dtype == torch.float32, "fp32 rows, one behind the other"
     assert logits.data_ptr() % 16 == 0, "other alignments are compiled otherwise, and may sum in another order"

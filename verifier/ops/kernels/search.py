@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verifier.ops.kernels.noise import gumbel_at
+from foresay.verifier.ops.kernels.noise import gumbel_at
 
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 INFINITY = tl.constexpr(float("inf"))

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.kernels.chain import chained, wait_turn
-from verifier.ops.linear import Partials
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.linear import Partials
 
 #: A kernel is not compiled again for numbers of rows that are 1 or even.
 ROWS = ("R",)
@@ -82,7 +82,7 @@ def add_segments(product, bias, out, R, OUTER: tl.constexpr, SEGMENTS: tl.conste
 
 
 def finish(product: Partials, dtype: torch.dtype, is_gated: bool) -> Tensor:
-    """As :func:`verifier.ops.linear.finish`."""
+    """As :func:`foresay.verifier.ops.linear.finish`."""
     pointers, about = as_read(product)
     rows, outer = product.sums.shape[1:]
     out = product.sums.new_empty(rows, outer // (2 if is_gated else 1), dtype=dtype)

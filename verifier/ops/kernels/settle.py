@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from spec.sample import BROKEN
-from verifier.ops.kernels.chain import wait_turn
-from verifier.ops.kernels.noise import noise_key
-from verifier.ops.kernels.planes import (
+from foresay.spec.sample import BROKEN
+from foresay.verifier.ops.kernels.chain import wait_turn
+from foresay.verifier.ops.kernels.noise import noise_key
+from foresay.verifier.ops.kernels.planes import (
     ABOVE,
     COLDEST,
     COUNTS,
@@ -21,7 +21,7 @@ from verifier.ops.kernels.planes import (
     total_of,
     winner_of,
 )
-from verifier.ops.kernels.search import INFINITY, least_of_top_k, search
+from foresay.verifier.ops.kernels.search import INFINITY, least_of_top_k, search
 
 _BROKEN = tl.constexpr(BROKEN)
 

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.kernels.chain import chained, wait_turn
-from verifier.ops.kernels.norm import block, normed, warps
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.kernels.norm import block, normed, warps
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def paired_rows(table, tokens, hidden, of_token, of_hidden, out, stream, eps, KN
 
 
 def take_both(first: Tensor, second: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """As :func:`verifier.ops.take.take_both`."""
+    """As :func:`foresay.verifier.ops.take.take_both`."""
     assert all(each.is_contiguous() for each in (first, second, places)), "rows lie one behind the other"
     made = first.new_empty(len(places), first.shape[1]), second.new_empty(len(places), second.shape[1])
     if len(places):
@@ -63,7 +63,7 @@ def take_both(first: Tensor, second: Tensor, places: Tensor) -> tuple[Tensor, Te
 
 
 def embed(table: Tensor, tokens: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As :func:`verifier.ops.norm.embed`."""
+    """As :func:`foresay.verifier.ops.norm.embed`."""
     assert table.is_contiguous() and table.data_ptr() % 16 == 0, "rows begin on 16 bytes, as every new tensor does"
     width = table.shape[1]
     x, out = table.new_empty(len(tokens), width), table.new_empty(len(tokens), width)
@@ -77,7 +77,7 @@ def embed(table: Tensor, tokens: Tensor, weight: Tensor, eps: float) -> tuple[Te
 def pair(
     table: Tensor, tokens: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], eps: float, keep_normed: bool
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`verifier.ops.norm.pair`."""
+    """As :func:`foresay.verifier.ops.norm.pair`."""
     rows, width = hidden.shape
     assert table.is_contiguous() and hidden.is_contiguous(), "rows lie one behind the other"
     assert table.data_ptr() % 16 == 0 and hidden.data_ptr() % 16 == 0, "rows begin on 16 bytes"

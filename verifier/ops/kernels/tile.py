@@ -3,11 +3,11 @@
 A tile of 16 to 128 rows is one to eight such chains: one instruction (on ``sm_90`` wgmma of m64n16k16), so that a row's
 sums are formed alike in a tile of any size.
 
-Weights stand as :mod:`verifier.ops.kernels.blocked` has them. Whole numbers become halves by bits: behind the exponent
-of 2^23 they are fp32 of 2^23 more, which a difference takes away, with what means zero. e4m3 has the bits of fp32 but
-for an exponent that begins 120 lower. Either is exact, and the halves are what was meant but for the scale. Sums of a
-block are multiplied by its group's scale in fp32, and added in order; a weight with one scale for each output is
-multiplied by it at the end.
+Weights stand as :mod:`foresay.verifier.ops.kernels.blocked` has them. Whole numbers become halves by bits: behind the
+exponent of 2^23 they are fp32 of 2^23 more, which a difference takes away, with what means zero. e4m3 has the bits of
+fp32 but for an exponent that begins 120 lower. Either is exact, and the halves are what was meant but for the scale.
+Sums of a block are multiplied by its group's scale in fp32, and added in order; a weight with one scale for each output
+is multiplied by it at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verifier.ops.kernels.chain import bring
+from foresay.verifier.ops.kernels.chain import bring
 
 #: Rows of a chain.
 DOT = tl.constexpr(16)

@@ -4,7 +4,8 @@
                which touch uncommitted slots: those are gathered for that row, in path order
     merge      for each head of a row: blocks into splits, splits into the result, in order
 
-Blocks and splits are those of :mod:`verifier.ops.kernels.key_blocks`. Legend: N partials of a row, the rest as there.
+Blocks and splits are those of :mod:`foresay.verifier.ops.kernels.key_blocks`. Legend: N partials of a row, the rest as
+there.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verifier.ops.kernels.chain import chained, wait_turn
-from verifier.ops.kernels.key_blocks import (
+from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.kernels.key_blocks import (
     BLOCK,
     INTEGERS,
     LOG2_E,
@@ -34,8 +35,8 @@ from verifier.ops.kernels.key_blocks import (
     tile_sequence,
     tiles_of,
 )
-from verifier.ops.kernels.quantized_rows import as_stored
-from verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.kernels.quantized_rows import as_stored
+from foresay.verifier.ops.tree_attention import PagedRows
 
 #: Most nodes of a tree: bits of an ancestor word.
 NODES = 64
@@ -228,7 +229,7 @@ def tree_attention(
     *,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """As :func:`verifier.ops.tree_attention.tree_attention`, for rows with words.
+    """As :func:`foresay.verifier.ops.tree_attention.tree_attention`, for rows with words.
 
     whole_splits: whether a program takes a split or one block; None: by the size of rows and tables. It decides no bit.
     """

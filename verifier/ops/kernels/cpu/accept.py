@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verifier.ops.accept import NO_NODE, AcceptedPaths
-from verifier.ops.kernels.cpu import launch, threads
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.types import I64
-from verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.accept import NO_NODE, AcceptedPaths
+from foresay.verifier.ops.kernels.cpu import launch, threads
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.launch import Compiled
+from foresay.verifier.ops.kernels.cpu.types import I64
+from foresay.verifier.ops.kernels.cpu.values import Value
 
 #: Nodes of a tree at most.
 _NODES = 64
@@ -19,7 +19,7 @@ _NODES = 64
 def accept_paths(
     tokens: Tensor, parents: Tensor, ancestors: Tensor, sampled: Tensor, nodes: Tensor, slots: Tensor
 ) -> AcceptedPaths:
-    """As :func:`verifier.ops.accept.accept_paths`."""
+    """As :func:`foresay.verifier.ops.accept.accept_paths`."""
     sequences, width = tokens.shape
     assert width <= _NODES, "a tree holds at most 64 nodes"
     shapes = ((sequences,), *[(sequences, width)] * 3)
@@ -30,7 +30,7 @@ def accept_paths(
 
 
 def move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
-    """As :func:`verifier.ops.move.move_paths`."""
+    """As :func:`foresay.verifier.ops.move.move_paths`."""
     for store in parts:
         layers, slots = store.shape[:2]
         size = store[0, 0].numel() * store.element_size()

@@ -7,9 +7,9 @@ from typing import Any
 
 import llvmlite.ir as ir
 
-from verifier.ops.kernels.cpu.conversions import UNITS, UNITS_BITS, Conversions
-from verifier.ops.kernels.cpu.types import I32, lanes_of, suffix
-from verifier.ops.kernels.cpu.values import Operand, Value
+from foresay.verifier.ops.kernels.cpu.conversions import UNITS, UNITS_BITS, Conversions
+from foresay.verifier.ops.kernels.cpu.types import I32, lanes_of, suffix
+from foresay.verifier.ops.kernels.cpu.values import Operand, Value
 
 #: Taylor's, from the sixth power down: enough where the rest is below half of ln 2.
 _EXP = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)

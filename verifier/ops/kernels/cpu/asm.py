@@ -13,10 +13,22 @@ from typing import Any
 
 import llvmlite.ir as ir
 
-from verifier.ops.kernels.cpu.arithmetic import Arithmetic
-from verifier.ops.kernels.cpu.jit import Code, Processor
-from verifier.ops.kernels.cpu.types import BYTES, I1, I8, I32, I64, LANES, POINTER, VOID, element, suffix, vector
-from verifier.ops.kernels.cpu.values import Operand, Value
+from foresay.verifier.ops.kernels.cpu.arithmetic import Arithmetic
+from foresay.verifier.ops.kernels.cpu.jit import Code, Processor
+from foresay.verifier.ops.kernels.cpu.types import (
+    BYTES,
+    I1,
+    I8,
+    I32,
+    I64,
+    LANES,
+    POINTER,
+    VOID,
+    element,
+    suffix,
+    vector,
+)
+from foresay.verifier.ops.kernels.cpu.values import Operand, Value
 
 
 class Variable:

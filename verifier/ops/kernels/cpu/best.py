@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.types import F32, I32, LANES, vector
-from verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.types import F32, I32, LANES, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
 
 _NOWHERE = 0x7FFFFFFF
 

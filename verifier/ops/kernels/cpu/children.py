@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from verifier.ops.children import MOST
-from verifier.ops.kernels.cpu import launch, threads
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.largest import ROOM, Largest
-from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.listing import LOWEST, Asked, Call, Lister, larger, or_zero
-from verifier.ops.kernels.cpu.noise import PositionNoise
-from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
-from verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.children import MOST
+from foresay.verifier.ops.kernels.cpu import launch, threads
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.largest import ROOM, Largest
+from foresay.verifier.ops.kernels.cpu.launch import Compiled
+from foresay.verifier.ops.kernels.cpu.listing import LOWEST, Asked, Call, Lister, larger, or_zero
+from foresay.verifier.ops.kernels.cpu.noise import PositionNoise
+from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
 
 if TYPE_CHECKING:
-    from verifier.ops.sample import RowSampling
+    from foresay.verifier.ops.sample import RowSampling
 
 #: Columns of a piece; the order of a row's sums follows from it.
 PIECE = 2048
 
 
 def best_children(logits: Tensor, sampling: RowSampling, count: int, token_ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As :func:`verifier.ops.children.best_children`."""
+    """As :func:`foresay.verifier.ops.children.best_children`."""
     rows, width = logits.shape
     s = sampling
     asked = (s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import llvmlite.ir as ir
 
-from verifier.ops.kernels.cpu.types import BF16, BYTES, E4M3, F16, F32, I8, I16, I32, element
-from verifier.ops.kernels.cpu.values import Instructions, Operand, Value
+from foresay.verifier.ops.kernels.cpu.types import BF16, BYTES, E4M3, F16, F32, I8, I16, I32, element
+from foresay.verifier.ops.kernels.cpu.values import Instructions, Operand, Value
 
 #: Of fp16.
 _INFINITY = 0x7C00

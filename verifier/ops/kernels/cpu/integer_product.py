@@ -1,4 +1,5 @@
-"""Writes the kernels that multiply with few bits, laid out as :mod:`verifier.ops.kernels.cpu.integers` has them.
+"""Writes the kernels that multiply with few bits, laid out as :mod:`foresay.verifier.ops.kernels.cpu.integers` has
+them.
 
 Legend: B outputs of a block.
 """
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 import llvmlite.ir as ir
 import torch
 
-from verifier.ops.kernels.cpu.asm import Kernel, Variable
-from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.product import Product, Shape
-from verifier.ops.kernels.cpu.types import BF16, F16, F32, I8, I16, I32, LANES, OF_TORCH, vector
-from verifier.ops.kernels.cpu.values import Operand, Value
+from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
+from foresay.verifier.ops.kernels.cpu.launch import Compiled
+from foresay.verifier.ops.kernels.cpu.product import Product, Shape
+from foresay.verifier.ops.kernels.cpu.types import BF16, F16, F32, I8, I16, I32, LANES, OF_TORCH, vector
+from foresay.verifier.ops.kernels.cpu.values import Operand, Value
 
 #: How the outputs of a block lie in the four quarters of a word: output 16 j + i in quarter j of word i.
 QUARTERS = 4

@@ -24,21 +24,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verifier.ops.kernels.cpu import integer_product
-from verifier.ops.kernels.cpu.integer_product import QUARTERS, IntegerShape
-from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.launch import counted, room
-from verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
-from verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
-from verifier.ops.kernels.cpu.types import LANES
-from verifier.ops.quantized import FP8, QuantizedMatrix
+from foresay.verifier.ops.kernels.cpu import integer_product
+from foresay.verifier.ops.kernels.cpu.integer_product import QUARTERS, IntegerShape
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.kernels.cpu.launch import counted, room
+from foresay.verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
+from foresay.verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
+from foresay.verifier.ops.kernels.cpu.types import LANES
+from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
 
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """A :class:`~verifier.ops.linear.PackedWeight`. data: int8, int16 or int32, see above; of e4m3 int8. scales: of
-    their own dtype. zeros, minimums: int8 or None. steps, minimum_steps: fp16 or None, [O / B][S][B]. bias: fp32 or
-    None. pairs: whether pairs of bf16 are multiplied.
+    """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: int8, int16 or int32, see above; of e4m3 int8.
+    scales: of their own dtype. zeros, minimums: int8 or None. steps, minimum_steps: fp16 or None, [O / B][S][B]. bias:
+    fp32 or None. pairs: whether pairs of bf16 are multiplied.
     """
 
     on_gpu: ClassVar[bool] = False
@@ -121,7 +121,7 @@ class PackedIntegers:
         return [slice(0, self.inner)]
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
-        """See :class:`~verifier.ops.linear.PackedWeight`."""
+        """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
         out = room((len(x), self.outer // (2 if self.gated else 1)), dtype)
         minimums, steps = self.minimums is not None, self.steps is not None
         has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps

@@ -10,7 +10,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kept
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from verifier.ops.children import MOST
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.types import F32, I1, I16, I32, I64, LANES, vector
-from verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.children import MOST
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.types import F32, I1, I16, I32, I64, LANES, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
 
 #: Numbers that a list takes room for, of its values and of its columns.
 ROOM = LANES + MOST

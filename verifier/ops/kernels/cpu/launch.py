@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from verifier.ops.kernels.cpu import threads
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.traced import Traced
+from foresay.verifier.ops.kernels.cpu import threads
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.kernels.cpu.traced import Traced
 
 #: What a kernel reads: the data of a tensor, or a number.
 Argument = Tensor | int
@@ -32,7 +32,7 @@ class Recording:
 
     Whatever changes between two replays, the number of rows too, is the content of a tensor. What kernels write lies in
     memory of the recording's own, which a later entry uses again when no tensor is left that names it. Ops of torch are
-    entries too (:mod:`~verifier.ops.kernels.cpu.traced`), and it may be cut into parts: see :meth:`cut`.
+    entries too (:mod:`~foresay.verifier.ops.kernels.cpu.traced`), and it may be cut into parts: see :meth:`cut`.
     """
 
     def __init__(self) -> None:

@@ -1,18 +1,18 @@
-"""What :mod:`verifier.ops.level` says, as entries of a recording: small enough for one thread a sequence."""
+"""What :mod:`foresay.verifier.ops.level` says, as entries of a recording: small enough for one thread a sequence."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from verifier.ops.children import MOST
-from verifier.ops.kernels.cpu import launch
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.largest import ROOM, Largest
-from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.types import F32, I16, I32, I64, LANES, vector
-from verifier.ops.kernels.cpu.values import Value
-from verifier.ops.level import Above, Kept, Pieces
+from foresay.verifier.ops.children import MOST
+from foresay.verifier.ops.kernels.cpu import launch
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.largest import ROOM, Largest
+from foresay.verifier.ops.kernels.cpu.launch import Compiled
+from foresay.verifier.ops.kernels.cpu.types import F32, I16, I32, I64, LANES, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.level import Above, Kept, Pieces
 
 LOWEST = float("-inf")
 #: Knots of curves, infinite ones among them.
@@ -22,7 +22,7 @@ _KNOTS = 2 * LANES
 def keep_children(
     children: Tensor, chances: Tensor, above: Above, marks: Tensor, picks: Tensor | None, curves: Pieces | None
 ) -> Kept:
-    """As :func:`verifier.ops.level.keep_children`."""
+    """As :func:`foresay.verifier.ops.level.keep_children`."""
     (sequences, rows, looked), (front, count) = children.shape, (above.scores.shape[1], len(marks))
     assert front <= MOST and looked <= MOST, "a tree has no more nodes"
     kept = Kept(*(launch.room((sequences, count), of) for of in (torch.int64,) * 3 + (torch.float32, torch.int64)))
@@ -36,14 +36,14 @@ def keep_children(
 
 
 def positions_below(ends: Tensor, depths: Tensor) -> Tensor:
-    """As :func:`verifier.ops.level.positions_below`."""
+    """As :func:`foresay.verifier.ops.level.positions_below`."""
     out = launch.room((depths.numel(),), torch.int64)
     _adding()(ends, depths, out, depths.numel(), depths.shape[1])
     return out
 
 
 def known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None) -> Tensor:
-    """As :func:`verifier.ops.level.known_tokens`."""
+    """As :func:`foresay.verifier.ops.level.known_tokens`."""
     out = launch.room(tokens.shape, torch.int64)
     _reading(read is not None)(tokens, 0 if read is None else read, out, tokens.numel(), vocab_size - 1)
     return out

@@ -4,7 +4,7 @@
 
     packed   [O / B][K / 2][B][2] where pairs of bf16 are multiplied, [O / B][K][B] where single numbers are
 
-Legend: R rows, K inner width, O outer width, B outputs of a block (:mod:`~verifier.ops.kernels.cpu.product`).
+Legend: R rows, K inner width, O outer width, B outputs of a block (:mod:`~foresay.verifier.ops.kernels.cpu.product`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.ops.kernels.cpu.asm import Kernel, Variable
-from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.launch import Compiled, counted, room
-from verifier.ops.kernels.cpu.product import Product, Shape, block_of, filled, from_turns, in_blocks, in_turns
-from verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
-from verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
+from foresay.verifier.ops.kernels.cpu.product import Product, Shape, block_of, filled, from_turns, in_blocks, in_turns
+from foresay.verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFloats:
-    """A :class:`~verifier.ops.linear.PackedWeight`. data: of its own dtype. bias: fp32[O, filled up to
+    """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: of its own dtype. bias: fp32[O, filled up to
     blocks] or None. pairs: whether k lies in pairs.
     """
 
@@ -74,7 +74,7 @@ class PackedFloats:
         return [slice(0, self.inner)]
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
-        """See :class:`~verifier.ops.linear.PackedWeight`."""
+        """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
         out = room((len(x), self.outer // (2 if self.gated else 1)), dtype)
         odd, has_bias = self.pairs and self.inner % 2 == 1, self.bias is not None
         _kernel(FloatShape(self.block, x.dtype, out.dtype, self.gated, has_bias, self.data.dtype, odd))(

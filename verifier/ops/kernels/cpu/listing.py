@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verifier.ops.children import MOST
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.largest import Largest
-from verifier.ops.kernels.cpu.noise import PositionNoise
-from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
-from verifier.ops.kernels.cpu.values import Value
-from verifier.ops.sample import COLDEST
+from foresay.verifier.ops.children import MOST
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.largest import Largest
+from foresay.verifier.ops.kernels.cpu.noise import PositionNoise
+from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.sample import COLDEST
 
 LOWEST = float("-inf")
 

@@ -1,13 +1,14 @@
-"""Gumbel noise where it is needed: the integers of :mod:`spec.noise` bit for bit, its logarithms to an ulp or two.
+"""Gumbel noise where it is needed: the integers of :mod:`foresay.spec.noise` bit for bit, its logarithms to an ulp or
+two.
 
 A token's noise is one function of (seed, position, token id), whatever lane computes it.
 """
 
 from __future__ import annotations
 
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.types import I32
-from verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.types import I32
+from foresay.verifier.ops.kernels.cpu.values import Value
 
 
 def _signed(word: int, bits: int) -> int:
@@ -16,7 +17,7 @@ def _signed(word: int, bits: int) -> int:
 
 
 def _mixed(value: Value) -> Value:
-    """As :func:`spec.seeds.mix64`."""
+    """As :func:`foresay.spec.seeds.mix64`."""
     value = value + _signed(0x9E3779B97F4A7C15, 64)
     value = (value ^ (value >> 30)) * _signed(0xBF58476D1CE4E5B9, 64)
     value = (value ^ (value >> 27)) * _signed(0x94D049BB133111EB, 64)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.types import F32, LANES, vector
-from verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.types import F32, LANES, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
 
 
 def part_of(dim: int) -> int:

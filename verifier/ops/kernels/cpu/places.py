@@ -6,7 +6,7 @@
     units    up to 16 rows of one sequence, and spans of 256 positions that they see: all of them, or where a pass has
              few rows one each, so that there is work for all threads
 
-How rows are put together and spans divided decides no bits (:mod:`~verifier.ops.kernels.cpu.attention`).
+How rows are put together and spans divided decides no bits (:mod:`~foresay.verifier.ops.kernels.cpu.attention`).
 
 Legend: S sequences, R rows, P pages of a table, N positions of a sequence.
 """
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from verifier.ops.kernels.cpu import launch
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.types import I1, I32, I64
-from verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu import launch
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.launch import Compiled
+from foresay.verifier.ops.kernels.cpu.types import I1, I32, I64
+from foresay.verifier.ops.kernels.cpu.values import Value
 
 if TYPE_CHECKING:
-    from verifier.ops.tree_attention import PagedRows
+    from foresay.verifier.ops.tree_attention import PagedRows
 
 #: Nodes of a tree at most, and numbers that say of a row: its sequence, leading positions of that, nodes of its path.
 NODES, INFO = 64, 3

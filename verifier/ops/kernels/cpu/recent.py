@@ -5,23 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spec.sample import BROKEN
-from verifier.ops.kernels.cpu import launch
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.types import I32, I64
-from verifier.ops.recent import TextEnd
+from foresay.spec.sample import BROKEN
+from foresay.verifier.ops.kernels.cpu import launch
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.launch import Compiled
+from foresay.verifier.ops.kernels.cpu.types import I32, I64
+from foresay.verifier.ops.recent import TextEnd
 
 
 def gather_recent(recent: Tensor, emitted: Tensor, lengths: Tensor) -> Tensor:
-    """As :func:`verifier.ops.recent.gather_recent`."""
+    """As :func:`foresay.verifier.ops.recent.gather_recent`."""
     out = launch.room(recent.shape, torch.int64)
     _gathering()(recent, emitted, lengths, out, recent.numel(), recent.shape[1], emitted.shape[1])
     return out
 
 
 def text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextEnd:
-    """As :func:`verifier.ops.recent.text_ends`."""
+    """As :func:`foresay.verifier.ops.recent.text_ends`."""
     sequences, reach = recent.shape
     tokens = launch.room((sequences, count), torch.int64)
     begins, roots = launch.room((sequences,), torch.int32), launch.room((sequences,), torch.int64)
@@ -32,7 +32,7 @@ def text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextEn
 def lay_out(
     tables: Tensor, page_size: int, lengths: Tensor, depths: Tensor, nodes: Tensor, live: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`verifier.ops.lay_out.lay_out`."""
+    """As :func:`foresay.verifier.ops.lay_out.lay_out`."""
     positions, slots = (launch.room((nodes.numel(),), torch.int64) for _ in range(2))
     apart = int(depths.dim() == 2)
     _laying()(

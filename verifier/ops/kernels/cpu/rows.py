@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvpaging.ops import LARGEST
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
-from verifier.ops.kernels.cpu.values import Value
+from foresay.kvpaging.ops import LARGEST
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.launch import Compiled
+from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
 
 
 def take_rows(table: Tensor, places: Tensor, out: Tensor, count: Tensor) -> None:
@@ -173,7 +173,7 @@ def _kept(k: Kernel, source: Value, target: Value, scale: Value, shape: tuple[in
 
 
 def _quantized(k: Kernel, source: Value, target: Value, scale: Value, shape: tuple[int, object, torch.dtype]) -> None:
-    """A head as :func:`kvpaging.ops.quantized` has it."""
+    """A head as :func:`foresay.kvpaging.ops.quantized` has it."""
     dim, of, stored = shape
     kept, largest = OF_TORCH[stored], LARGEST[stored]
     # As integers sizes are in order too, and what is no number is the largest.

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spec.sample import BROKEN
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.best import Best
-from verifier.ops.kernels.cpu.launch import Compiled, room
-from verifier.ops.kernels.cpu.noise import PositionNoise
-from verifier.ops.kernels.cpu.search import INFINITY, Search
-from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
-from verifier.ops.kernels.cpu.values import Value
-from verifier.ops.sample import COLDEST, RowSampling
+from foresay.spec.sample import BROKEN
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.best import Best
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
+from foresay.verifier.ops.kernels.cpu.noise import PositionNoise
+from foresay.verifier.ops.kernels.cpu.search import INFINITY, Search
+from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.sample import COLDEST, RowSampling
 
 #: Tokens of a piece: a quarter of what a core's nearest cache holds.
 PIECE = 4096
@@ -35,7 +35,7 @@ PIECE = 4096
 def sample_rows(
     logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, sampled: Tensor, count: Tensor
 ) -> None:
-    """Draw the first ``count`` rows, as :func:`verifier.ops.sample.sample_rows` says. sampled: int64[N]."""
+    """Draw the first ``count`` rows, as :func:`foresay.verifier.ops.sample.sample_rows` says. sampled: int64[N]."""
     rows, width = logits.shape
     pieces = -(-width // PIECE)
     s = sampling

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verifier.ops.kernels.cpu.asm import Kernel, Variable
-from verifier.ops.kernels.cpu.best import Best
-from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
-from verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
+from foresay.verifier.ops.kernels.cpu.best import Best
+from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
 
 if TYPE_CHECKING:
-    from verifier.ops.kernels.cpu.sample import Drawing, Row
+    from foresay.verifier.ops.kernels.cpu.sample import Drawing, Row
 
 INFINITY = float("inf")
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.parts import part_of
-from verifier.ops.kernels.cpu.places import ROWS, SPAN
-from verifier.ops.kernels.cpu.types import BF16, BYTES, E4M3, F32, I8, I16, I32, I64, LANES, vector
-from verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.parts import part_of
+from foresay.verifier.ops.kernels.cpu.places import ROWS, SPAN
+from foresay.verifier.ops.kernels.cpu.types import BF16, BYTES, E4M3, F32, I8, I16, I32, I64, LANES, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
 
 #: How many blocks ahead keys and values are asked for, and bytes of a cache line.
 _AHEAD, _LINE = 2, 64

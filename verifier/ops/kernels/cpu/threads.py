@@ -1,4 +1,4 @@
-"""The threads that run kernels, and who may use them (:mod:`verifier.ops.kernels.cpu.walk` is what they do)."""
+"""The threads that run kernels, and who may use them (:mod:`foresay.verifier.ops.kernels.cpu.walk` is what they do)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import torch
 
-from verifier.ops.kernels.cpu.crowding import Crowding
-from verifier.ops.kernels.cpu.walk import PLACES, walker
+from foresay.verifier.ops.kernels.cpu.crowding import Crowding
+from foresay.verifier.ops.kernels.cpu.walk import PLACES, walker
 
 #: More threads are never used, and kernels that need room for each have room for so many.
 MOST = max(os.cpu_count() or 1, 4)
@@ -79,7 +79,8 @@ class Team:
         return self._asked or min(torch.get_num_threads(), MOST)
 
     def give_way(self, gives_way: bool) -> None:
-        """Whether threads for which there is no core are left out (see :mod:`~verifier.ops.kernels.cpu.crowding`)."""
+        """Whether threads for which there is no core are left out (see
+        :mod:`~foresay.verifier.ops.kernels.cpu.crowding`)."""
         with self._lock:
             self._gives_way, self._crowding = gives_way, None
 

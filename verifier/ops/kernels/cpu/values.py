@@ -9,8 +9,8 @@ from typing import Any
 
 import llvmlite.ir as ir
 
-from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.types import F32, I1, I32, I64, LANES, element, lanes_of, vector
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.kernels.cpu.types import F32, I1, I32, I64, LANES, element, lanes_of, vector
 
 
 @dataclass(frozen=True, eq=False)

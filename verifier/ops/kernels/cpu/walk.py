@@ -18,7 +18,7 @@ import platform
 from functools import cache
 from string import Template
 
-from verifier.ops.kernels.cpu.jit import Code, Processor
+from foresay.verifier.ops.kernels.cpu.jit import Code, Processor
 
 #: Places of the state's words, in bytes.
 PLACES = {

@@ -17,17 +17,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from server.host.local import Completion, Engine, TextStream
-    from spec.sampling import SamplingParams
+    from foresay.server.host.local import Completion, Engine, TextStream
+    from foresay.spec.sampling import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["Completion", "Engine", "SamplingParams", "TextStream", "__version__"]
 
 _HOMES = {
-    "Completion": "server.host.local",
-    "Engine": "server.host.local",
-    "SamplingParams": "spec.sampling",
-    "TextStream": "server.host.local",
+    "Completion": "foresay.server.host.local",
+    "Engine": "foresay.server.host.local",
+    "SamplingParams": "foresay.spec.sampling",
+    "TextStream": "foresay.server.host.local",
 }
 
 
