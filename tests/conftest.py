@@ -14,6 +14,7 @@ from foresay.server.host.spare import Spares
 from foresay.server.settings.resolved import BUNDLED
 from foresay.server.text import tokenizer
 from foresay.verifier.ops.kernels.cpu import threads
+from tests.server import known_costs as costs
 from tests.server.live import LiveServer, openai_client
 
 # How long an example takes says more about what else the machine does than about us.
@@ -25,6 +26,14 @@ settings.load_profile("busy")
 def one_thread() -> None:
     """Tiny models gain nothing from threads, and lose much of their time to them on a busy machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def known_costs() -> Iterator[None]:
+    """Engines measure nothing when they start: a moment in which the machine was busy would rule all they draft."""
+    with pytest.MonkeyPatch.context() as patch:
+        costs.give(patch)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,13 +24,17 @@ START_SECONDS = 600.0
 
 
 class LiveServer:
-    """``foresay serve`` on a free port; killed at the end if it is still there. variables: of its environment."""
+    """``foresay serve`` on a free port; killed at the end if it is still there. variables: of its environment.
+    measures: its first engine is not given what steps and drafts cost."""
 
-    def __init__(self, log: Path, *flags: str, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, log: Path, *flags: str, variables: Mapping[str, str] | None = None, measures: bool = False
+    ) -> None:
         self._log = log
         if "--draft" not in flags:
             flags = ("--draft", "bundled", "--draft-tokens", "4", *flags)
-        command = [sys.executable, "-m", "foresay.server.cli.main", "serve", "--port", "0", *flags]
+        module = "foresay.server.cli.main" if measures else "tests.server.known_costs"
+        command = [sys.executable, "-m", module, "serve", "--port", "0", *flags]
         with log.open("wb") as errors:
             environment = {**os.environ, **(variables or {})}
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
