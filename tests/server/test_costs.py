@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,11 @@ from tests.spec.house import House
 from tests.spec.tables import TableModel
 
 SECONDS = 180.0
+ROOT = Path(__file__).parents[2]
+CHOOSING = [
+    *(f"tests/server/test_{name}.py" for name in ("prediction", "live", "live_budget", "custom_drafters", "costs")),
+    *("tests/telemetry/test_names.py", "tests/dashboard/test_playground.py", "tests/checking/test_probe.py"),
+]
 
 
 def run(costs: Costs, said: list[str]) -> tuple[object, ...]:
@@ -65,6 +72,15 @@ def test_the_engines_of_tests_are_given_theirs() -> None:
     )
     assert not any(phase.startswith(("measuring", "timing")) for phase in said)
     assert engine.scheduler.cost.points == STEPS and engine.info.root_seconds == STEPS[0][1]
+
+
+@pytest.mark.soak
+def test_no_test_hangs_on_measured_time() -> None:
+    """Where all that is measured is wrong: those in which costs decide who drafts, or how much."""
+    path = os.pathsep.join(filter(None, [str(ROOT / "tests/wild"), os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *CHOOSING]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_digest_tells_settings_files_and_what_else_there_is_apart(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""All that engines measure is wrong: ``PYTHONPATH=tests/wild make test``, which no test may fail by.
+"""All that engines measure is wrong: ``PYTHONPATH=$PWD/tests/wild make test``, which no test may fail by.
 
 What a start measures is off by up to three times, one figure in ten by ten times more, as where the machine was busy
 for a moment; what decisions learn of each phase of each step by up to three times. In every process: the interpreter
