@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from foresay.server.host.child import STARTING
 from foresay.server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer, steps
 
@@ -197,8 +196,7 @@ async def test_where_only_one_may_write_a_file_the_other_waits_until_the_one_bef
     right, short, [before] = await undisturbed(place, LONG), await place.ask(SHORT), place.server.engine_processes()
     async with streams(place, LONG) as reading, place.reloading(trace=str(tmp_path / "trace")) as line:
         os.kill(before, signal.SIGSTOP)
-        while (await line())["phase"] != STARTING:  # it has read what the other reads
-            pass
+        await asyncio.sleep(1.0)  # until it has read what the other reads
         waiting = asyncio.create_task(place.ask(SHORT))
         await asyncio.sleep(0.5)
         assert place.server.engine_processes() == [before] and not waiting.done()
