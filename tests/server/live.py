@@ -21,6 +21,7 @@ import openai
 from foresay.server.host.spare import SPARE
 
 START_SECONDS = 600.0
+ROOT = Path(__file__).parents[2]
 
 
 class LiveServer:
@@ -37,6 +38,8 @@ class LiveServer:
         command = [sys.executable, "-m", module, "serve", "--port", "0", *flags]
         with log.open("wb") as errors:
             environment = {**os.environ, **(variables or {})}
+            path = [environment.get("PYTHONPATH", ""), str(ROOT)]  # it may be started elsewhere
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
 
     def __enter__(self) -> Self:
