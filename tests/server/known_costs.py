@@ -37,5 +37,5 @@ def give(patch: pytest.MonkeyPatch) -> None:
 
 
 if __name__ == "__main__":
-    client.Costs = known  # type: ignore[assignment, misc]
+    vars(client)["Costs"] = known
     sys.exit(main())

@@ -231,6 +231,7 @@ async def test_the_text_is_the_same_and_the_counts_are_those_of_its_tokens(engin
 async def test_where_a_budget_chooses_it_is_one_of_several(edit):
     """In a tree that several made, each token is counted for whom it came from."""
     chosen = bundled("auto", tree=None)
+    assert chosen.scheduler.budget is not None
     chosen.scheduler.budget.timed = False  # what steps take would change what it chooses
     path = "/v1/completions"
     ask = ASKS[path] | {"seed": 5, "temperature": 1, "provenance": True, "ignore_eos": True, "max_tokens": 60}
