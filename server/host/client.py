@@ -89,6 +89,7 @@ class EngineClient(Supervised, Asked):
     async def stop(self) -> None:
         """End the engine process; requests still running fail."""
         await self._cease()
+        self._fall_back("the model was unloaded meanwhile")
         if self._standby is not None:
             await self._standby.end()
             self._standby = None

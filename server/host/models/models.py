@@ -303,7 +303,8 @@ class Models:
 
     async def stop(self) -> None:
         """End all engines; requests still running fail."""
-        tasks = [task for task in (self._running, self._looking) if task is not None]
+        reloading = [entry.model.reloading for entry in self]
+        tasks = [task for task in (*reloading, self._running, self._looking) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
