@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, settings
 from bench.inflate import inflate
 from foresay.server.host.spare import Spares
 from foresay.server.settings.resolved import BUNDLED
-from foresay.server.text import tokenizer
 from foresay.verifier.ops.kernels.cpu import threads
 from tests.server.live import LiveServer, openai_client
 
@@ -25,12 +24,6 @@ settings.load_profile("busy")
 def one_thread() -> None:
     """Tiny models gain nothing from threads, and lose much of their time to them on a busy machine."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def may_be_stopped() -> None:
-    """A process that is stopped for a while, as on a machine that others use, is not taken for one that hangs."""
-    tokenizer.LOCKED_SECONDS = 600.0
 
 
 @pytest.fixture(scope="module", autouse=True)
