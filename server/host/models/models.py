@@ -129,6 +129,7 @@ class Models:
         """Those that the settings name. on_status: told of every change of an engine's status. spawn: starts the engine
         processes."""
         server = ServerState()
+        server.body_timeout = config.body_timeout
         named: list[tuple[Sequence[str], ServeConfig]] = [((name,), one) for name, one in config.models.items()]
         named = named or [(model_names(config), config)]
         models = [Model(names, one, server, on_status, spawn) for names, one in named]
