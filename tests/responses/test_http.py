@@ -316,8 +316,8 @@ async def test_a_follower_that_reads_slowly_is_told_when_it_cannot_have_all_even
         await stream.content.readline()
         [(record, _)] = service.server.of(Responses).running.values()
         first = record.events[-1].sequence_number + 1
-        url, query = f"/v1/responses/{record.response.id}", {"stream": "true", "starting_after": first - 1}
-        async with http.get(url, params=query) as following:
+        url = f"/v1/responses/{record.response.id}"
+        async with http.get(f"{url}?stream=true&starting_after={first - 1}") as following:
             for number in range(first, first + 4 * MOST_EVENTS):  # 20 MB: more than the connection takes unread
                 record.note(text_delta(number, "fox " * 2500))
                 await asyncio.sleep(0)

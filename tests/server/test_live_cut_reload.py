@@ -43,8 +43,8 @@ def targets(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 async def client(targets: list[Path], tmp_path: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, LiveServer]]:
     """Of a server in which a new engine can only start once the one before has ended."""
-    flags = (str(targets[0]), "--draft", "none", "--max-model-len", "512", "--admin-key", KEY)
-    flags = (*flags, "--served-model-name", "m", "--engine-timeout", "1800", "--trace", str(tmp_path / "trace"))
+    flags = [str(targets[0]), "--draft", "none", "--max-model-len", "512", "--admin-key", KEY]
+    flags += ["--served-model-name", "m", "--engine-timeout", "1800", "--trace", str(tmp_path / "trace")]
     with LiveServer(tmp_path / "log", *flags) as server:
         url = await asyncio.to_thread(server.wait_for_url)
         async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=600)) as client:
