@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, settings
 from bench.inflate import inflate
 from foresay.server.host.spare import Spares
 from foresay.server.settings.resolved import BUNDLED
-from foresay.server.text import tokenizer
 from foresay.verifier.ops.kernels.cpu import threads
 from tests.server import known_costs as costs
 from tests.server.live import LiveServer, openai_client
@@ -34,12 +33,6 @@ def known_costs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         costs.give(patch)
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def may_be_stopped() -> None:
-    """A process that is stopped for a while, as on a machine that others use, is not taken for one that hangs."""
-    tokenizer.LOCKED_SECONDS = 600.0
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import NoReturn
 
-from foresay.server.engine.generation import EngineStatus, Sink, unavailable
+from foresay.server.engine.generation import EngineStatus, Sink, check_comes, unavailable
 from foresay.server.host import frames
 from foresay.server.host.frames import Channel
 from foresay.server.host.resumption import AGAIN, InFlights
@@ -150,8 +150,8 @@ class Asked:
         self._steps = 0  # the number of the latest
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Begin a request; its results go to ``sink``."""
-        self._ready_channel()
+        """Begin a request, in the next engine if there is none just now; its results go to ``sink``."""
+        check_comes(self.status)
         self._in_flight.add(request, sink)
 
     def cancel(self, id: str) -> None:

@@ -131,6 +131,10 @@ class InFlights:
         self._go_on()
         return count
 
+    def hold(self) -> None:
+        """The engine takes nothing more: who comes from now on waits, and is none that it may have died of."""
+        self._ready = False
+
     def lost(self, number: int, reason: str, among: Collection[str] | None = None) -> None:
         """Engine process ``number`` has ended, or will in a moment: who cannot go on is told, the others wait.
 

@@ -32,7 +32,7 @@ from foresay.server.host.models.models import MODELS, Models
 from foresay.server.http.auth import AuthMiddleware, opens_socket
 from foresay.server.http.openapi import routes as openapi
 from foresay.server.observe.telemetry.log import Reporter
-from foresay.server.schemas.errors import ApiError, described
+from foresay.server.schemas.errors import ApiError, SlowBody, described
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.spec.errors import InvalidRequest
 
@@ -86,7 +86,10 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except (ApiError, InvalidRequest) as error:
         status, body = described(error)
-        return _told(request, status, body, error.headers if isinstance(error, ApiError) else {})
+        response = _told(request, status, body, error.headers if isinstance(error, ApiError) else {})
+        if isinstance(error, SlowBody):
+            response.force_close()  # nobody waits for the rest of it
+        return response
     except web.HTTPException as error:
         detail = ErrorDetail(f"{error.reason}: {request.method} {request.path}", "invalid_request_error", None, None)
         allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}

@@ -214,17 +214,14 @@ class AuthMiddleware:
             return preflight
         CALLER.set(self._caller(request))
         _check_plain(request)
-        models, rate_limiter = request.app[MODELS], CALLER.get().rate_limiter
-        most = self.largest_body or models.largest_body
+        rate_limiter = CALLER.get().rate_limiter
+        most = self.largest_body or request.app[MODELS].largest_body
         if (request.content_length or 0) > most:
-            raise _too_large(most)
+            raise TooLarge(most)
         if request.body_exists:
             rate_limiter.check()
         try:
-            with models.server.bodies.holding(_announced(request, most), models.server.crowded):
-                return await handler(request.clone(client_max_size=most))
-        except web.HTTPRequestEntityTooLarge:
-            raise _too_large(most) from None
+            return await handler(request.clone(client_max_size=most))
         except (InvalidRequest, ModelNotFound):
             rate_limiter.refused()
             raise
@@ -273,16 +270,6 @@ def _check_plain(request: web.Request) -> None:
     """Raise :class:`Compressed` for a body that would have to be inflated."""
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
         raise Compressed("Send the body as it is: this server inflates none (Content-Encoding)")
-
-
-def _announced(request: web.Request, most: int) -> int:
-    """How many bytes the body may come to have."""
-    unknown = request.body_exists and request.content_length is None
-    return most if unknown else request.content_length or 0
-
-
-def _too_large(most: int) -> TooLarge:
-    return TooLarge(f"The body is larger than {most:,} bytes, the limit of this server (max_body_bytes)")
 
 
 def rate_headers(rate_limiter: RateLimiter) -> dict[str, str]:

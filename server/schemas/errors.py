@@ -9,6 +9,7 @@
         ├── Forbidden           403  permission_error       origin_not_allowed
         ├── NotAdmin            403  permission_error       admin_key_required
         ├── ModelNotFound       404  invalid_request_error  model_not_found
+        ├── SlowBody            408  timeout_error          body_timeout
         ├── NotNow              409  invalid_request_error  not_now
         ├── TooLarge            413  invalid_request_error  body_too_large
         ├── Compressed          415  invalid_request_error  unsupported_encoding  (Accept-Encoding)
@@ -85,6 +86,17 @@ class NotAdmin(ApiError):
     status, type, code = 403, "permission_error", "admin_key_required"
 
 
+class SlowBody(ApiError):
+    """The body did not arrive in the time that it may take. seconds: that time."""
+
+    status, type, code = 408, "timeout_error", "body_timeout"
+
+    def __init__(self, arrived: int, seconds: float) -> None:
+        super().__init__(
+            f"{arrived:,} bytes of the body came in {seconds:.0f} s, and more of it is missing (body_timeout)"
+        )
+
+
 class NotNow(ApiError):
     """What is asked for is going on already."""
 
@@ -98,9 +110,12 @@ class ModelNotFound(ApiError):
 
 
 class TooLarge(ApiError):
-    """The body is larger than this server reads."""
+    """The body is larger than this server reads. most: bytes that it reads."""
 
     status, type, code = 413, "invalid_request_error", "body_too_large"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"The body is larger than {most:,} bytes, the limit of this server (max_body_bytes)")
 
 
 class Compressed(ApiError):

@@ -411,18 +411,3 @@ async def test_one_that_does_not_load_changes_nothing(beside):
         assert await late == await world.ask("a")
     assert world.happened == (["+a"] if beside else ["+a", "-a", "a > b", "b > a", "+a"])
     assert [one.name for one in world.residency.residents] == ["a"]
-
-
-async def test_whoever_leaves_while_it_loads_has_not_asked():
-    world = World([Comer("a", 40)])
-    other = Comer("b", 40)
-    other.seconds = 60.0
-    async with world.running():
-        await world.ask("a")
-        changing = asyncio.create_task(world.renew("a", other))
-        await world.settle()
-        other.seconds = 0.0
-        changing.cancel()
-        await world.settle()
-        await world.ask("a")
-    assert world.happened == ["+a"] and len(world.residency.residents) == 1

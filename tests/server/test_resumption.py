@@ -166,6 +166,19 @@ def test_what_the_engine_dies_of_is_known_after_two_deaths() -> None:
     assert bench.engine() == 2 and bench.sinks["a"].error is bench.sinks["b"].error is None
 
 
+def test_who_comes_when_the_engine_is_gone_waits_and_is_no_suspect() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.flights.hold()
+        bench.sent.clear()
+        bench.add("late")
+        assert bench.added == []
+        bench.dies()
+        bench.engine()
+        assert ids(bench.added) == ["late"] and bench.sinks["late"].error is None
+        bench.flights.cancel("late")
+
+
 def test_one_that_gets_further_each_time_is_no_suspect_but_goes_on_three_times_at_most() -> None:
     bench = Bench()
     bench.add("a")

@@ -13,6 +13,8 @@ from aiohttp import web
 
 from foresay.server.api.common.validation import decoded
 from foresay.server.host.models.models import MODELS
+from foresay.server.schemas.bounds import BODY_PACE
+from foresay.server.schemas.errors import SlowBody, TooLarge
 from foresay.server.schemas.shared import ErrorBody
 
 #: Chunks above this go out alone, so that other streams have their turn between them.
@@ -134,7 +136,7 @@ ROUTE_MODULES: web.AppKey[tuple[ModuleType, ...]] = web.AppKey("modules", tuple)
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 
 #: What may go wrong where a body is read and the engine is asked.
-BODY_ERRORS = (400, 401, 403, 404, 413, 415, 429, 500, 503, 504)
+BODY_ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 PLAIN_ERRORS = (401, 403)
 
 
@@ -178,7 +180,9 @@ class Route(web.AbstractRouteDef):
     async def _with_body(self, http: web.Request) -> web.StreamResponse:
         if not self.always:
             http.app[MODELS].check_open()
-        return await self.handler(http, decoded(await http.read(), self.body))
+        server = http.app[MODELS].server
+        with server.bodies.growing(server.crowded) as hold:
+            return await self.handler(http, decoded(await received(http, server.body_timeout, hold), self.body))
 
     @property
     def statuses(self) -> tuple[int, ...]:
@@ -206,6 +210,24 @@ def error_shape(http: web.Request) -> ErrorShape | None:
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+async def received(http: web.Request, seconds: float, hold: Callable[[int], None]) -> bytes:
+    """The body. seconds: that it may take, besides what its bytes may. hold: called with the size of each part as it
+    comes, and may raise. Raises :class:`TooLarge`, and :class:`SlowBody` for one that does not come."""
+    body, loop = bytearray(), asyncio.get_running_loop()
+    began = loop.time()
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            while part := await http.content.readany():
+                hold(len(part))
+                body += part
+                if len(body) > http.client_max_size:
+                    raise TooLarge(http.client_max_size)
+                limit.reschedule(began + seconds + len(body) / BODY_PACE)
+    except TimeoutError:
+        raise SlowBody(len(body), loop.time() - began) from None
+    return bytes(body)
 
 
 #: Numbers or short texts that are encoded in a millisecond.

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from foresay.server.engine.generation import Cause, EngineStatus, Sink, unavailable
+from foresay.server.engine.generation import Cause, EngineStatus, Sink, check_comes, unavailable
 from foresay.server.host import frames
 from foresay.server.host.asked import Supervised, log
 from foresay.server.host.replacement import Progress
@@ -210,9 +210,8 @@ class Fleet(Supervised):
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Begin a request; its results go to ``sink``."""
-        if self.status.state != "ready":
-            raise unavailable(self.status)
+        """Begin a request, in the next replica if there is none just now; its results go to ``sink``."""
+        check_comes(self.status)
         self._place(InFlight(request, sink))
 
     def cancel(self, id: str) -> None:
