@@ -29,6 +29,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import msgspec
+
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.spec.errors import ForesayError, InvalidRequest
 
@@ -189,6 +191,15 @@ class TookTooLong(ApiError):
     """The request took longer than the server allows, and would again: clients need not try."""
 
     status, type, code, more = 504, "timeout_error", "request_timeout", NO_RETRY
+
+
+def complaint(error: msgspec.ValidationError) -> tuple[str, str]:
+    """What msgspec complains of, and where: ``Expected `int`, got `str` - at `$.stop[0]``` is of ``stop[0]``.
+
+    It quotes values, which may look like another complaint; where it is comes last, and holds no value.
+    """
+    message, _, path = str(error).rpartition(" - at `$")
+    return (message, path.removeprefix(".").removesuffix("`")) if message else (path, "")
 
 
 #: Messages quote what the client sent, which may be megabytes.
