@@ -21,7 +21,8 @@
         ├── SlowReader          500  engine_error           slow_reader       (only ever seen inside a stream)
         ├── Unavailable         503  unavailable_error      loading | unloaded | engine_down | draining   (Retry-After)
         │   └── LoadFailed      503  unavailable_error      load_failed     (Retry-After)
-        └── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
+        ├── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
+        └── Mistake             500  internal_error         internal_error
 """
 
 from __future__ import annotations
@@ -200,6 +201,12 @@ def complaint(error: msgspec.ValidationError) -> tuple[str, str]:
     """
     message, _, path = str(error).rpartition(" - at `$")
     return (message, path.removeprefix(".").removesuffix("`")) if message else (path, "")
+
+
+class Mistake(ApiError):
+    """A mistake of the server's own. Its log has the rest."""
+
+    code = "internal_error"
 
 
 #: Messages quote what the client sent, which may be megabytes.
