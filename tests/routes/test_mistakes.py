@@ -62,9 +62,9 @@ async def raw(client, path: str, body: dict[str, Any], ask: str = "POST", more: 
     """All that a connection brings until the server closes it. more: headers, a line each."""
     reader, writer = await asyncio.open_connection(client.host, client.port)
     content = json.dumps(body).encode()
-    head = f"{ask} {path} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: mine\r\nContent-Length: {len(content)}\r\n{more}\r\n"
-    writer.write(head.encode() + content)
-    async with asyncio.timeout(10):
+    about = f"Host: localhost\r\nX-Request-Id: mine\r\nContent-Length: {len(content)}\r\n{more}"
+    writer.write(f"{ask} {path} HTTP/1.1\r\n{about}\r\n".encode() + content)
+    async with asyncio.timeout(60):
         received = await reader.read()
     writer.close()
     return received

@@ -157,7 +157,8 @@ async def test_who_looks_on_and_fails_is_not_taken_for_the_engine(caplog):
         engine.observe_status = [failing(statuses), seen.append]
         await asyncio.wait_for(engine.until_ready(), SECONDS)
         params = SamplingParams(max_tokens=20, ignore_eos=True)
-        broken = Breaking(engine, Request(id="broken", prompt=[5, 6], params=params), asyncio.Event(), 99, int, bool)
+        asked = Request(id="broken", prompt=[5, 6], params=params)
+        broken = Breaking(engine, asked, asyncio.Event(), 99, lambda tokens: None, lambda: None)
         engine.add(broken.request, broken)
         beside = Request(id="beside", prompt=[5, 6, 7], params=params)
         assert sum([len(delta.tokens) async for delta in generate(engine, beside)]) == 20

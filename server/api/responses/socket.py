@@ -49,7 +49,6 @@ MOST_WARM = 8
 log = logging.getLogger("foresay.server")
 
 
-
 class ConnectionLimit(Busy):
     """No more sockets."""
 

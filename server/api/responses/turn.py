@@ -32,9 +32,9 @@ from foresay.server.engine.generation import Generation
 from foresay.server.gateway.caller import CALLER
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import MOST_SAID_AGAIN, check_bytes
-from foresay.server.schemas.errors import ApiError, described
+from foresay.server.schemas.errors import described
 from foresay.server.text.choice import Choice
-from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
+from foresay.spec.errors import ContextLengthExceeded
 
 
 class Turn:
