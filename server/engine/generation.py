@@ -171,8 +171,8 @@ class Mailbox:
     def fail(self, error: Exception) -> None:
         """End the request with an error, raised once what came before it has been taken."""
         self.error = error
-        self._end()
         self._wake.set()
+        self._end()
 
     def take(self) -> list[Delta]:
         """What is waiting, in the order it came."""

@@ -22,13 +22,16 @@
         ├── SlowReader          500  engine_error           slow_reader       (only ever seen inside a stream)
         ├── Unavailable         503  unavailable_error      loading | unloaded | engine_down | draining   (Retry-After)
         │   └── LoadFailed      503  unavailable_error      load_failed     (Retry-After)
-        └── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
+        ├── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
+        └── Mistake             500  internal_error         internal_error
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import ClassVar
+
+import msgspec
 
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.spec.errors import ForesayError, InvalidRequest
@@ -204,6 +207,21 @@ class TookTooLong(ApiError):
     """The request took longer than the server allows, and would again: clients need not try."""
 
     status, type, code, more = 504, "timeout_error", "request_timeout", NO_RETRY
+
+
+def complaint(error: msgspec.ValidationError) -> tuple[str, str]:
+    """What msgspec complains of, and where: ``Expected `int`, got `str` - at `$.stop[0]``` is of ``stop[0]``.
+
+    It quotes values, which may look like another complaint; where it is comes last, and holds no value.
+    """
+    message, _, path = str(error).rpartition(" - at `$")
+    return (message, path.removeprefix(".").removesuffix("`")) if message else (path, "")
+
+
+class Mistake(ApiError):
+    """A mistake of the server's own. Its log has the rest."""
+
+    code = "internal_error"
 
 
 #: Messages quote what the client sent, which may be megabytes.

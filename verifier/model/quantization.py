@@ -18,10 +18,10 @@ What the numbers mean: :mod:`foresay.verifier.ops.quantized`. Where they stand i
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 from foresay.verifier.model.errors import ConfigError
+from foresay.verifier.model.patterns import pattern
 
 MADE, PACKED, INTEGERS, AWQ, GGUF = "made", "pack-quantized", "int-quantized", "awq", "gguf"
 FLOATS8, BLOCKS = "float-quantized", "fp8"
@@ -86,8 +86,9 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """method: who made it. rules: what modules are called (``Linear`` stands for all, ``re:`` begins a pattern), and
-    how they are quantised; names come before patterns, and these before ``Linear``. ignore: what is not quantised.
+    """method: who made it. rules: what modules are called (``Linear`` stands for all, ``re:`` begins a pattern, ``in:``
+    a part of a name between dots), and how they are quantised; names come before patterns, and these before ``Linear``.
+    ignore: what is not quantised.
     activations: what those were to be rounded to where the files come from, and are not here; "" for nothing. kv: what
     the files ask the KV cache to be, ``int8`` or ``fp8``; "" for nothing.
     """
@@ -143,5 +144,7 @@ def _rank(rule: tuple[str, Scheme]) -> int:
 
 def _matches(module: str, target: str) -> bool:
     if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), module) is not None
+        return pattern(target.removeprefix("re:")).matches(module)
+    if target.startswith("in:"):
+        return target.removeprefix("in:") in f".{module}."
     return target in ("Linear", module)

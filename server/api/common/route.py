@@ -12,10 +12,12 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.validation import decoded
+from foresay.server.gateway.caller import REQUEST_ID
 from foresay.server.host.models.models import MODELS
 from foresay.server.schemas.bounds import BODY_PACE
-from foresay.server.schemas.errors import SlowBody, TooLarge
+from foresay.server.schemas.errors import ApiError, Mistake, SlowBody, TooLarge, described
 from foresay.server.schemas.shared import ErrorBody
+from foresay.spec.errors import InvalidRequest
 
 #: Chunks above this go out alone, so that other streams have their turn between them.
 LARGE_BYTES = 1 << 18
@@ -71,23 +73,25 @@ class EventStream:
     """One streaming response. Headers go out with the first write; nothing is ever compressed or held back.
 
     A request has one: whoever makes the stream while another is there already goes on with that (:meth:`of`).
+    over: all of it is said, if only that it failed.
     """
 
     def __init__(self, request: web.Request, framing: Framing) -> None:
         self._request, self._framing = request, framing
         headers = {"Content-Type": framing.content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         self._response = web.StreamResponse(headers=headers)
+        self.over = False
 
     @classmethod
     def of(cls, request: web.Request, framing: Framing, more: Mapping[str, str] | None = None) -> EventStream:
         """The stream of the request, which may have begun while it waited for its model. more: headers besides those of
         every stream, unless they are out already."""
-        begun = request.get(_STREAM)
-        if begun is None:
-            begun = request[_STREAM] = cls(request, framing)
-        if not begun.started:
-            begun._response.headers.update(more or {})
-        return begun
+        begun = request[BEGUN]
+        if begun.stream is None:
+            begun.stream = cls(request, framing)
+        if not begun.stream.started:
+            begun.stream._response.headers.update(more or {})
+        return begun.stream
 
     @property
     def started(self) -> bool:
@@ -123,10 +127,46 @@ class EventStream:
     async def end(self) -> web.StreamResponse:
         """The stream is complete."""
         await self._response.write_eof()
+        self.over = True
         return self._response
 
+    async def fail(self, chunk: Any) -> None:
+        """Tell of a mistake of ours, unless all is said; nothing comes after it, and the connection closes."""
+        if not self.over:
+            self.over = True
+            self._response.force_close()
+            await self.send([chunk])
 
-_STREAM = web.RequestKey("stream", EventStream)
+
+class Begun:
+    """What has been begun in answer to a request. response: whose headers are out; there can be no other. stream: that
+    the request has."""
+
+    def __init__(self) -> None:
+        self.response: web.StreamResponse | None = None
+        self.stream: EventStream | None = None
+
+    def cut(self, request: web.Request) -> None:
+        """The response went wrong: close the connection, so that nobody takes it for whole, unless all is said."""
+        if not (self.stream is not None and self.stream.over) and request.transport is not None:
+            request.transport.close()
+
+
+#: Of every request; shared by its clones.
+BEGUN = web.RequestKey("begun", Begun)
+
+
+async def begin(request: web.Request, response: web.StreamResponse) -> None:
+    """Remember the response whose headers go out now."""
+    if BEGUN in request:  # aiohttp answers alone what is no request
+        request[BEGUN].response = response
+
+
+def told(error: Exception) -> tuple[int, ErrorBody]:
+    """As :func:`described`; of what nobody expected, only where it is to be found."""
+    if not isinstance(error, ApiError | InvalidRequest):
+        error = Mistake(f"The server made a mistake; its log says more about request {REQUEST_ID.get('')}")
+    return described(error)
 
 
 #: The modules whose routes an application serves.

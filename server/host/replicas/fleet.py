@@ -201,11 +201,11 @@ class Fleet(Supervised):
         if self.observe is not None:
             lasts = [one.last for one in self.ready if one.last is not None]
             names = ("running", "waiting", "pages", "kept_pages")
-            self.observe(replace(trace, **{name: sum(getattr(last, name) for last in lasts) for name in names}))
+            together = replace(trace, **{name: sum(getattr(last, name) for last in lasts) for name in names})
+            self._tell(self.observe, together)
 
     def _shadow(self, report: ShadowReport) -> None:
-        if self.observe_shadow is not None:
-            self.observe_shadow(report)
+        self._tell(self.observe_shadow, report)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
