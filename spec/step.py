@@ -23,7 +23,7 @@ from torch import Tensor
 from foresay.spec.budget.plan import NO_PLAN, Plan
 from foresay.spec.commit import Run, emit
 from foresay.spec.constrain import Draft, Guarded, MaskThread, graft
-from foresay.spec.decide import Nodes, why_nothing
+from foresay.spec.decide import Nodes
 from foresay.spec.features import Features, by_sequence, of_path, reader_of
 from foresay.spec.protocols import Drafter, Forward, Rows, Sampled, Verifier, Wanted
 from foresay.spec.request import TokenLogprobs
@@ -221,7 +221,7 @@ class PartsRunner:
             if self.drafter is not None and sequence.speculate:
                 self.drafter.extend(sequence)
             return VerifyResult(scheduled)
-        run = emit(sequence, sampled.taken, lambda: why_nothing(sequence, nodes.logits[0]))
+        run = emit(sequence, sampled.taken, nodes.why_nothing)
         table.commit(len(run.path))
         self.verifier.committed(table)
         self._show(scheduled, run.path, features)
