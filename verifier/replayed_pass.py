@@ -18,7 +18,7 @@ from foresay.kvpaging import KVStore
 from foresay.spec.features import Features
 from foresay.spec.protocols import FeatureRequest, Forward, Rows, Sampled
 from foresay.spec.sample import Unsampled
-from foresay.verifier.graphs.capture import Capture
+from foresay.verifier.graphs.capture import Capture, recorded_bytes
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.paged_pass import paged_pass
 from foresay.verifier.ops.sample import sample_rows
@@ -45,6 +45,11 @@ class ReplayedPass:
         self._settled: Settled
         self._starts: tuple[int, ...] = ()
         self._replay = capture(self._work)
+
+    @property
+    def recorded_bytes(self) -> int:
+        """What a recording of it keeps."""
+        return recorded_bytes(self._replay)
 
     def _work(self) -> Iterator[None]:
         with torch.inference_mode():
