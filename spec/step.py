@@ -5,8 +5,9 @@
     propose    the drafter hangs a tree below each sequence's root (the root alone, if it has nothing to say); a grammar
                takes out what could not follow and adds what must (:mod:`foresay.spec.constrain`)
     forward    one pass of the target over all rows of all sequences
-    sample     a token is sampled at every node, with the noise of its position, from the logits as the request wants
-    them accept     the path the samples take; its rows become committed KV; the run of tokens goes out
+    sample     a token is sampled at every node, with the noise of its position, from the logits as the request
+               wants them
+    accept     the path the samples take; its rows become committed KV; the run of tokens goes out
 
 There is no ``if speculative``: plain decoding is the root-only tree, and a prefill chunk is rows without a sample.
 """

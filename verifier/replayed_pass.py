@@ -3,7 +3,7 @@
 ::
 
     forward    the pass over the rows as they are written now
-    sample       from each of the wanted ones, as their logits are by then: the host may have changed them
+    sample     from each of the wanted ones, as their logits are by then: the host may have changed them
     settle     paths are accepted, and their rows move down; left out where there are only roots
 """
 
@@ -25,7 +25,7 @@ from foresay.verifier.ops.sample import sample_rows
 from foresay.verifier.paged_rows import Sizes, WrittenRows
 from foresay.verifier.settle import Settled, WrittenTrees, of_roots, walk
 
-_FORWARD, _DRAW, _SETTLE = range(3)
+_FORWARD, _SAMPLE, _SETTLE = range(3)
 
 
 class ReplayedPass:
@@ -74,7 +74,7 @@ class ReplayedPass:
     def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
         """See :meth:`foresay.spec.protocols.Verifier.settle`."""
         drafted = self._trees.write(trees, self._starts[1:])
-        self._replay.run(_DRAW)
+        self._replay.run(_SAMPLE)
         if not drafted:
             return of_roots(self._sampled.cpu(), trees, self._starts[1:])
         self._replay.run(_SETTLE)

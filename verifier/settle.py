@@ -80,7 +80,7 @@ class WrittenTrees:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """drawn: int64[B, N], the token sampled at each node."""
+    """sampled: int64[B, N], the token sampled at each node."""
 
     sampled: Tensor
     paths: AcceptedPaths

@@ -136,9 +136,9 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device) 
 
 
 def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[Entry]) -> int:
-    """What a CPU's recordings hold when all have been made: of each model the rows of its largest pass, all of which may
-    want logits; and of each that drafts the logits of its levels, for one, two, four .. sequences, twice: of trees that
-    are always alike, and of those that end early."""
+    """What a CPU's recordings hold when all have been made: of each model the rows of its largest pass, all of which
+    may want logits; and of each that drafts the logits of its levels, for one, two, four .. sequences, twice: of trees
+    that are always alike, and of those that end early."""
     shape = TreeShape.parse(config.draft_tree) if config.draft_tree else TreeShape.chain(config.draft_tokens or 0)
     chosen = config.draft_tree is None and config.draft_tokens is None
     rows = config.max_seqs + min(config.max_seqs, 4) * MAX_NODES if chosen else config.max_seqs * shape.nodes

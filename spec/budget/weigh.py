@@ -26,7 +26,6 @@ from typing import NamedTuple
 from foresay.spec.price import worth
 from foresay.spec.tree import MAX_NODES, TreeShape
 
-
 #: Rounds in which a chance is found, at most, and what a round moves it by when it is close enough.
 _ROUNDS, _CLOSE = 20, 1e-7
 

@@ -21,8 +21,8 @@ from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.paged_rows import Sizes
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.models import Pair
-from tests.same_tokens.test_aside import Aside
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
+from tests.same_tokens.test_aside import Aside
 from tests.same_tokens.witness import Job, Text
 from tests.simulated.device import CURRENT, DEVICE, NotOnTheDevice, simulated
 from tests.simulated.graph import captured

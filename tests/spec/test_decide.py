@@ -53,8 +53,13 @@ def test_copies_are_made_where_log_probabilities_are_read(options, logprobs) -> 
 @pytest.mark.parametrize("logprobs", [None, 2])
 @pytest.mark.parametrize(
     ("place", "value", "error"),
-    [(3, math.nan, NumericalError), (3, math.inf, NumericalError), (..., -math.inf, NumericalError)]
-    + [(3, 0.0, InvalidRequest), (3, -math.inf, InvalidRequest)],
+    [
+        (3, math.nan, NumericalError),
+        (3, math.inf, NumericalError),
+        (..., -math.inf, NumericalError),
+        (3, 0.0, InvalidRequest),
+        (3, -math.inf, InvalidRequest),
+    ],
 )
 def test_why_nothing_could_be_sampled_is_said_of_what_the_model_made(place, value, error, logprobs) -> None:
     """Bans hide it: of the row that is sampled from nothing finite is left either way."""

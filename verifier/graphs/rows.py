@@ -82,9 +82,7 @@ class TextEnds:
         self.count, self._first = count, first
         self._numbers, self._words, self._depths = chain_words(sequences, count, device)
 
-    def rows(
-        self, state: StepState, known: Callable[[Tensor], Tensor] | None = None, live: bool = False
-    ) -> StaticRows:
+    def rows(self, state: StepState, known: Callable[[Tensor], Tensor] | None = None, live: bool = False) -> StaticRows:
         """The rows, of which the roots' logits are wanted. known: makes a model's tokens of the text's. live: see
         :func:`rows_of`."""
         end = text_ends(state.recent, state.lengths, self.count, self._first)
