@@ -79,7 +79,7 @@ class EngineClient(Supervised, Asked):
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self, beside: Mapping[str, int] | None = None) -> None:
-        """Start the engine process; returns at once, ``status`` and :meth:`until_ready` tell how it goes.
+        """Start the engine process; returns at once, ``status`` and ``until_ready`` tell how it goes.
 
         beside: bytes that other engines hold, by device; if there is no room beside them it fails.
         """

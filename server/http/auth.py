@@ -210,7 +210,8 @@ class AuthMiddleware:
 
     @classmethod
     def of(cls, config: ServeConfig) -> AuthMiddleware:
-        """The gateway that the settings describe. :class:`ConfigurationError` if the key file cannot be used."""
+        """The gateway that the settings describe. :class:`foresay.spec.errors.ConfigurationError` if the key file
+        cannot be used."""
         limits = Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__})
         key_store = KeyStore(config.api_key, config.api_key_file, limits)
         origins = Origins(config.cors_origin, config.host, key_store.needed)

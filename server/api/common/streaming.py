@@ -296,7 +296,8 @@ async def leased(
     """What ``answer`` returns, with the model called ``name``.
 
     framing: of the stream, if one was asked for. broken: how it tells an error before there is an answer, from the HTTP
-    status and OpenAI's body; as the API's error bodies unless it is given. keep: see :meth:`Models.lease`.
+    status and OpenAI's body; as the API's error bodies unless it is given. keep: see
+    :meth:`foresay.server.host.models.models.Models.lease`.
     """
     models = http.app[MODELS]
     if framing is None:

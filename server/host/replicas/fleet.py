@@ -183,7 +183,8 @@ class Fleet(Supervised):
         return [replica.told for replica in self.ready]
 
     async def replace(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
-        """Have replicas of other settings come in place of these, one by one; see :meth:`EngineClient.replace`."""
+        """Have replicas of other settings come in place of these, one by one; see
+        :meth:`foresay.server.host.client.EngineClient.replace`."""
         if self.status.state != "ready":
             raise unavailable(self.status)
         before, self._config = self._moved, config
