@@ -19,9 +19,12 @@ What the numbers mean: :mod:`foresay.verifier.ops.quantized`. Where they stand i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+import regex
 
 from foresay.verifier.model.errors import ConfigError
-from foresay.verifier.model.patterns import pattern
 
 MADE, PACKED, INTEGERS, AWQ, GGUF = "made", "pack-quantized", "int-quantized", "awq", "gguf"
 FLOATS8, BLOCKS = "float-quantized", "fp8"
@@ -117,10 +120,10 @@ class Quantization:
 
         Raises ConfigError for one that is not supported.
         """
-        if any(_matches(module, each) for each in self.ignore):
-            return None
-        found = [scheme for target, scheme in sorted(self.rules, key=_rank) if _matches(module, target)]
         try:
+            if any(_matches(module, each) for each in self.ignore):
+                return None
+            found = [scheme for target, scheme in sorted(self.rules, key=_rank) if _matches(module, target)]
             return found[0].fitting(inner) if found else None
         except ValueError as error:
             raise ConfigError(f"{module}: quantised weights ({self.method}): {error}") from error
@@ -136,6 +139,22 @@ class Quantization:
         return ", ".join((*inside, *(f"the output head {each}" for each in heads)))
 
 
+#: Anybody may have written a checkpoint, and with some patterns `re` never ends. Seconds that a pattern may take for a
+#: name, and how often it may repeat anything by numbers, since it is compiled to as much.
+_MATCHING_SECONDS, _MOST_REPEATS = 0.1, 1000
+
+
+@lru_cache(maxsize=1024)
+def pattern(text: str) -> regex.Pattern[str]:
+    """It compiled. Raises ValueError, which says what is wrong with it."""
+    if prod(max(1, int(count)) for count in regex.findall(r"(\d+)\}", text)) > _MOST_REPEATS:
+        raise ValueError(f"repeats more than {_MOST_REPEATS:,} times")
+    try:
+        return regex.compile(text)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"is no pattern ({error})") from None
+
+
 def _rank(rule: tuple[str, Scheme]) -> int:
     """Names first, classes last."""
     target = rule[0]
@@ -144,7 +163,10 @@ def _rank(rule: tuple[str, Scheme]) -> int:
 
 def _matches(module: str, target: str) -> bool:
     if target.startswith("re:"):
-        return pattern(target.removeprefix("re:")).matches(module)
+        try:
+            return pattern(target.removeprefix("re:")).match(module, timeout=_MATCHING_SECONDS) is not None
+        except TimeoutError:
+            raise ValueError(f"matching {target!r} takes too long") from None
     if target.startswith("in:"):
         return target.removeprefix("in:") in f".{module}."
     return target in ("Linear", module)
