@@ -1,49 +1,83 @@
-"""What a step should take on a GPU, over its floor, before any was measured: ``python -m bench.gpu.model``.
+"""What a step should take on a GPU, before any was measured: ``python -m bench.gpu.model [--json FILE]``.
 
 The launches are those that the code makes, counted without a GPU (:mod:`bench.gpu.binder`); what each takes is
 arithmetic: bytes, launches, trips to memory; for prompts products and attention, too. Constants are assumptions, named
-so that a measurement can correct them.
+so that a measurement can correct them. What the code decides is read from its own constants, so *before* is the same
+arithmetic with those as they were. A layer of one row::
+
+    kernels   qkv ....... | rotate | partials | merge | o, from the L2 | norm | gate_up, less what is in the L2 ....
+    memory    its weight  | keys, values; o's weight  | gate_up's first blocks | the rest of it ...................
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from bench import record
-from bench.gpu import heads, settings, shapes
+from bench.gpu import heads, shapes
 from bench.gpu.binder import DEVICE, Launches, bound
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground
-from bench.gpu.gaps import cut
 from bench.gpu.models import BUNDLED, paged
-from bench.gpu.shapes import EagleShape, eagle_bytes, kv_bytes_per_token, step_bytes
+from bench.gpu.shapes import EagleShape, ModelShape, eagle_bytes, kv_bytes_per_token, step_bytes
 from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.proposer import Drafts
 from foresay.kvpaging import PagePool
 from foresay.server.engine.device import GPU_CHUNK
 from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.buckets import widths
 from foresay.verifier.graphs.plain import RootOnly
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import allocate
-from foresay.verifier.ops.kernels.linear import ENOUGH, tile_of
+from foresay.verifier.ops.kernels import key_blocks, linear, tree_attention
+from foresay.verifier.ops.kernels.blocked import BlockedWeight, segments_of
 from foresay.verifier.paged_model import PagedModel
 
-#: Trips to memory, one behind the other, of the kernels that read little; those not named take two.
-TRIPS = {"tree_partials": 5, "tree_merge": 4, "scan": 3, "weigh": 3, "settle": 4, "walk_trees": 3}
+#: What is predicted: a model, and the head that drafts for it.
+SIZES = {
+    "8B": (shapes.LLAMA_8B, EagleShape(4096, 32, 8, 128, 14336, 32_000)),
+    "1B": (shapes.LLAMA_1B, EagleShape(2048, 32, 8, 64, 8192, 32_000)),
+}
+LEVELS, ROWS, CONTEXTS, PROMPTS = 5, (1, 16, 32, 64), (1024, 8192, 32_000), (128, 1024)
+#: Constants of the code before weights were prefetched this far ahead, tiles were this wide and splits this short.
+BEFORE: tuple[tuple[Any, str, Any], ...] = (
+    (linear, "AHEAD", 4),
+    (linear, "AHEAD_OF_OUTPUT", 4),
+    (linear, "AHEAD_OF_NEXT", 0),
+    (linear, "WIDE", linear.SMALL),
+    (key_blocks, "SPLIT", 16),
+    (key_blocks, "STAGES", 0),
+    (tree_attention, "BRING", False),
+    (tree_attention, "DEPTH", 0),
+)
+#: Trips to memory, one after the other, of the kernels that read little; those not named take two.
+TRIPS = {"scan": 3, "weigh": 3, "settle": 4, "walk_trees": 3}
+#: Trips of a program of attention until it knows its keys; for each block, to its pages and then to its keys; of one
+#: that finds nothing to do. Partials of a split that the merge loads at once, where it does not load all alike.
+LEAD, BLOCK_TRIPS, IDLE_TRIPS, UNROLLED = 3, 2, 2, 8
+#: Stages of the loop over blocks from which on the next block is loaded while one is multiplied.
+OVERLAPPED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
     """A GPU. read: bytes per second of a pass that only reads: 92 % of the data sheet. cached: of the L2, to all
     processors. multiply: bf16 operations per second by instructions of 16 rows, half of the data sheet; attend: of
-    attention in tiles of 64 x 64. processors: that run programs."""
+    attention in tiles of 64 x 64. processors: that run programs, two of attention each."""
 
     name: str
     read: float
@@ -59,78 +93,184 @@ CARDS = (Card("H100", 0.92 * 3.35e12), Card("H200", 0.92 * 4.8e12))
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Seconds. gap: from a kernel's end to the first byte that the next one asks for, inside a graph, where the next
-    is there already (programmatic dependent launch). alone: the same of a kernel of torch, that is launched behind it.
-    ramp: until a product whose weight is on its way reads at full speed, and from its last byte to its end. trip: to
-    memory and back. host: of a launch that is in no graph, by the host."""
+    is there already (programmatic dependent launch). alone: the same of a kernel of torch, that is launched after it.
+    ramp: until a product whose weight is on its way reads at full speed, and from its last byte to its end; cold: more,
+    if nothing was prefetched. trip: to memory and back; near: to the L2. block: attention's arithmetic on one block of keys. host: of a
+    launch that is in no graph, by the host."""
 
     gap: float = 0.4e-6
     alone: float = 1.2e-6
     ramp: float = 0.6e-6
+    cold: float = 1.0e-6
     trip: float = 0.8e-6
+    near: float = 0.4e-6
+    block: float = 0.4e-6
     host: float = 25e-6
+
+    def small(self, name: str) -> float:
+        """A kernel that reads little."""
+        return self.gap + TRIPS.get(name, 2) * self.trip
 
 
 COSTS = Costs()
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """A weight, [outer, inner], and what it is of its layer."""
+
+    role: str
+    outer: int
+    inner: int
+
+    def ahead(self, rows: int, blocks: int) -> linear.Prefetch:
+        """What is prefetched, if it is so many blocks of each program."""
+        weight = torch.empty(self.outer, self.inner, dtype=torch.bfloat16, device=DEVICE)
+        return linear.Prefetch.of(BlockedWeight.of(weight, gated=self.role == "gate_up"), rows, blocks)
+
+
+#: The products of a layer in order.
+LAYER = ("qkv", "output", "gate_up", "down")
+
+
+def roles(weights: list[tuple[int, int]]) -> tuple[Product, ...]:
+    """Weights, [outer, inner], of whole layers and of the head after them."""
+    names = (*LAYER * (len(weights) // 4), "head")
+    return tuple(Product(name, *weight) for name, weight in zip(names, weights, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """What a step launches and reads. weights: [outer, inner] of each product. kept: bytes of keys and values."""
+    """What a step launches and reads. heads: of queries, of keys, and their width. fixed: bytes that are read whatever
+    the context. token: for each token of it."""
 
     name: str
     launches: Launches
-    weights: tuple[tuple[int, int], ...]
+    products: tuple[Product, ...]
     rows: int
-    kept: float
-    floor: float
+    context: int
+    heads: tuple[int, int, int]
+    fixed: float
+    token: float
+
+    @property
+    def floor(self) -> float:
+        """Bytes that have to be read."""
+        return self.fixed + self.token * self.context
+
+    @property
+    def kept(self) -> int:
+        """Bytes of keys and values of one layer."""
+        _, groups, width = self.heads
+        return 2 * 2 * groups * width * self.context
 
     def seconds(self, card: Card, costs: Costs = COSTS) -> float:
         """Of one step."""
-        products = sum(product_seconds(card, costs, *weight, self.rows) for weight in self.weights)
-        ours = (one for one in self.launches.kernels.items() if one[0] != "linear_tiles")
-        small = sum(n * (costs.gap + TRIPS.get(name, 2) * costs.trip) for name, n in ours)
-        alone = self.launches.torch.total() * (costs.alone + 2 * costs.trip)
-        return products + small + alone + self.kept / card.read
+        total, prefetched = 0.0, 0.0
+        for number in range(len(self.products)):
+            taken, prefetched = self._product(number, prefetched, card, costs)
+            total += taken
+        partials, merge = self.attention(card, costs)
+        counted = self.launches.kernels
+        total += counted["tree_partials"] * partials + counted["tree_merge"] * merge
+        ours = (one for one in counted.items() if one[0] not in ("linear_tiles", "tree_partials", "tree_merge"))
+        total += sum(n * costs.small(name) for name, n in ours)
+        return total + self.launches.torch.total() * (costs.alone + 2 * costs.trip)
 
     def over_floor(self, card: Card, costs: Costs = COSTS) -> float:
         """Times the bytes that have to be read."""
         return self.seconds(card, costs) * card.read / self.floor
 
+    def _product(self, number: int, earlier: float, card: Card, costs: Costs) -> tuple[float, float]:
+        """Seconds of a product, and the bytes of the next one that are prefetched meanwhile. earlier: bytes of this one
+        that were, by the product before."""
+        product, after_attention = self.products[number], self.products[number].role == "output"
+        wanted = product.ahead(self.rows, linear.AHEAD_OF_OUTPUT if after_attention else linear.AHEAD).bytes
+        idle = self.idle(product.role, card, costs) * card.read
+        prefetched = min(max(wanted, earlier), earlier + idle)
+        taken = product_seconds(card, costs, product.outer, product.inner, self.rows, prefetched=prefetched)
+        if not after_attention:
+            return taken, 0.0
+        of_next = self.products[number + 1].ahead(self.rows, linear.AHEAD_OF_NEXT).bytes
+        spare = (taken - costs.gap) * card.read - (2 * product.outer * product.inner - prefetched)
+        spare += idle - prefetched if wanted + of_next <= linear.L2_ROOM else 0.0
+        return taken, min(of_next, max(spare, 0.0))
 
-def product_seconds(card: Card, costs: Costs, outer: int, inner: int, rows: int, large: bool = True) -> float:
+    def idle(self, role: str, card: Card, costs: Costs) -> float:
+        """Seconds before a product, of those in which its programs wait, that memory has nothing else to do."""
+        if role == "output":
+            attention = sum(self.attention(card, costs)) - self.kept / card.read
+            return costs.small("rotate_and_store_rows") + max(attention, 0.0) + costs.gap
+        return costs.gap + (0.0 if role == "down" else costs.small("norm_rows"))
+
+    def attention(self, card: Card, costs: Costs) -> tuple[float, float]:
+        """Seconds of a layer's two launches."""
+        (queries, groups, _), block, split = self.heads, key_blocks.BLOCK, key_blocks.SPLIT
+        tiles = -(-self.rows * queries // groups // key_blocks.TILE)
+        capacity = next(16 * pages for pages in widths(shapes.POSITIONS, 16) if 16 * pages >= self.context + self.rows)
+        folded = tiles > 1 or capacity > tree_attention._FINE_POSITIONS
+        whole = self.context // (block * split) if folded else 0
+        single = self.context // block - whole * split
+        parts = capacity // (block * split) + split if folded else capacity // block
+        code = vars(key_blocks) | vars(tree_attention)
+        wait = costs.near if code.get("BRING") else BLOCK_TRIPS * costs.trip
+        walk = costs.block + (0.0 if code.get("STAGES", 0) >= OVERLAPPED else wait)
+        first, one = LEAD * costs.trip, costs.block + BLOCK_TRIPS * costs.trip
+        longest = one + (split - 1) * walk if whole else one
+        # Programs take turns on the processors, and so do those that find nothing to do.
+        idle = tiles * (parts - whole - single) + self.rows * (tree_attention.TAILS - 1)
+        work = tiles * whole * (first + longest) + (tiles * single + self.rows) * (first + one)
+        turns = groups * (work + idle * IDLE_TRIPS * costs.trip) / (2 * card.processors)
+        partials = costs.gap + max(first + max(longest, self.kept / card.read), turns)
+        return partials, costs.gap + costs.trip * self.merge_trips(whole)
+
+    def merge_trips(self, whole: int) -> int:
+        """One after the other: to where a row is, and then to whole splits and to the blocks of the others."""
+        split, blocks = key_blocks.SPLIT, self.context // key_blocks.BLOCK + 1 - whole * key_blocks.SPLIT
+        if depth := vars(tree_attention).get("DEPTH", 0):
+            return 1 - (whole + blocks) // -depth
+        full, rest = divmod(blocks, split)
+        return 1 + -(-whole // UNROLLED) + full * -(-split // UNROLLED) + -(-rest // UNROLLED)
+
+
+def product_seconds(
+    card: Card, costs: Costs, outer: int, inner: int, rows: int, large: bool = True, prefetched: float = 0.0
+) -> float:
     """A product: its weight once from memory, and both sides for every tile from the L2. large: whether more than 64
-    rows have tiles of their own."""
-    weight, tile = 2 * outer * inner, tile_of(rows, large)
+    rows have tiles of their own. prefetched: bytes of the weight that are in the L2 when it starts."""
+    weight, tile = 2 * outer * inner, linear.tile_of(rows, large)
     high, wide = tile.grid(rows, outer)
-    several = 1 if high * wide >= ENOUGH and large else cut(outer, inner)[0]
+    several = 1 if high * wide >= linear.ENOUGH and large else segments_of(outer, -(-inner // 128), 128)[0]
     cached = high * weight + wide * 2 * rows * inner + 4 * rows * outer * (several - 1)
     programs, places = high * wide * several, card.processors * 8 // tile.warps
     idle = math.ceil(programs / places) * places / programs if high > 1 else 1.0
     operations = 2 * idle * high * tile.rows * outer * inner
-    return costs.gap + costs.ramp + max(weight / card.read, cached / card.cached, operations / card.multiply)
+    left = (weight - min(prefetched, weight)) / card.read
+    start = costs.gap + costs.ramp + (0.0 if prefetched else costs.cold)
+    return start + max(left, cached / card.cached, operations / card.multiply)
 
 
 def prompt_seconds(
     card: Card, step: Step, config: ModelConfig, tokens: int, chunk: int, large: bool = True, costs: Costs = COSTS
 ) -> float:
     """Of reading a prompt in chunks, of which only the last row has logits. step: a plain one, for its launches."""
-    *layers, head = step.weights
-    heads, groups = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    *layers, head = step.products
+    queries, groups = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     total = 0.0
     for begin in range(0, tokens, chunk):
         rows = min(chunk, tokens - begin)
-        products = sum(product_seconds(card, costs, *weight, rows, large) for weight in layers)
+        products = sum(product_seconds(card, costs, one.outer, one.inner, rows, large, 1) for one in layers)
         seen = rows * (begin + rows / 2)
         tiles = 2 * 2 * groups * seen * config.num_heads // config.num_kv_heads / 64
-        attention = max(4 * heads * seen / card.attend, tiles / card.cached)
-        moved = 2 * rows * (8 * config.hidden_size + 4 * heads + 4 * groups)  # by norms, rotation and attention
+        attention = max(4 * queries * seen / card.attend, tiles / card.cached)
+        moved = 2 * rows * (8 * config.hidden_size + 4 * queries + 4 * groups)  # by norms, rotation and attention
         small = 5 * costs.gap + 10 * costs.trip + moved / card.cached
-        whole = products + config.num_layers * (attention + small) + product_seconds(card, costs, *head, 1)
-        total += max(whole, step.launches.total * costs.host)
+        last = product_seconds(card, costs, head.outer, head.inner, 1, prefetched=1)
+        total += max(products + config.num_layers * (attention + small) + last, step.launches.total * costs.host)
     return total
 
 
-def target_of(shape: shapes.ModelShape) -> PagedModel:
+def target_of(shape: ModelShape) -> PagedModel:
     """A model of shapes alone, with a store for 32k tokens."""
     config = shape.config(ModelConfig.from_directory(BUNDLED / "target"))
     decoder = Decoder(config, allocate(config, torch.bfloat16, DEVICE), shapes.POSITIONS)
@@ -149,29 +289,23 @@ class OnShapes(Device):
         return torch.bfloat16
 
 
-def steps(shape: shapes.ModelShape, eagle: EagleShape, levels: int, context: int) -> list[Step]:
+def steps(shape: ModelShape, eagle: EagleShape, levels: int, context: int) -> list[Step]:
     """A plain step, and one with a chain of an EAGLE-3 head of so many levels."""
     target = target_of(shape)
     config = target.decoder.config
-    kept = kv_bytes_per_token(config) * context
-    floor = step_bytes(config, context)
-    weights = tuple((m.out_features, m.in_features) for m in target.decoder.linears)
-    plain = Step("plain", launches_of(target, RootOnly(1, DEVICE), context), weights, 1, kept, floor)
+    products = roles([(m.out_features, m.in_features) for m in target.decoder.linears])
+    about = context, (config.num_heads, config.num_kv_heads, config.head_dim)
+    fixed, token = step_bytes(config, 0), kv_bytes_per_token(config)
+    plain = Step("plain", launches_of(target, RootOnly(1, DEVICE), context), products, 1, *about, fixed, token)
     with bound():
         head = heads.random_eagle(OnShapes(), target.decoder, eagle)
         drafter = EagleDrafter(head, target.store.pool, dynamic=False, name="eagle3")
     chain = Drafts(drafter, TreeShape.chain(levels), 1, target.vocab_size)
-    own = [eagle.mixing, *eagle.products * levels]
-    more = eagle_bytes(eagle, levels, context)
-    drafting = Step(
-        f"EAGLE-3, chain of {levels}",
-        launches_of(target, chain, context),
-        (*weights, *own),
-        levels + 1,
-        kept + more - eagle_bytes(eagle, levels, 0),
-        floor + more,
-    )
-    return [plain, drafting]
+    own = (Product("mixing", *eagle.mixing), *roles(eagle.products) * levels)
+    fixed += eagle_bytes(eagle, levels, 0)
+    token += eagle_bytes(eagle, levels, 1) - eagle_bytes(eagle, levels, 0)
+    launches, name = launches_of(target, chain, context), f"EAGLE-3, chain of {levels}"
+    return [plain, Step(name, launches, products + own, levels + 1, *about, fixed, token)]
 
 
 def launches_of(target: PagedModel, proposer: Proposer, context: int) -> Launches:
@@ -187,20 +321,72 @@ def launches_of(target: PagedModel, proposer: Proposer, context: int) -> Launche
     return launches
 
 
-def main() -> int:
-    """Print the table."""
-    torch.set_grad_enabled(False)
-    chosen = settings.full()
-    rows, prompts, made = [], [], steps(chosen.bar, chosen.eagle, 5, 1024)
-    for step in (*made, *(replace(made[0], name=f"plain, {count} rows", rows=count) for count in (8, 32, 64))):
-        rows.append([step.name, step.launches.total, *(step.over_floor(card) for card in CARDS)])
-    record.table("expected, over the floor", [chosen.bar.name, "launches", *(card.name for card in CARDS)], rows)
-    config = chosen.bar.config(ModelConfig.from_directory(BUNDLED / "target"))
+@contextmanager
+def as_before() -> Iterator[None]:
+    """In this block the code's constants are as they were."""
+    with ExitStack() as stack:
+        for module, name, value in BEFORE:
+            stack.enter_context(patch.object(module, name, value, create=True))
+        yield
+
+
+
+def predicted(size: str, counted: list[Step], card: Card) -> dict[str, float]:
+    """What a run will be held against, by the names of its bars: over the floor, but for nanoseconds."""
+    plain, chain = counted
+    found = {f"{size}, EAGLE-3 chain of {LEVELS} over its floor": chain.over_floor(card)}
+    for context in CONTEXTS:
+        name = f"{size}, plain step at {round(context / 1000)}k over its floor"
+        found[name] = replace(plain, context=context).over_floor(card)
+    for rows in ROWS[1:]:
+        found[f"{size}, {rows} rows over their floor"] = replace(plain, rows=rows).over_floor(card)
+    found[f"{size}, {ROWS[-1]} rows over one"] = replace(plain, rows=ROWS[-1]).seconds(card) / plain.seconds(card)
+    longest = replace(plain, context=CONTEXTS[-1]).seconds(card) - plain.seconds(card)
+    found[f"{size}, ns for a token of context"] = 1e9 * longest / (CONTEXTS[-1] - plain.context)
+    return found
+
+
+def both() -> dict[str, dict[str, dict[str, float]]]:
+    """Of each card, before and now."""
+    found: dict[str, dict[str, dict[str, float]]] = {card.name: {"before": {}, "now": {}} for card in CARDS}
+    for size, (shape, eagle) in SIZES.items():
+        counted = steps(shape, eagle, LEVELS, CONTEXTS[0])
+        for one in counted:
+            print(f"{size}, {one.name}: {one.launches.total} launches")
+        with bound():
+            for card in CARDS:
+                found[card.name]["now"] |= predicted(size, counted, card)
+                with as_before():
+                    found[card.name]["before"] |= predicted(size, counted, card)
+    return found
+
+
+def show_prompts(card_names: list[str]) -> None:
+    """Milliseconds of reading a prompt of an 8B."""
+    shape, eagle = SIZES["8B"]
+    plain, rows = steps(shape, eagle, LEVELS, CONTEXTS[0])[0], []
+    config = shape.config(ModelConfig.from_directory(BUNDLED / "target"))
     for name, chunk, large in (("64 x 64, chunks of 256", 256, False), (f"128 x 128, of {GPU_CHUNK}", GPU_CHUNK, True)):
-        for tokens in chosen.prompts_read:
-            taken = [1e3 * prompt_seconds(card, made[0], config, tokens, chunk, large) for card in CARDS]
-            prompts.append([f"{tokens} tokens in tiles of {name}", *taken])
-    record.table("expected, ms", ["reading a prompt", *(card.name for card in CARDS)], prompts)
+        for tokens in PROMPTS:
+            taken = [1e3 * prompt_seconds(card, plain, config, tokens, chunk, large) for card in CARDS]
+            rows.append([f"{tokens} tokens in tiles of {name}", *taken])
+    record.table("expected, ms", ["reading a prompt", *card_names], rows)
+
+
+def main() -> int:
+    """Print the tables; write what is expected now, by card, as a run's report reads it."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.model", description="What a GPU should take.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the predictions there")
+    arguments = parser.parse_args()
+    torch.set_grad_enabled(False)
+    found, names = both(), [card.name for card in CARDS]
+    columns = [(card, when) for card in names for when in ("before", "now")]
+    rows = [[says, *(found[card][when][says] for card, when in columns)] for says in found[names[0]]["now"]]
+    record.table("expected", ["", *(f"{card} {when}" for card, when in columns)], rows)
+    show_prompts(names)
+    if arguments.json:
+        now = {card: {says: round(value, 3) for says, value in found[card]["now"].items()} for card in names}
+        arguments.json.write_text(json.dumps(now, indent=1) + "\n")
     print("Arithmetic, nothing was measured.")
     return 0
 

@@ -28,8 +28,8 @@ class Linear:
     """``x @ weight.T + bias`` for x [R, in]. Owns its packed weight, [out, in], and computes on its device.
 
     dtype, device: of x and of what comes out; dtype is the weight's unless given. gated: the outputs are gates, and
-    then as many numbers that they are for (:meth:`gated`). then: behind attention, what multiplies next: a GPU fetches
-    its weight ahead.
+    then as many numbers that they are for (:meth:`gated`). then: after attention, what is multiplied next: a GPU
+    prefetches its weight.
     """
 
     __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")

@@ -31,7 +31,7 @@ def bring(pointers):
 
 @triton.jit
 def bring_bytes(pointers, size):
-    """Have ``size`` bytes from each of these on in the L2, both whole multiples of 16. From compute capability 9.0 on."""
+    """Have ``size`` bytes from each pointer on in the L2, both multiples of 16. From compute capability 9.0 on."""
     asked: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;"
     tl.inline_asm_elementwise(asked, "=r,l,r", [pointers.to(tl.int64), size], dtype=tl.int32, is_pure=False, pack=1)
 

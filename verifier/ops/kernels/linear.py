@@ -9,8 +9,8 @@ nothing is added by whoever comes first. One row and a prefill chunk run chains 
 not depend on the number of rows. Programs for other rows of the same outputs run side by side: a weight is read from
 memory once.
 
-What memory has to bring for a product is asked for before it begins: by its own programs, which are there early and wait,
-and by those of the product before, where it is known what comes after (:attr:`BlockedWeight.then`).
+The beginning of a weight is prefetched into the L2 before its product starts: by the product's own programs, which are
+launched early and wait, and after attention by those of the product before it (:attr:`BlockedWeight.then`).
 
 A gate and what it is for are outputs I apart. A tile of a gated weight takes eight of the former and eight of the
 latter in turns: so they come to lie in one thread, and it is a product like any other.
@@ -35,39 +35,6 @@ from foresay.verifier.ops.kernels.tile import DOT, added, bring_tile, columns_of
 from foresay.verifier.ops.linear import Partials
 
 
-class Ahead(NamedTuple):
-    """What is asked for of a weight before it is multiplied: the first blocks of those programs that there is room for
-    at once. A constant of a kernel. segment, width: of the inner width, filled. bulk: whether by two requests for each
-    output. bytes: of all that is asked for."""
-
-    blocks: int
-    programs: int
-    tiles: int
-    outputs: int
-    outer: int
-    inner: int
-    block: int
-    kind: str
-    gated: bool
-    segment: int
-    width: int
-    bulk: bool
-    bytes: int
-
-    @classmethod
-    def of(cls, weight: BlockedWeight, rows: int, blocks: int) -> Ahead:
-        """blocks: of each program."""
-        tile, programs, (_, segment) = _tile(weight, rows), _programs(weight, rows), weight.cut
-        tiles, gated = triton.cdiv(weight.outer, tile.outputs), weight.gated and programs == 1
-        programs = min(tiles * programs, PLACES)
-        blocks = min(blocks, segment // weight.block)
-        values, width = weight.values, weight.blocks * weight.block
-        of_block = values.nbytes // (weight.outer * weight.blocks)  # and of one output
-        bulk = BULK and weight.kind == FLOATS and weight.inner * values.itemsize % 32 == 0
-        return cls(blocks, programs, tiles, tile.outputs, weight.outer, weight.inner, weight.block, weight.kind,
-                   gated, segment, width, bulk, programs * tile.outputs * blocks * of_block)  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class Tile:
     """What a program multiplies: rows and outputs, by how many warps; stages: blocks of floats on their way at once."""
@@ -88,23 +55,54 @@ SMALL = (Tile(16), Tile(32), Tile(64, stages=3))
 #: reads half as much of x for each product.
 WIDE = (SMALL[0], Tile(32, 128, warps=8, stages=3), Tile(64, 128, warps=8, stages=3))
 LARGE, _BLOCK = Tile(128, 128, warps=8, stages=3), 128
-#: Blocks that each program has in the L2 by the time it begins: where attention comes before, in which memory is idle
-#: for longest (:attr:`BlockedWeight.then` is set there), and elsewhere. 0: none.
-AHEAD_OF_OUTPUT, AHEAD = 8, 6
-#: Whether these are asked for by two requests for each output, or line by line.
+#: Blocks that each program prefetches of its own weight; 0: none. More after attention, which leaves memory idle for
+#: longest (:attr:`BlockedWeight.then` is set there).
+AHEAD, AHEAD_OF_OUTPUT = 6, 8
+#: Blocks of each program of the next product that are prefetched by a product after attention; 0: none.
+AHEAD_OF_NEXT = 4
+#: Prefetch by two requests for each output, where rows begin on 16 bytes; else line by line.
 BULK = True
-#: Blocks that are asked for of the product after next, which :attr:`BlockedWeight.then` is, with up to so many rows.
-AHEAD_OF_NEXT, DECODED = 6, 64
-#: Programs of up to 64 rows that an H100 or H200 has room for: two on each processor.
-PLACES = 264
-#: Bytes of both products that are asked for before this one begins; what is beyond comes while it is multiplied. The L2
-#: of an H100 or H200 has 50 MB.
-ROOM = 40 << 20
+#: Programs of up to 64 rows that are resident on an H100 or H200: two on each processor.
+RESIDENT = 264
+#: Bytes that are prefetched while attention runs: if both products' are more, the next one's wait for this one to start.
+#: The L2 of an H100 or H200 has 50 MB.
+L2_ROOM = 40 << 20
 #: Programs that keep all processors busy: with so many one program adds up all segments of its outputs. Rows behind
 #: which that stays as it is: what a full chunk of a prompt launches more rows do, too.
 ENOUGH, _FULL = 128, 512
 #: Blocks of few bits, by their length: they are small.
 _STAGES = {128: 4, 64: 6, 32: 8, 16: 8}
+
+
+class Prefetch(NamedTuple):
+    """What is prefetched of a weight: the first blocks of each program that is resident at the start. A constant of a
+    kernel. outputs: of a tile. segment, width: of the filled inner width. bulk: by two requests for each output, not
+    line by line. bytes: in all."""
+
+    blocks: int
+    programs: int
+    tiles: int
+    outputs: int
+    outer: int
+    inner: int
+    block: int
+    kind: str
+    gated: bool
+    segment: int
+    width: int
+    bulk: bool
+    bytes: int
+
+    @classmethod
+    def of(cls, weight: BlockedWeight, rows: int, blocks: int) -> Prefetch:
+        """blocks: of each program."""
+        tile, programs, (_, segment) = _tile(weight, rows), _programs(weight, rows), weight.cut
+        tiles, gated = triton.cdiv(weight.outer, tile.outputs), weight.gated and programs == 1
+        programs = min(tiles * programs, RESIDENT)
+        width, of_block = weight.blocks * weight.block, weight.values.nbytes // (weight.outer * weight.blocks)
+        bytes = programs * tile.outputs * min(blocks, segment // weight.block) * of_block
+        return cls(blocks, programs, tiles, tile.outputs, weight.outer, weight.inner, weight.block, weight.kind, gated,
+                   segment, width, in_bulk(weight), bytes)  # fmt: skip
 
 
 @triton.jit
@@ -117,8 +115,8 @@ def _halved(pairs):
 
 
 @triton.jit
-def _bring_next(weight, NEXT: tl.constexpr):
-    """What is asked for of the product after this one, by the programs of this one in turns. NEXT: :class:`Ahead`."""
+def _prefetch_next(weight, NEXT: tl.constexpr):
+    """Prefetch the next product's weight, shared out among the programs of this one. NEXT: :class:`Prefetch`."""
     kind: tl.constexpr = NEXT.kind
     own = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     for number in tl.range(own, NEXT.programs, tl.num_programs(1) * tl.num_programs(2), num_stages=1):
@@ -136,8 +134,7 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, then, out, R, OUTER: t
                  BULK: tl.constexpr, NEXT: tl.constexpr, EARLY: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R / ROWS, outputs / TILE, segments; 1 if a program adds up ALL of them). out: [R, O], or [R, O / 2] if
     gated, finished; or fp32[segments, R, O] where there are several programs. WIDTH: the filled inner width. AHEAD:
-    blocks that are asked for before there is anything to multiply them with. NEXT: the same of the product after this
-    one, whose weight is ``then``; EARLY: before this one begins."""
+    blocks that are prefetched. NEXT: what is prefetched of the next weight, ``then``; EARLY: before this one starts."""
     row, part = tl.program_id(0) * ROWS, tl.program_id(2)
     columns = columns_of(tl.program_id(1), OUTER, TILE, GATED)
     own = columns  # of out
@@ -149,10 +146,10 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, then, out, R, OUTER: t
     if CHAINED:
         bring_tile(weight, columns, start, end, OUTER, K, BLOCK, KIND, AHEAD, BULK)
     if EARLY:
-        _bring_next(then, NEXT)
+        _prefetch_next(then, NEXT)
     wait_turn(CHAINED)
     if NEXT is not None and not EARLY:
-        _bring_next(then, NEXT)
+        _prefetch_next(then, NEXT)
     if ALL:
         sums = nothing(TILE, ROWS)
         for begin in tl.range(0, WIDTH, SEGMENT):
@@ -232,23 +229,28 @@ def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs:
     linear_tiles[(*tile.grid(len(x), weight.outer), programs)](
         x, weight.values, *(_given(one, x) for one in given), out, len(x), **_about(weight), TILE=tile.outputs,
         ROWS=tile.rows, SEGMENT=weight.cut[1], ALL=programs < weight.cut[0], BIAS=bias is not None,
-        GATED=whole and weight.gated, **_brought(weight, len(x)), num_warps=tile.warps, num_stages=stages,
+        GATED=whole and weight.gated, **_prefetched(weight, len(x)), num_warps=tile.warps, num_stages=stages,
         enable_fp_fusion=False, **chained(),
     )  # fmt: skip
 
 
-def brings() -> bool:
-    """Whether what runs kernels can be asked for memory ahead."""
+def in_bulk(weight: BlockedWeight) -> bool:
+    """Whether a weight is prefetched by two requests for each output: of floats, if each half begins on 16 bytes."""
+    return BULK and weight.kind == FLOATS and weight.inner % 16 == 0
+
+
+def can_prefetch() -> bool:
+    """Whether the device does: a GPU from compute capability 9.0 on."""
     return not knobs.runtime.interpret and capability() >= 90
 
 
-def _brought(weight: BlockedWeight, rows: int) -> dict[str, Any]:
-    """What is asked for ahead of this product and of the next one."""
-    own, then = Ahead.of(weight, rows, AHEAD if weight.then is None else AHEAD_OF_OUTPUT), None
-    if weight.then is not None and AHEAD_OF_NEXT and rows <= DECODED and brings():
-        then = Ahead.of(weight.then, rows, AHEAD_OF_NEXT)
-    early = then is not None and own.bytes + then.bytes <= ROOM
-    return {"AHEAD": own.blocks, "BULK": own.bulk, "NEXT": then, "EARLY": early}
+def _prefetched(weight: BlockedWeight, rows: int) -> dict[str, Any]:
+    """Constants of the kernel: what is prefetched of this weight and of the next."""
+    blocks, then, early = AHEAD if weight.then is None else AHEAD_OF_OUTPUT, None, False
+    if weight.then is not None and AHEAD_OF_NEXT and rows <= SMALL[-1].rows and can_prefetch():
+        then = Prefetch.of(weight.then, rows, AHEAD_OF_NEXT)
+        early = Prefetch.of(weight, rows, blocks).bytes + then.bytes <= L2_ROOM
+    return {"AHEAD": blocks, "BULK": in_bulk(weight), "NEXT": then, "EARLY": early}
 
 
 def _given(tensor: Tensor | None, instead: Tensor) -> Tensor:

@@ -131,14 +131,14 @@ def columns_of(tile, OUTER: tl.constexpr, TILE: tl.constexpr, GATED: tl.constexp
 @triton.jit
 def bring_tile(weight, columns, begin, end, OUTER: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
                KIND: tl.constexpr, AHEAD: tl.constexpr, BULK: tl.constexpr):  # fmt: skip
-    """The first AHEAD blocks of a tile's weight, or as many as it has, into the L2. BULK: two requests for each output,
-    one for each thread of a program; else one for each line of 128 bytes."""
+    """The first AHEAD blocks of a tile's weight, or as many as it has, into the L2. BULK: by two requests for each
+    output, so one a thread; else one for each line of 128 bytes. Weights of a GPU have 16 bits."""
     last, inside = end - BLOCK, tl.minimum(columns, OUTER - 1).to(tl.int64)[:, None]
     if BULK and AHEAD > 0:
         half = tl.minimum(tl.minimum(end, K) - begin, AHEAD * BLOCK) // 2
         bring_bytes(weight + inside * K + begin + half * tl.arange(0, 2)[None, :], half * 2)
         return
-    lines: tl.constexpr = BLOCK * 2 // 128  # weights of a GPU have 16 bits
+    lines: tl.constexpr = BLOCK * 2 // 128
     width: tl.constexpr = BLOCK // 2 if KIND == "int4" or KIND == "uint4" else BLOCK
     for number in tl.static_range(AHEAD):
         start = tl.minimum(begin + number * BLOCK, last)

@@ -29,7 +29,7 @@ class Asked:
         self.bulk = self.lines = 0
         monkeypatch.setattr(tile, "bring", self.bring)
         monkeypatch.setattr(tile, "bring_bytes", self.bring_bytes)
-        monkeypatch.setattr(linear, "brings", lambda: True)
+        monkeypatch.setattr(linear, "can_prefetch", lambda: True)
         monkeypatch.setattr(linear, "chained", lambda: {"CHAINED": True, "launch_pdl": False})
         monkeypatch.setattr(linear, "wait_turn", lambda chained: None)
 
@@ -93,7 +93,7 @@ def test_rows_that_begin_anywhere_are_asked_for_by_line(monkeypatch) -> None:
     ("rows", "segments", "room"), [(1, True, 0), (1, False, 0), (1, False, 1 << 20), (20, False, 0)]
 )
 def test_that_of_the_next_product_is_dealt_out_to_the_programs(rows, segments, room, monkeypatch) -> None:
-    monkeypatch.setattr(linear, "ROOM", room)
+    monkeypatch.setattr(linear, "L2_ROOM", room)
     monkeypatch.setattr(linear, "AHEAD_OF_OUTPUT", 0)
     monkeypatch.setattr(linear, "AHEAD_OF_NEXT", 3)
     if not segments:
@@ -106,7 +106,7 @@ def test_that_of_the_next_product_is_dealt_out_to_the_programs(rows, segments, r
     asked = Asked(monkeypatch)
     assert torch.equal(linear.whole(x, weight, torch.float16), without), "it changes no bit"
     assert torch.equal(asked.of(then.values), first_blocks(then, 3))
-    monkeypatch.setattr(linear, "PLACES", 2)
+    monkeypatch.setattr(linear, "RESIDENT", 2)
     some = Asked(monkeypatch)
     linear.whole(x, weight, torch.float16)
     outputs = 2 * linear.tile_of(rows, True).outputs
