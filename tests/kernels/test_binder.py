@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from bench.arithmetic import CARDS, Step
 from bench.gpu import gaps, model, shapes
 from bench.gpu.binder import DEVICE, bound
 from bench.gpu.verify import VerifyStep
@@ -33,7 +34,7 @@ def target() -> PagedModel:
 
 
 @pytest.fixture(scope="module")
-def counted() -> list[model.Step]:
+def counted() -> list[Step]:
     """A plain step of an 8B, and one with a chain of an EAGLE-3 head."""
     return model.steps(*model.SIZES["8B"], levels=5, context=1024)
 
@@ -50,7 +51,7 @@ def test_launches_of_a_step_of_an_8b(counted) -> None:
     assert plain.launches.total <= 300 and drafting.launches.total <= 420
 
 
-@pytest.mark.parametrize("card", model.CARDS, ids=lambda card: card.name)
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_what_is_expected_follows_the_constants_of_the_code(counted, card, monkeypatch) -> None:
     """So the same arithmetic says what each of them is worth."""
     plain, longer = counted[0], replace(counted[0], context=8192)
@@ -118,7 +119,9 @@ def test_kernels_of_a_step_spill_nothing(target, tmp_path: Path) -> None:
         assert used["STACK"] + used["LOCAL"] == 0, f"{name} spills registers"
         before, wait, _ = made.asm["ptx"].partition("griddepcontrol.wait")
         assert wait and "griddepcontrol.launch_dependents" in before, f"{name} begins like all of a chain"
-        assert not re.search(r"\b(ld|st|cp\.async(?!\.bulk\.prefetch))\.\S*global", before), f"{name} reads before it may"
+        assert not re.search(r"\b(ld|st|cp\.async(?!\.bulk\.prefetch))\.\S*global", before), (
+            f"{name} reads before it may"
+        )
 
 
 @pytest.mark.slow

@@ -51,8 +51,8 @@ class Tile:
 
 #: Of up to 64 rows; a GPU of compute capability 8.9 has 99 KB.
 SMALL = (Tile(16), Tile(32), Tile(64, stages=3))
-#: From compute capability 9.0 on, of blocks that eight warps can fetch ahead: of up to 64 rows, and of more. Each program
-#: reads half as much of x for each product.
+#: From compute capability 9.0 on, of blocks that eight warps can fetch ahead: floats of up to 64 rows, and all of more.
+#: Each program reads half as much of x for each product.
 WIDE = (SMALL[0], Tile(32, 128, warps=8, stages=3), Tile(64, 128, warps=8, stages=3))
 LARGE, _BLOCK = Tile(128, 128, warps=8, stages=3), 128
 #: Blocks that each program prefetches of its own weight; 0: none. More after attention, which leaves memory idle for
@@ -64,8 +64,8 @@ AHEAD_OF_NEXT = 4
 BULK = True
 #: Programs of up to 64 rows that are resident on an H100 or H200: two on each processor.
 RESIDENT = 264
-#: Bytes that are prefetched while attention runs: if both products' are more, the next one's wait for this one to start.
-#: The L2 of an H100 or H200 has 50 MB.
+#: Bytes that are prefetched while attention runs: if both products have more, the next one's wait until this one
+#: starts. The L2 of an H100 or H200 has 50 MB.
 L2_ROOM = 40 << 20
 #: Programs that keep all processors busy: with so many one program adds up all segments of its outputs. Rows behind
 #: which that stays as it is: what a full chunk of a prompt launches more rows do, too.
