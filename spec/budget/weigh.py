@@ -161,7 +161,7 @@ def _chance(tokens: float, nodes: int) -> float:
     if tokens >= nodes * (1.0 - _CLOSE):
         return 1.0
     # Newton's method from above, where the sum, which is convex, is too large: it never falls below the root.
-    chance = min(tokens, (tokens / nodes) ** (2 / (nodes + 1)))
+    chance: float = min(tokens, (tokens / nodes) ** (2 / (nodes + 1)))
     for _ in range(_ROUNDS):
         total = (1.0 - chance**nodes) / (1.0 - chance)  # of the powers from 0 on
         slope = (total - nodes * chance ** (nodes - 1)) / (1.0 - chance)
