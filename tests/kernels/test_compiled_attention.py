@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.kernels import chunk_attention, tree_attention
+from foresay.verifier.ops.kernels import chunk_attention, key_blocks, tree_attention
 from foresay.verifier.ops.tree_attention import PagedRows
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_launches
 
@@ -99,8 +99,24 @@ def test_trees_and_chunks_multiply_by_the_same_instructions(variant, capability,
     for name, kernel in made.items():
         assert kernel.shared <= {80: 163, 90: 227}[capability] * 1024, name
     assert made["tree_merge"].stack == 0
+    assert max(waits(made["tree_merge"])) >= 32, "partials are on their way while others are folded"
+    assert "prefetch.global.L2" in made["tree_partials"].ptx
     if capability == 90 and variant.width <= 128:
         assert made["tree_partials"].stack == 0, "the kernel of every decoding step spills no register"
+
+
+@pytest.mark.soak
+def test_blocks_are_on_their_way_with_one_more_stage(tmp_path, monkeypatch) -> None:
+    """Two blocks of a walk at a time, where two stages wait for all; and for one program in a processor of an H100."""
+    assert set(waits(VARIANTS[0].compiled(tmp_path, 90)["tree_partials"])) == {0}
+    monkeypatch.setattr(key_blocks, "STAGES", 3)
+    deeper = VARIANTS[0].compiled(tmp_path, 90)["tree_partials"]
+    assert max(waits(deeper)) == 2 and deeper.stack == 0 and 2 * (deeper.shared + 1024) > 228 * 1024
+
+
+def waits(kernel: Compiled) -> list[int]:
+    """How many copies to shared memory may be under way where others are waited for."""
+    return [int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\d+)", kernel.ptx)]
 
 
 def expected(variant: Variant, capability: int) -> set[str]:

@@ -14,19 +14,22 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
+from foresay.verifier.ops.kernels import key_blocks
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.key_blocks import (
     BLOCK,
     INTEGERS,
     LOG2_E,
     OPTIONS,
-    SPLIT,
     block_partial,
+    bring_rows,
     divided,
     empty,
     fold,
     load_queries,
+    pages_of,
     row_sequence,
     rows_at,
     shape_constants,
@@ -44,6 +47,10 @@ NODES = 64
 TAILS = (BLOCK - 1 + NODES - 1) // BLOCK + 1
 #: Contexts up to this many positions are read block by block where the rows fit one tile: more programs, more partials.
 _FINE_POSITIONS = 8192
+#: Partials that a merge has on their way at a time.
+DEPTH = 16
+#: Whether a program that walks a split asks for all of it at once, into the L2.
+BRING = True
 
 
 @triton.jit
@@ -72,7 +79,8 @@ def _path_places(word, length, positions):
 def _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, tile, part, head,
                first_column, R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
                D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-               SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+               SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+               BRING: tl.constexpr):  # fmt: skip
     """Partials of committed blocks: a whole split for ``part < whole_splits``, one block for each part behind."""
     sequence, place = tile_sequence(offsets, tile, GROUP, TILE, SEQUENCES, count)
     if sequence >= count:
@@ -91,12 +99,23 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
         idle = idle | (end * BLOCK <= tl.min(tl.where(live, own, 2147483647), axis=0) - WINDOW + 1)
     if idle:
         return
+    if BRING:  # noqa: SIM102 (a constant, and a number)
+        if part < whole_splits:  # all of the split is on its way before its first block is waited for
+            places = begin * BLOCK + tl.arange(0, SPLIT * BLOCK)
+            there = slots_of(pages_of(tables, sequence, table_stride, places, places >= first, PAGE), places, PAGE)
+            bring_rows(keys, there, head, H // GROUP, D)
+            bring_rows(values, there, head, H // GROUP, D)
     asked = load_queries(query, rows, heads, live, H, D, WIDE)
     largest, sums, mixed = empty(TILE, C)
+    positions = begin * BLOCK + tl.arange(0, BLOCK)
+    pages = pages_of(tables, sequence, table_stride, positions, positions >= first, PAGE)
     for block in tl.range(begin, end):
         positions = block * BLOCK + tl.arange(0, BLOCK)
         inside = positions >= first
-        slots = slots_of(tables, sequence, table_stride, positions, inside, PAGE)
+        slots = slots_of(pages, positions, PAGE)
+        # The next block's are on their way before its keys are asked for: so those can be, while this one is computed.
+        ahead = positions + BLOCK
+        pages = pages_of(tables, sequence, table_stride, ahead, (ahead >= first) & (block + 1 < end), PAGE)
         visible = inside[None, :]
         if WINDOW > 0:
             visible = visible & (positions[None, :] > own[:, None] - WINDOW)
@@ -127,7 +146,7 @@ def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, 
     if WINDOW > 0:
         inside = inside & (positions > own - WINDOW)
     places = _path_places(tl.load(words + row), length, positions)
-    slots = slots_of(tables, sequence, table_stride, places, inside, PAGE)
+    slots = slots_of(pages_of(tables, sequence, table_stride, places, inside, PAGE), places, PAGE)
     stacked = tl.arange(0, TILE)
     rows, heads, live = row + stacked * 0, head * GROUP + stacked, stacked < GROUP
     asked = load_queries(query, rows, heads, live, H, D, WIDE)
@@ -145,14 +164,14 @@ def tree_partials(query, keys, values, scales, tables, lengths, offsets, words, 
                   table_stride, tiles, parts, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
                   D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
                   SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
-                  TAILS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                  TAILS: tl.constexpr, BRING: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (tiles * parts + R * TAILS, G, D / C): committed parts of the tiles first, then the rows' tails."""
     wait_turn(CHAINED)
     program, head, first_column = tl.program_id(0), tl.program_id(1), tl.program_id(2) * C
     if program < tiles * parts:
         _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, program % tiles,
                    program // tiles, head, first_column, R, count, table_stride, whole_splits, first,
-                   scale, GROUP, H, D, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE)  # fmt: skip
+                   scale, GROUP, H, D, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, BRING)  # fmt: skip
     else:
         own = program - tiles * parts
         _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, own // TAILS,
@@ -172,7 +191,7 @@ def _kept(stats, partials, part, head_row, stride, columns, D: tl.constexpr):
 @triton.jit(do_not_specialize=INTEGERS)
 def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_splits, first, H: tl.constexpr,
                D: tl.constexpr, WIDE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr,
-               BLOCK: tl.constexpr, SPLIT: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+               BLOCK: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R, H): the partials of one head of one row, blocks into splits and splits into the result, in order."""
     wait_turn(CHAINED)
     row, head = tl.program_id(0), tl.program_id(1)
@@ -186,29 +205,27 @@ def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_s
         low = first
         if WINDOW > 0:
             low = tl.maximum(first, own - WINDOW + 1)
-        whole = tl.minimum(length // (BLOCK * SPLIT), whole_splits)
-        for split in tl.range(low // (BLOCK * SPLIT), whole, loop_unroll_factor=8):
-            top, more, weighted = _kept(stats, partials, split, head_row, R * H, columns, D)
-            largest, sums, mixed = fold(largest, sums, mixed, top, more, weighted)
-        for split in tl.range(tl.maximum(whole, low // (BLOCK * SPLIT)), own // (BLOCK * SPLIT) + 1):
-            split_largest, split_sums, split_mixed = empty(1, WIDE)
-            begin = tl.maximum(split * SPLIT, low // BLOCK)
-            end = tl.minimum(split * SPLIT + SPLIT, own // BLOCK + 1)
-            for block in tl.range(begin, end, loop_unroll_factor=8):
-                part = whole_splits + block - whole * SPLIT
-                top, more, weighted = _kept(stats, partials, part, head_row, R * H, columns, D)
-                split_largest, split_sums, split_mixed = fold(
-                    split_largest, split_sums, split_mixed, top, more, weighted
-                )
-            largest, sums, mixed = fold(largest, sums, mixed, split_largest, split_sums, split_mixed)
+        whole, low_split = tl.minimum(length // (BLOCK * SPLIT), whole_splits), low // (BLOCK * SPLIT)
+        splits = tl.maximum(whole - low_split, 0)
+        begin, last = tl.maximum(whole * SPLIT, low // BLOCK), own // BLOCK
+        split_largest, split_sums, split_mixed = empty(1, WIDE)
+        for turn in tl.range(0, splits + last + 1 - begin, num_stages=DEPTH):
+            block = begin + turn - splits
+            part = tl.where(turn < splits, low_split + turn, whole_splits + block - whole * SPLIT)
+            top, more, weighted = _kept(stats, partials, part, head_row, R * H, columns, D)
+            split_largest, split_sums, split_mixed = fold(split_largest, split_sums, split_mixed, top, more, weighted)
+            # A whole split is one at once; blocks are with the last of theirs, or with the row's last.
+            if (turn < splits) | (block % SPLIT == SPLIT - 1) | (block == last):
+                largest, sums, mixed = fold(largest, sums, mixed, split_largest, split_sums, split_mixed)
+                split_largest, split_sums, split_mixed = empty(1, WIDE)
     result = divided(mixed, sums).to(out.dtype.element_ty)
     tl.store(out + head_row.to(tl.int64) * D + columns[None, :], result, mask=(columns < D)[None, :])
 
 
 def parts_of(capacity: int, whole_splits: bool) -> tuple[int, int]:
     """Whole splits, and all parts, that ``capacity`` committed positions are cut into for one tile of rows."""
-    whole = capacity // (BLOCK * SPLIT) if whole_splits else 0
-    return whole, whole + (SPLIT if whole_splits else capacity // BLOCK)
+    whole = capacity // (BLOCK * key_blocks.SPLIT) if whole_splits else 0
+    return whole, whole + (key_blocks.SPLIT if whole_splits else capacity // BLOCK)
 
 
 def most_parts(capacity: int) -> int:
@@ -249,10 +266,10 @@ def tree_attention(
     tree_partials[grid](
         query, *as_stored(keys, values, scales), rows.tables, rows.lengths, rows.offsets, rows.words, rows.depths,
         stats, partials, total, count, stride, tiles, parts, whole, first, scale * LOG2_E, **shape, **tile, TAILS=TAILS,
-        **OPTIONS, **chained(),
+        BRING=BRING and not knobs.runtime.interpret, num_stages=key_blocks.STAGES, **OPTIONS, **chained(),
     )  # fmt: skip
     tree_merge[(total, heads)](
-        stats, partials, out, rows.lengths, rows.offsets, rows.depths, total, count, whole, first, **shape,
+        stats, partials, out, rows.lengths, rows.offsets, rows.depths, total, count, whole, first, **shape, DEPTH=DEPTH,
         **OPTIONS | {"num_warps": 1}, **chained(),
     )  # fmt: skip
     return out
