@@ -42,13 +42,14 @@ def test_launches_of_a_step_of_an_8b() -> None:
         )
     layers = 32
     assert plain.launches.kernels["linear_tiles"] == 4 * layers + 1 and "add_segments" not in plain.launches.kernels
-    assert plain.launches.total <= 299 and drafting.launches.total <= 411
+    assert plain.launches.total <= 267 and drafting.launches.total <= 374
 
 
 def test_a_kernel_is_compiled_once_for_any_number_of_rows(target) -> None:
-    """But a product for 16, 32 and 64 of them. And for any context and temperature."""
+    """But a product for 16, 32 and 64 of them, and attention for few of them, of two kinds, that need no merge. And for
+    any context and temperature."""
     one_shape = {"linear_tiles": 3 * 5, "norm_rows": 1, "embedded_rows": 1, "both_rows": 1, "rotate_and_store_rows": 1}
-    sampled = {"tree_partials": 1, "tree_merge": 1, "scan": 1, "weigh": 1, "settle": 1}
+    sampled = {"tree_partials": 3, "tree_merge": 1, "scan": 1, "weigh": 1, "settle": 1}
     laid_out = {"lay_out_rows": 1, "walk_trees": 1}
     with bound() as launches:
         for rows in (1, 2, 3, 8, 16, 20, 33, 64):

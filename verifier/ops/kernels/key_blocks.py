@@ -1,11 +1,11 @@
 """Key blocks: what the attention kernels have in common, and why a row has the same bits in each of them.
 
-    position  0 .. 63   64 .. 127   128 ..   192 ..   256 ..                  length
-    block     |   0   |     1     |    2    |   3   |   4   | ...  | committed rest + a row's own path |
-    split     |                    0                |                  1 ...
+    position  0 .. 63   64 .. 127   ...        512 ..                         length
+    block     |   0   |     1     | ... |   7  |   8   | ...  | committed rest + a row's own path |
+    split     |                0               |                  1 ...
 
 A *block* is the keys of positions ``64j .. 64j+63``; its partial (largest score, sum of weights, weighted values) is
-a function of one row's query and of those keys in order of position. A *split* folds the partials of 4 blocks in
+a function of one row's query and of those keys in order of position. A *split* folds the partials of 8 blocks in
 order, and the result folds the splits in order. Which program forms which part of that sum is free; the sum is not.
 docs/latency.md has the whole argument.
 
@@ -24,8 +24,9 @@ from foresay.verifier.ops.tree_attention import PagedRows
 
 #: Keys of a block.
 BLOCK = 64
-#: Blocks of a split: a part of the order of sums.
-SPLIT = 4
+#: Blocks of a split: a part of the order of sums. With fewer a program is done sooner, but each row of a tree leaves
+#: more partials behind: with 4, 64 rows write and read twice the bytes of the keys and values of a text of 32k.
+SPLIT = 8
 #: Of the loop over blocks. With 2 a program waits for a block when it has the one before; with 3 the next is on its way
 #: meanwhile, but two programs no longer fit into a processor of an H100.
 STAGES = 2
