@@ -10,7 +10,7 @@ from foresay.spec.sample import Unsampled
 from foresay.verifier.graphs.capture import Capture, Direct, recorded
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.ops.eager import compiled
-from foresay.verifier.paged_rows import Sizes, is_text
+from foresay.verifier.paged_rows import Sizes
 from foresay.verifier.replayed_pass import ReplayedPass
 
 #: Room that the first recording of a CPU has at least: rows of a step, sequences, pages and logits.
@@ -61,17 +61,18 @@ class PagedModel:
 
     def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> ReplayedPass | None:
         """A captured pass that has room for these; None if they are to be run op by op."""
-        need, passes = Sizes.of(rows), self._replayed.setdefault(features, [])
+        passes = self._replayed.setdefault(features, [])
         if compiled(self.store.keys):
+            need = Sizes.of(rows)
             if not passes or not passes[0].sizes.holds(need):
                 sizes = (passes[0].sizes if passes else _LEAST).grown(need)
                 passes[:] = [self._made(features, sizes, recorded)]
             return passes[0]
-        if self.store.keys.device.type == "cpu" or any(map(is_text, rows)):
+        if self.store.keys.device.type == "cpu":
             return None
         if features is None and not passes:  # one that hands features out does for who wants none
             passes = next(filter(None, self._replayed.values()), passes)
-        return next((one for one in passes if one.sizes.holds(need)), None)
+        return next((one for one in passes if one.sizes.takes(rows)), None)
 
     def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
         """Tokens are sampled where the model is: a device's logarithms are its own."""

@@ -69,6 +69,18 @@ class Sizes(NamedTuple):
         pages = max(len(part.table.pages) for part in rows)
         return cls(sum(len(part.tokens) for part in rows), len(rows), pages, wanted)
 
+    @property
+    def is_text(self) -> bool:
+        """Whether a captured pass of these is over one stretch of text: one over trees has fewer rows of a sequence."""
+        return self.sequences == 1 and self.rows > MAX_NODES
+
+    def takes(self, rows: Sequence[Rows]) -> bool:
+        """Whether a captured pass of these runs such rows: a stretch of text alone, and with few that are padding."""
+        need = Sizes.of(rows)
+        if self.is_text != any(map(is_text, rows)) or not self.holds(need):
+            return False
+        return not self.is_text or self.rows - need.rows < MAX_NODES
+
     def holds(self, other: Sizes) -> bool:
         """Whether there is room for the other's."""
         return all(map(operator.ge, self, other))
@@ -82,8 +94,8 @@ class WrittenRows:
     """Tensors that the host writes before a pass; rows of all kinds, in the order in which they are given.
 
     A CPU's kernels find positions and slots themselves, and read how many rows there are. On a device the host writes
-    where each row is; what is behind the last is padding. What is captured there holds no stretch longer than a tree;
-    one that runs op by op is laid out as it is written, with just the rows that it has room for.
+    where each row is; what is behind the last is padding. What is captured there is over trees, or over one stretch
+    that is longer; one that runs op by op is laid out as it is written, with just the rows that it has room for.
     """
 
     def __init__(self, sizes: Sizes, page_size: int, device: torch.device) -> None:
@@ -97,6 +109,7 @@ class WrittenRows:
         if not self._finds:
             columns |= {"depths": (rows, torch.int32), "positions": (rows, torch.int64), "slots": (rows, torch.int64)}
         self._staged = Staged(device, columns)
+        self._staged.arrays["texts"][:] = sizes.is_text and not self._finds
         self._pages = [list[int]() for _ in range(sizes.sequences)]
 
     @classmethod

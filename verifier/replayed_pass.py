@@ -56,6 +56,8 @@ class ReplayedPass:
             rows = self._rows.laid_out()
             self._logits, self._features = paged_pass(self._decoder, rows, self._store, self._asked)
         yield
+        if not self.sizes.wanted:
+            return
         with torch.inference_mode():
             self._sampled = sample_rows(self._logits, self._trees.sampling, None, self._trees.rows)
         yield

@@ -173,7 +173,8 @@ def _capture(loading: Loading, verifier: PagedModel, drafters: Sequence[Drafter]
     """What captures a GPU's steps, with the target's passes captured; None on a CPU."""
     if loading.device.is_gpu:
         capture = capture_of(loading.config.graphs)
-        capture_passes(verifier, drafters, loading.length, loading.config.max_seqs, capture, loading.say)
+        most = loading.config.max_seqs, loading.device.chunk
+        capture_passes(verifier, drafters, loading.length, *most, capture, loading.say)
         return capture
     # Torch's ops in a step are small, and its threads would wait for each other in the place of the kernels'.
     torch.set_num_threads(1)

@@ -30,7 +30,7 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import PREDICTED_LEVELS
 from foresay.spec.step import PartsRunner, StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
-from foresay.verifier.graphs.buckets import buckets, passes, sizes, widths
+from foresay.verifier.graphs.buckets import buckets, chunks, passes, sizes, widths
 from foresay.verifier.graphs.capture import Capture, CudaGraphs, Direct
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import WholeRunner
@@ -97,13 +97,15 @@ def capture_passes(
     drafters: Sequence[Drafter],
     longest: int,
     max_seqs: int,
+    chunk: int,
     capture: Capture,
     say: Callable[..., None],
 ) -> None:
-    """What steps run in parts: passes of the target over trees of all sizes, and the levels of what is drafted while
-    costs are measured. longest: most tokens of a text."""
+    """What steps run in parts: passes of the target over trees of all sizes and over stretches of prompts, and the
+    levels of what is drafted while costs are measured. longest: most tokens of a text. chunk: most rows of a prompt."""
     needs = united([drafter.needs for drafter in drafters])
-    sizes = passes(max_seqs, longest + MAX_NODES, verifier.store.pool.page_size)
+    room = longest + MAX_NODES, verifier.store.pool.page_size
+    sizes = [*passes(max_seqs, *room), *chunks(min(chunk, longest), *room)]
     for number, _ in enumerate(verifier.capture(needs, sizes, capture), start=1):
         say("capturing passes", number / len(sizes))
     for captured in filter(None, map(on_device, drafters)):

@@ -23,7 +23,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import MAX_NODES, TreeShape
-from foresay.verifier.graphs.buckets import passes, sizes, widths
+from foresay.verifier.graphs.buckets import chunks, passes, sizes, widths
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.workspace import rope_bytes, workspace_bytes
 
@@ -123,11 +123,15 @@ class _Case:
         """The tensors that captured work keeps to itself: a workspace of the largest, logits where the host looks."""
         nodes = (pinned(self.config) or TreeShape.chain(DEFAULT_TOKENS)).nodes
         rows = max(MAX_NODES, nodes * max(sizes(self.config.max_seqs)))
-        positions, item = self.length + MAX_NODES, item_bytes(self.dtype)
-        kept = len(widths(positions, self.config.page_size)) * (nodes + 1)
-        kept += sum(each.wanted for each in passes(self.config.max_seqs, positions, self.config.page_size))
+        positions, item, page_size = self.length + MAX_NODES, item_bytes(self.dtype), self.config.page_size
+        kept = len(widths(positions, page_size)) * (nodes + 1)
+        prompts = chunks(min(self.device.chunk, self.length), positions, page_size)
+        kept += sum(each.wanted for each in (*passes(self.config.max_seqs, positions, page_size), *prompts))
         logits = kept * self.target.vocab_size * 4
-        return GRAPH_RESERVE + logits + max(workspace_bytes(shape, item, positions, rows, rows) for shape in shapes)
+        most = max((each.rows for each in prompts), default=0)
+        stretch = workspace_bytes(self.target, item, positions, most, 0) - 4 * most * self.target.vocab_size
+        workspace = max(workspace_bytes(shape, item, positions, rows, rows) for shape in shapes)
+        return GRAPH_RESERVE + logits + max(workspace, stretch)
 
     def changed(self, **settings: object) -> _Case:
         """The same with other settings."""

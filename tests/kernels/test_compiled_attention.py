@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.kernels import chunk_attention, tree_attention
+from foresay.verifier.ops.kernels import chunk_attention, key_blocks, tree_attention
 from foresay.verifier.ops.tree_attention import PagedRows
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_launches
 
@@ -34,12 +34,12 @@ class Variant:
         shape = f"{self.width}-group{self.group}-page{self.page_size}-window{self.window}-{kind}-{self.sequences}"
         return shape if self.stored is None else f"{shape}-{self.stored}"
 
-    def arguments(self, *, text: bool) -> tuple[Tensor, Tensor, Tensor, PagedRows, float]:
+    def arguments(self, rows: int, *, text: bool) -> tuple[Tensor, Tensor, Tensor, PagedRows, float]:
         def blank(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
         store = blank(64 * self.page_size, 8, self.width, dtype=self.stored or self.dtype)
-        rows, count = 8 * self.sequences, self.sequences
+        count = self.sequences
         tables, lengths, offsets = blank(count, 63), blank(count), blank(count + 1)
         where = PagedRows(tables, self.page_size, lengths, offsets)
         if not text:
@@ -47,8 +47,8 @@ class Variant:
         return blank(rows, 8 * self.group, self.width, dtype=self.dtype), store, store, where, 0.1
 
     def compiled(self, folder: Path, capability: int) -> dict[str, Compiled]:
-        """Both launches of trees and the one of chunks."""
-        tree, text = (self.arguments(text=text) for text in (False, True))
+        """Both launches of large trees and the one of chunks."""
+        tree, text = (self.arguments(64, text=text) for text in (False, True))
         scales = torch.empty(64 * self.page_size, 2, 8, device="meta") if self.stored else None
 
         def call() -> None:
@@ -99,8 +99,39 @@ def test_trees_and_chunks_multiply_by_the_same_instructions(variant, capability,
     for name, kernel in made.items():
         assert kernel.shared <= {80: 163, 90: 227}[capability] * 1024, name
     assert made["tree_merge"].stack == 0
+    assert max(waits(made["tree_merge"])) >= 32, "partials are on their way while others are folded"
+    assert "prefetch.global.L2" in made["tree_partials"].ptx
     if capability == 90 and variant.width <= 128:
         assert made["tree_partials"].stack == 0, "the kernel of every decoding step spills no register"
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_the_last_program_to_arrive_merges(rows, tmp_path) -> None:
+    """Of one row and of a chain: what all threads stored is there for all processors before one of them counts, and is
+    read by all once the last has counted. Nothing spills."""
+    tree = VARIANTS[0].arguments(rows, text=False)
+    made = compile_launches(lambda: tree_attention.tree_attention(*tree), tmp_path, 90)
+    assert list(made) == ["tree_partials"]
+    kernel = made["tree_partials"]
+    before, counted, behind = kernel.ptx.partition("atom.global.gpu.acq_rel.add")
+    assert counted and "bar.sync" in before[before.rindex("st.global") :]
+    assert "bar.sync" in behind[: behind.index("cp.async")]
+    assert kernel.stack == 0 and 2 * (kernel.shared + 1024) <= 228 * 1024
+    assert arithmetic(kernel.ptx) == ARITHMETIC | {"div.full.f32"} and max(waits(kernel)) >= 8
+
+
+@pytest.mark.soak
+def test_blocks_are_on_their_way_with_one_more_stage(tmp_path, monkeypatch) -> None:
+    """Two blocks of a walk at a time, where two stages wait for all; and for one program in a processor of an H100."""
+    assert set(waits(VARIANTS[0].compiled(tmp_path, 90)["tree_partials"])) == {0}
+    monkeypatch.setattr(key_blocks, "STAGES", 3)
+    deeper = VARIANTS[0].compiled(tmp_path, 90)["tree_partials"]
+    assert max(waits(deeper)) == 2 and deeper.stack == 0 and 2 * (deeper.shared + 1024) > 228 * 1024
+
+
+def waits(kernel: Compiled) -> list[int]:
+    """How many copies to shared memory may be under way where others are waited for."""
+    return [int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\d+)", kernel.ptx)]
 
 
 def expected(variant: Variant, capability: int) -> set[str]:

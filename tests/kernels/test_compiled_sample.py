@@ -17,17 +17,14 @@ TYPES = dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(WORDS, "*i32") | dict.fro
 SIZES = {"size": "i32", "vocab_size": "i32", "blocks": "i32"}
 KERNELS: list[tuple[Any, int, dict[str, int], int]] = [
     (sample.scan, 4, {"BLOCK": 1024}, 64),
-    (sample.weigh, sample.WEIGH_WARPS, {"ROUND": 0, "BLOCK": 1024, "MERGE": planes.MERGE, "CAP": planes.CAP}, 64),
-    (sample.weigh, sample.WEIGH_WARPS, {"ROUND": 1, "BLOCK": 1024, "MERGE": planes.MERGE, "CAP": planes.CAP}, 64),
+    (sample.weigh, sample.WEIGH_WARPS, {"BLOCK": 1024, "MERGE": planes.MERGE, "CAP": planes.CAP}, 64),
     (settle.settle, sample.SETTLE_WARPS, {"MERGE": planes.MERGE, "TILE": sample.TILE, "CAP": planes.CAP}, 128),
 ]
 
 
 @pytest.mark.parametrize("own_ids", [False, True], ids=("", "own ids"))
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize(
-    ("kernel", "warps", "constants", "registers"), KERNELS, ids=("scan", "weigh", "weigh again", "settle")
-)
+@pytest.mark.parametrize(("kernel", "warps", "constants", "registers"), KERNELS, ids=("scan", "weigh", "settle"))
 def test_draw(kernel, warps, constants, registers, capability, own_ids, tmp_path) -> None:
     arguments = {name: kind for name, kind in (TYPES | SIZES).items() if name in kernel.arg_names}
     if not own_ids and "token_ids" in arguments:

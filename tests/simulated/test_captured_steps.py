@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from foresay.spec.request import Request
+from foresay.spec.step import PartsRunner
 from foresay.spec.tree import ROOT_ONLY, TreeShape
+from foresay.verifier.graphs import buckets
+from foresay.verifier.graphs.buckets import passes
 from foresay.verifier.graphs.capture import without_stops
 from foresay.verifier.graphs.runner import WholeRunner
 from foresay.verifier.ops import norm
@@ -26,6 +29,7 @@ from tests.same_tokens.test_aside import Aside
 from tests.same_tokens.witness import Job, Text
 from tests.simulated.device import CURRENT, DEVICE, NotOnTheDevice, simulated
 from tests.simulated.graph import captured
+from tests.simulated.test_engine import count_passes
 from tests.spec.grammars import Automaton
 from tests.verifier.reading import load_decoder
 
@@ -102,6 +106,25 @@ def test_weights_of_few_bits(pair, how, shape) -> None:
     assert_same(expected(here), texts)
     assert isinstance(engine.runner, WholeRunner)
     assert engine.runner.counts["launched"] >= 5
+
+
+def test_prompts_in_captured_chunks(elsewhere, monkeypatch) -> None:
+    """Stretches of up to 128 and to 256 rows, padded, full, with more to come and at the end: none runs op by op."""
+    made, moved = elsewhere
+    monkeypatch.setattr(buckets, "CHUNKS", (128, 256))
+    jobs = jobs_of(made.vocab_size, (70, 128, 256 + 30, 256 + 225), 3)
+    wanted = run_freely(captured_engine(made, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1), jobs)
+    with simulated():
+        engine = captured_engine(moved, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
+        assert isinstance(engine.runner, PartsRunner)
+        verifier = engine.runner.verifier
+        assert isinstance(verifier, PagedModel)
+        for _ in verifier.capture(None, [*passes(1, 600, 16), *buckets.chunks(256, 600, 16)], captured):
+            pass
+        by_op = count_passes(monkeypatch)
+        texts = run_freely(engine, jobs)
+    assert_same(wanted, texts)
+    assert by_op == [0]
 
 
 def test_a_step_that_reads_a_number_is_refused() -> None:

@@ -18,6 +18,8 @@ from foresay.verifier.paged_rows import Sizes
 SIZES = (1, 2, 4)
 #: Rows of a captured pass over whatever trees there are, up to a whole tree.
 _ROWS = (4, 16, MAX_NODES)
+#: Rows of a captured pass over one stretch of a prompt, as far as a step takes so many; read when an engine is made.
+CHUNKS = (128, 512)
 #: Tokens of a context, from one bucket to the next.
 _CONTEXTS = (1024, 4096, 16384)
 
@@ -73,8 +75,8 @@ def widths(max_tokens: int, page_size: int) -> list[int]:
 
 
 def passes(max_seqs: int, max_tokens: int, page_size: int) -> list[Sizes]:
-    """The passes that are captured for an engine of so many sequences, the smallest first: a larger one, or one over a
-    stretch of a prompt that is longer than a tree, runs op by op."""
+    """The passes over trees that are captured for an engine of so many sequences, the smallest first: a larger one runs
+    op by op."""
     most = min(max_seqs, MAX_NODES)
     found = {
         Sizes(rows, sequences, pages, rows)
@@ -84,6 +86,13 @@ def passes(max_seqs: int, max_tokens: int, page_size: int) -> list[Sizes]:
         for pages in widths(max_tokens, page_size)
     }
     return sorted(found)
+
+
+def chunks(most: int, max_tokens: int, page_size: int) -> list[Sizes]:
+    """The passes over one stretch of a prompt that are captured where a step takes ``most`` rows of it, the smallest
+    first: without a logit, as long as more of the prompt is to come, and with its last row's."""
+    pages = -(-max_tokens // page_size)
+    return [Sizes(rows, 1, pages, wanted) for rows in CHUNKS if rows <= most for wanted in (0, 1)]
 
 
 def buckets(

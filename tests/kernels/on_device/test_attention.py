@@ -164,6 +164,19 @@ def test_a_row_has_the_same_bits_in_any_company(device) -> None:
     assert torch.equal(run(smaller, [own]), alone), "in smaller pages"
 
 
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("whole_splits", [False, True])
+def test_the_last_program_merges_as_a_launch_does(whole_splits, window, device, monkeypatch) -> None:
+    """And leaves the counters as it found them."""
+    bench = Bench(2, 3, 64, 16, EXACT, device)
+    sequences = [bench.sequence(1090, 3), bench.sequence(30, 0), bench.sequence(125, 6)]
+    how = {"whole_splits": whole_splits, "window": window, "padding": 1}
+    at_once = run(bench, sequences, **how)
+    assert kernels.merged_heads(10 * 3) and not kernels._arrivals(device, 3 * 2).any()
+    monkeypatch.setattr(kernels, "MERGED", ())
+    assert torch.equal(run(bench, sequences, **how), at_once)
+
+
 @triton.jit
 def backwards(word, length, positions):
     """As tree_attention._path_places, a row's path in the other direction."""

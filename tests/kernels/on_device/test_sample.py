@@ -1,11 +1,12 @@
-"""The sample of many rows in four launches: token by token what spec/sample.py samples from each row alone."""
+"""The sample of many rows in three launches: token by token what spec/sample.py samples from each row alone."""
 
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from torch import Tensor
 from foresay.spec.sample import BROKEN
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.kernels import planes, sample
+from foresay.verifier.ops.kernels import planes, sample, settle
 from foresay.verifier.ops.sample import RowSampling, sample_rows
 
 # numpy warns of what a GPU computes in silence: infinity minus infinity, where the result is not used.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FILTERS: list[dict[str, Any]] = [
     {"top_k": 1},
     {"top_k": 20},
@@ -180,6 +182,25 @@ def test_one_round_two_and_many(drawing) -> None:
     rows = [SamplingParams(top_p=p) for p in (0.7, 0.6, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 1e-4)]
     rows += [SamplingParams(min_p=0.9), SamplingParams(top_p=0.01, min_p=0.5)]
     assert_drawn_alike(rows_of([1.0] * len(rows), 700), asked(rows), drawing)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a compiled kernel keeps the functions it was made of")
+def test_few_rows_are_searched(drawing, monkeypatch) -> None:
+    """A winner that a filter takes out is followed by a winner of another block, which was weighed at once."""
+    logits, free = rows_of([2.0] * 150, 320), asked([SamplingParams()] * 150)
+    sampling = replace(asked([SamplingParams(top_p=0.9)] * 150), seeds=free.seeds, positions=free.positions)
+    firsts, finals = wanted(logits, free), wanted(logits, sampling)
+    lost = [row for row in range(150) if firsts[row] != finals[row]][:8]
+    searched, search = list[None](), settle.search
+
+    def seen(*given: Any) -> Any:
+        searched.append(None)
+        return search(*given)
+
+    monkeypatch.setattr(settle, "search", seen)
+    monkeypatch.setattr(sample, "block_of", lambda vocab_size: 32)
+    assert_drawn_alike(logits[lost], some(sampling, lost), drawing)
+    assert len(lost) == 8 and len(searched) <= 2, len(searched)
 
 
 @pytest.mark.usefixtures("small_blocks")

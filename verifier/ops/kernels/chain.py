@@ -8,6 +8,9 @@ beginning of its weight into the L2 while what is before it, norm, rotation or a
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from functools import cache
+
 import triton
 import triton.language as tl
 from triton import knobs
@@ -43,5 +46,11 @@ def chained() -> dict[str, bool]:
 
 
 def capability() -> int:
-    """Of the current GPU: 90 is 9.0."""
+    """Of the current GPU: 90 is 9.0. Every launch asks."""
+    return _capability_of(driver.active.get_current_device())
+
+
+@cache
+def _capability_of(device: Hashable) -> int:
+    """By what names the device as long as the process lives, a number or a stand-in's own: the driver takes longer."""
     return int(driver.active.get_current_target().arch)

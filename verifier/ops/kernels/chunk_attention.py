@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foresay.verifier.ops.kernels import key_blocks
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.key_blocks import (
     INTEGERS,
@@ -20,6 +21,7 @@ from foresay.verifier.ops.kernels.key_blocks import (
     empty,
     fold,
     load_queries,
+    pages_of,
     rows_at,
     shape_constants,
     slots_of,
@@ -55,10 +57,14 @@ def chunk_rows(query, keys, values, scales, out, tables, lengths, offsets, count
     for split in tl.range(low // (BLOCK * SPLIT), last // (BLOCK * SPLIT) + 1):
         split_largest, split_sums, split_mixed = empty(TILE, C)
         begin = tl.maximum(split * SPLIT, low // BLOCK)
+        positions = begin * BLOCK + tl.arange(0, BLOCK)
+        pages = pages_of(tables, sequence, table_stride, positions, (positions >= low) & (positions <= last), PAGE)
         for block in tl.range(begin, tl.minimum(split * SPLIT + SPLIT, last // BLOCK + 1)):
             positions = block * BLOCK + tl.arange(0, BLOCK)
             inside = (positions >= low) & (positions <= last)
-            slots = slots_of(tables, sequence, table_stride, positions, inside, PAGE)
+            slots = slots_of(pages, positions, PAGE)
+            ahead = positions + BLOCK
+            pages = pages_of(tables, sequence, table_stride, ahead, (ahead >= low) & (ahead <= last), PAGE)
             visible = inside[None, :] & (positions[None, :] <= own[:, None])
             if WINDOW > 0:
                 visible = visible & (positions[None, :] > own[:, None] - WINDOW)
@@ -93,6 +99,6 @@ def chunk_attention(
     count, stride = rows.tables.shape
     chunk_rows[grid](
         query, *as_stored(keys, values, scales), out, rows.tables, rows.lengths, rows.offsets, count, stride, first,
-        scale * LOG2_E, **shape, **tile, **OPTIONS, **chained(),
+        scale * LOG2_E, **shape, **tile, num_stages=key_blocks.STAGES, **OPTIONS, **chained(),
     )  # fmt: skip
     return out

@@ -1,11 +1,11 @@
 """Key blocks: what the attention kernels have in common, and why a row has the same bits in each of them.
 
-    position  0 .. 63   64 .. 127   ...        1024 ..                        length
-    block     |   0   |     1     | ... |  15  |  16   | ...  | committed rest + a row's own path |
+    position  0 .. 63   64 .. 127   ...        512 ..                         length
+    block     |   0   |     1     | ... |   7  |   8   | ...  | committed rest + a row's own path |
     split     |                0               |                  1 ...
 
 A *block* is the keys of positions ``64j .. 64j+63``; its partial (largest score, sum of weights, weighted values) is
-a function of one row's query and of those keys in order of position. A *split* folds the partials of 16 blocks in
+a function of one row's query and of those keys in order of position. A *split* folds the partials of 8 blocks in
 order, and the result folds the splits in order. Which program forms which part of that sum is free; the sum is not.
 docs/latency.md has the whole argument.
 
@@ -18,20 +18,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foresay.verifier.ops.kernels.chain import bring
 from foresay.verifier.ops.kernels.quantized_rows import widened
 from foresay.verifier.ops.tree_attention import PagedRows
 
 #: Keys of a block.
 BLOCK = 64
-#: Blocks of a split.
-SPLIT = 16
+#: Blocks of a split: a part of the order of sums. With fewer a program is done sooner, but each row of a tree leaves
+#: more partials behind: with 4, 64 rows write and read twice the bytes of the keys and values of a text of 32k.
+SPLIT = 8
+#: Of the loop over blocks. With 2 a program waits for a block when it has the one before; with 3 the next is on its way
+#: meanwhile, but two programs no longer fit into a processor of an H100.
+STAGES = 2
 #: Stacked rows (row x query head of one kv head) of a tile, in every kernel: one shape, so one kind of MMA.
 TILE = 64
 #: Columns of values a program mixes; wider heads are cut into such parts.
 VALUE_COLUMNS = 128
 #: How every kernel here is launched. Fused multiply-adds are written where they are meant: a compiler that fuses others
 #: may do so in one kernel and not in the next.
-OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 LOG2_E = 1.4426950408889634
 #: Numbers that change from batch to batch: a kernel is not compiled again for those that are 1 or even.
 INTEGERS = ("R", "count", "table_stride", "tiles", "parts", "whole_splits", "first")
@@ -80,10 +85,24 @@ def empty(M: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def slots_of(tables, sequence, table_stride, places, inside, PAGE: tl.constexpr):
-    """int64: the slots of places (committed positions, or length + node) of a sequence; 0 outside."""
-    pages = tl.load(tables + sequence * table_stride + places // PAGE, mask=inside, other=0)
+def pages_of(tables, sequence, table_stride, places, inside, PAGE: tl.constexpr):
+    """int32: the pages of places (committed positions, or length + node) of a sequence; 0 outside."""
+    return tl.load(tables + sequence * table_stride + places // PAGE, mask=inside, other=0)
+
+
+@triton.jit
+def slots_of(pages, places, PAGE: tl.constexpr):
+    """int64: the slots of places on their pages."""
     return pages.to(tl.int64) * PAGE + places % PAGE
+
+
+@triton.jit
+def bring_rows(base, slots, head, G: tl.constexpr, D: tl.constexpr):
+    """Have one kv head's rows in the L2."""
+    COUNT: tl.constexpr = 128 * 8 // base.dtype.element_ty.primitive_bitwidth  # of a line
+    LINES: tl.constexpr = triton.next_power_of_2(triton.cdiv(D, COUNT))
+    columns = tl.minimum(tl.arange(0, LINES) * COUNT, D - 1)
+    bring(base + (slots * (G * D) + head * D)[:, None] + columns[None, :])
 
 
 @triton.jit

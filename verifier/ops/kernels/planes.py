@@ -17,7 +17,7 @@ from foresay.verifier.ops.kernels.search import INFINITY, NO_TOKEN, first_larges
 COLDEST = tl.constexpr(op.COLDEST)
 #: Blocks of one row that are merged at once, and tokens listed per block.
 MERGE, CAP = 256, 32
-#: Winners that are weighed by the whole grid before one program goes on alone.
+#: Winners that are weighed by the whole grid, the second by a guess, before one program goes on alone.
 ROUNDS = 2
 
 TOPS, MASSES, NOISY, ABOVE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -54,6 +54,18 @@ def winner_of(floats, words, size, row, blocks, ROUND: tl.constexpr, MERGE: tl.c
     noisy = tl.load(floats + size * (NOISY + 2 * ROUND) + at, inside, -INFINITY)
     _, winner = first_largest(noisy, tl.load(words + size * (WINNERS + ROUND) + at, inside, NO_TOKEN))
     return winner
+
+
+@triton.jit
+def guess_of(start, floats, words, size, row, blocks, pivot, top, heat, min_p, MERGE: tl.constexpr):
+    """The next winner, if it is the winner of its block among all tokens; ``NO_TOKEN`` if no likelier one is."""
+    at, inside = row * blocks + tl.arange(0, MERGE), tl.arange(0, MERGE) < blocks
+    winners = tl.load(words + size * WINNERS + at, inside, NO_TOKEN)
+    scaled = tl.div_rn(tl.load(start + winners, inside, -INFINITY), heat)
+    possible = inside & (scaled > pivot) & (tl.exp(scaled - top) >= min_p)
+    noisy = tl.where(possible, tl.load(floats + size * NOISY + at, inside, -INFINITY), -INFINITY)
+    best, guess = first_largest(noisy, winners)
+    return tl.where(best == -INFINITY, NO_TOKEN, guess)
 
 
 @triton.jit

@@ -1,14 +1,16 @@
-"""The sample at every row in four launches, without sorting or copying the vocabulary.
+"""The sample at every row in three launches, without sorting or copying the vocabulary.
 
     scan     rows x blocks   each block's largest ``logit / T + noise``, largest ``logit / T``, and mass
-    weigh 0  rows x blocks   the mass of the tokens likelier than the row's winner, and the next winner among them
-    weigh 1  rows x blocks   the same of the next winner, where the first is filtered out
+    weigh    rows x blocks   of the row's winner and of a guess at the next one: the mass of the tokens likelier than
+                             it, and the winner among them
     settle   rows            the first winner that stands
 
 Top-k, top-p and min-p each keep the tokens from some logit upwards. So if the winner among all tokens is filtered out,
 every survivor is likelier than the winner: the next winner is the largest noisy logit among the *likelier* tokens, and
 so on until one stands. As the loser of a round was sampled from what is left, a round halves the mass of what must go,
-on average. What two rounds leave open, ``settle`` goes on with, with one program per row.
+on average. The next winner is known once all blocks are weighed, and guessed before that from what ``scan`` left: a
+filter takes out little, so the next winner nearly always is a winner of its own block. What a wrong guess or two rounds
+leave open, ``settle`` goes on with, with one program per row.
 
 Top-k counts the likelier tokens, and top-p after it asks for the mass of the top k. So ``weigh`` lists a few tokens
 that hold them, those that reach the k-th largest of the blocks' maxima, at most CAP per block, and ``settle`` searches
@@ -39,18 +41,16 @@ from foresay.verifier.ops.kernels.planes import (
     MASSES,
     MERGE,
     NOISY,
-    ROUNDS,
     TOPS,
     WINNERS,
     WORDS,
     block_of,
     divisor_of,
-    stands_of,
+    guess_of,
     tops_of,
-    total_of,
     winner_of,
 )
-from foresay.verifier.ops.kernels.search import INFINITY, first_largest, kth_largest
+from foresay.verifier.ops.kernels.search import INFINITY, NO_TOKEN, first_largest, kth_largest
 from foresay.verifier.ops.kernels.settle import settle
 
 if TYPE_CHECKING:
@@ -115,15 +115,14 @@ def weigh(
     size,
     vocab_size,
     blocks,
-    ROUND: tl.constexpr,
     BLOCK: tl.constexpr,
     MERGE: tl.constexpr,
     CAP: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """One block of one row: mass of the tokens likelier than the round's winner, and the next winner among them.
+    """One block of one row, for the winner and for the guess at the next: see :func:`_weigh_round`.
 
-    Nothing is written where nothing can touch the winner: it is the likeliest, no filter is on, or an earlier stands.
+    Nothing is written where nothing can touch the winner: it is the likeliest, or no filter is on.
     """
     wait_turn(CHAINED)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -134,24 +133,13 @@ def weigh(
         of_blocks, top, broken = tops_of(floats, size, row, blocks, MERGE)
         start = logits + row * vocab_size
         pivot = tl.div_rn(tl.load(start + winner_of(floats, words, size, row, blocks, 0, MERGE)), heat)
-        wanted = (pivot < top) & (broken == 0)
-        if ROUND == 1:
-            wanted &= by_k == 0
-            if wanted:
-                enough = tl.full((), INFINITY, tl.float32)
-                if by_p:
-                    enough = p * total_of(floats, of_blocks, top, size, row, blocks, MERGE)
-                wanted = stands_of(floats, pivot, top, enough, min_p, size, row, blocks, 0, MERGE) == 0
-            if wanted:
-                pivot = tl.div_rn(tl.load(start + winner_of(floats, words, size, row, blocks, 1, MERGE)), heat)
-                wanted = pivot < top
-        if wanted:
+        if (pivot < top) & (broken == 0):
             ids = block * BLOCK + tl.arange(0, BLOCK)
             scaled = tl.div_rn(tl.load(start + ids, ids < vocab_size, -INFINITY), heat)
             above, weight = scaled > pivot, tl.exp(scaled - top)
             at = row * blocks + block
-            tl.store(floats + size * (ABOVE + 2 * ROUND) + at, tl.sum(tl.where(above, weight, 0.0), axis=0))
             if by_k:
+                tl.store(floats + size * ABOVE + at, tl.sum(tl.where(above, weight, 0.0), axis=0))
                 tl.store(words + size * COUNTS + at, tl.sum(above.to(tl.int32), axis=0))
                 kept = above
                 if by_p | (k <= blocks):
@@ -161,12 +149,21 @@ def weigh(
                 tl.store(words + size * LISTED + at, tl.sum(kept.to(tl.int32), axis=0))
             else:
                 key = noise_key(tl.load(seeds + row), tl.load(positions + row))
-                noisy = tl.where(
-                    above & (weight >= min_p), scaled + gumbel_at(key, ids, token_ids, vocab_size), -INFINITY
-                )
-                best, winner = first_largest(noisy, ids)
-                tl.store(floats + size * (NOISY + 2 * ROUND + 2) + at, best)
-                tl.store(words + size * (WINNERS + ROUND + 1) + at, winner)
+                noisy = tl.where(weight >= min_p, scaled + gumbel_at(key, ids, token_ids, vocab_size), -INFINITY)
+                _weigh_round(floats, words, size, at, ids, above, weight, noisy, 0)
+                guess = guess_of(start, floats, words, size, row, blocks, pivot, top, heat, min_p, MERGE)
+                if guess != NO_TOKEN:
+                    above = scaled > tl.div_rn(tl.load(start + guess), heat)
+                    _weigh_round(floats, words, size, at, ids, above, weight, noisy, 1)
+
+
+@triton.jit
+def _weigh_round(floats, words, size, at, ids, above, weight, noisy, ROUND: tl.constexpr):
+    """Mass of a block's tokens likelier than the round's winner, and the next winner among them."""
+    tl.store(floats + size * (ABOVE + 2 * ROUND) + at, tl.sum(tl.where(above, weight, 0.0), axis=0))
+    best, winner = first_largest(tl.where(above, noisy, -INFINITY), ids)
+    tl.store(floats + size * (NOISY + 2 * ROUND + 2) + at, best)
+    tl.store(words + size * (WINNERS + ROUND + 1) + at, winner)
 
 
 def sample_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> Tensor:
@@ -185,9 +182,6 @@ def sample_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None 
         noise = (s.seeds, s.positions)
         asked = (logits, token_ids, s.temperature, s.top_k, s.top_p, s.min_p, *noise)
         scan[(rows, blocks)](logits, token_ids, s.temperature, *noise, floats, words, *sizes, block, **chained())
-        for turn in range(ROUNDS):
-            weigh[(rows, blocks)](
-                *asked, floats, words, *sizes, turn, block, MERGE, CAP, num_warps=WEIGH_WARPS, **chained()
-            )
+        weigh[(rows, blocks)](*asked, floats, words, *sizes, block, MERGE, CAP, num_warps=WEIGH_WARPS, **chained())
         settle[(rows,)](*asked, floats, words, sampled, *sizes, MERGE, TILE, CAP, num_warps=SETTLE_WARPS, **chained())
     return sampled

@@ -15,6 +15,7 @@ from foresay.verifier.ops.kernels.planes import (
     LIST,
     LISTED,
     divisor_of,
+    guess_of,
     stands_of,
     sum_of,
     tops_of,
@@ -86,11 +87,15 @@ def settle(
             if stands_of(floats, pivot, top, enough, min_p, size, row, blocks, 0, MERGE):
                 searching = 0
             else:
+                guess = guess_of(start, floats, words, size, row, blocks, pivot, top, heat, min_p, MERGE)
                 token = winner_of(floats, words, size, row, blocks, 1, MERGE)
                 pivot = tl.div_rn(tl.load(start + token), heat)
-                if (pivot == top) | stands_of(floats, pivot, top, enough, min_p, size, row, blocks, 1, MERGE):
+                guessed = token == guess
+                if (pivot == top) | (
+                    guessed & stands_of(floats, pivot, top, enough, min_p, size, row, blocks, 1, MERGE)
+                ):
                     searching = 0
-                else:
+                elif guessed:
                     token = winner_of(floats, words, size, row, blocks, 2, MERGE)
         if searching == 1:
             key = noise_key(tl.load(seeds + row), tl.load(positions + row))
