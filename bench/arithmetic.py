@@ -24,8 +24,8 @@ from foresay.verifier.ops.kernels.blocked import BlockedWeight, segments_of
 #: Trips to memory, one after the other, of the kernels that read little; those not named take two.
 TRIPS = {"scan": 3, "weigh": 3, "settle": 4, "walk_trees": 3}
 #: Trips of a program of attention until it knows its keys; for each block, to its pages and then to its keys; of one
-#: that finds nothing to do. Partials of a split that the merge loads at once, where it does not load all alike.
-LEAD, BLOCK_TRIPS, IDLE_TRIPS, UNROLLED = 3, 2, 2, 8
+#: that finds nothing to do.
+LEAD, BLOCK_TRIPS, IDLE_TRIPS = 3, 2, 2
 #: Stages of the loop over blocks from which on the next block is loaded while one is multiplied.
 OVERLAPPED = 3
 
@@ -129,7 +129,7 @@ class Step:
             total += taken
         partials, merge = self.attention(card, costs)
         counted = self.launches.kernels
-        total += counted["tree_partials"] * partials + counted["tree_merge"] * merge
+        total += counted["tree_partials"] * (partials + merge)
         ours = (one for one in counted.items() if one[0] not in ("linear_tiles", "tree_partials", "tree_merge"))
         total += sum(n * costs.small(name) for name, n in ours)
         return total + self.launches.torch.total() * (costs.alone + 2 * costs.trip)
@@ -161,7 +161,7 @@ class Step:
         return costs.gap + (0.0 if role == "down" else costs.small("norm_rows"))
 
     def attention(self, card: Card, costs: Costs) -> tuple[float, float]:
-        """Seconds of a layer's two launches."""
+        """Seconds of a layer's two launches; the second takes none where the last program of the first merges."""
         (queries, groups, _), block, split = self.heads, key_blocks.BLOCK, key_blocks.SPLIT
         tiles = -(-self.rows * queries // groups // key_blocks.TILE)
         capacity = next(16 * pages for pages in widths(POSITIONS, 16) if 16 * pages >= self.context + self.rows)
@@ -169,9 +169,8 @@ class Step:
         whole = self.context // (block * split) if folded else 0
         single = self.context // block - whole * split
         parts = capacity // (block * split) + split if folded else capacity // block
-        code = vars(key_blocks) | vars(tree_attention)
-        wait = costs.near if code.get("BRING") else BLOCK_TRIPS * costs.trip
-        walk = costs.block + (0.0 if code.get("STAGES", 0) >= OVERLAPPED else wait)
+        wait = costs.near if tree_attention.BRING else BLOCK_TRIPS * costs.trip
+        walk = costs.block + (0.0 if key_blocks.STAGES >= OVERLAPPED else wait)
         first, one = LEAD * costs.trip, costs.block + BLOCK_TRIPS * costs.trip
         longest = one + (split - 1) * walk if whole else one
         # Programs take turns on the processors, and so do those that find nothing to do.
@@ -179,15 +178,10 @@ class Step:
         work = tiles * whole * (first + longest) + (tiles * single + self.rows) * (first + one)
         turns = groups * (work + idle * IDLE_TRIPS * costs.trip) / (2 * card.processors)
         partials = costs.gap + max(first + max(longest, self.kept / card.read), turns)
-        return partials, costs.gap + costs.trip * self.merge_trips(whole)
-
-    def merge_trips(self, whole: int) -> int:
-        """One after the other: to where a row is, and then to whole splits and to the blocks of the others."""
-        split, blocks = key_blocks.SPLIT, self.context // key_blocks.BLOCK + 1 - whole * key_blocks.SPLIT
-        if depth := vars(tree_attention).get("DEPTH", 0):
-            return 1 - (whole + blocks) // -depth
-        full, rest = divmod(blocks, split)
-        return 1 + -(-whole // UNROLLED) + full * -(-split // UNROLLED) + -(-rest // UNROLLED)
+        loaded = whole + self.context // block + 1 - whole * split
+        if merged := tree_attention.merged_heads(self.rows * queries // groups):  # after a trip to count who is done
+            return partials + costs.trip * (2 - loaded // -(128 // merged)), 0.0
+        return partials, costs.gap + costs.trip * (1 - loaded // -tree_attention.DEPTH)
 
 
 def product_seconds(

@@ -56,7 +56,8 @@ BEFORE: tuple[tuple[Any, str, Any], ...] = (
     (key_blocks, "SPLIT", 16),
     (key_blocks, "STAGES", 0),
     (tree_attention, "BRING", False),
-    (tree_attention, "DEPTH", 0),
+    (tree_attention, "DEPTH", 8),
+    (tree_attention, "MERGED", ()),
 )
 
 
