@@ -184,7 +184,8 @@ class Step:
     def merge_trips(self, whole: int) -> int:
         """One after the other: to where a row is, and then to whole splits and to the blocks of the others."""
         split, blocks = key_blocks.SPLIT, self.context // key_blocks.BLOCK + 1 - whole * key_blocks.SPLIT
-        if depth := vars(tree_attention).get("DEPTH", 0):
+        depth = int(vars(tree_attention).get("DEPTH", 0))
+        if depth:
             return 1 - (whole + blocks) // -depth
         full, rest = divmod(blocks, split)
         return 1 + -(-whole // UNROLLED) + full * -(-split // UNROLLED) + -(-rest // UNROLLED)
