@@ -86,7 +86,7 @@ def steps(shape: ModelShape, eagle: EagleShape, levels: int, context: int) -> li
     config = target.decoder.config
     products = roles([(m.out_features, m.in_features) for m in target.decoder.linears])
     about = context, (config.num_heads, config.num_kv_heads, config.head_dim)
-    fixed, token = step_bytes(config, 0), kv_bytes_per_token(config)
+    fixed, token = step_bytes(config, 0), float(kv_bytes_per_token(config))
     plain = Step("plain", launches_of(target, RootOnly(1, DEVICE), context), products, 1, *about, fixed, token)
     with bound():
         head = heads.random_eagle(OnShapes(), target.decoder, eagle)

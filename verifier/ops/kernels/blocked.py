@@ -73,8 +73,10 @@ class BlockedWeight:
         if steps is not None and weight.minimum_steps is not None:
             steps = torch.stack((steps, weight.minimum_steps))
         values = _blocks(weight, kind, block)
-        turned = (None if each is None else each.mT.contiguous() for each in (weight.scales, offsets, steps))
-        return cls(values, kind, block, weight.inner, gated, bias, *turned)
+        scales, offsets, steps = (
+            None if one is None else one.mT.contiguous() for one in (weight.scales, offsets, steps)
+        )
+        return cls(values, kind, block, weight.inner, gated, bias, scales, offsets, steps)
 
     @property
     def outer(self) -> int:
