@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 
 import foresay.drafters.levels
+from foresay.drafters.levels import _Kind
+from foresay.kvpaging import PagePool
 from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.capture import Replay, Work, recorded
 from tests.same_tokens.models import engine_of
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.witness import run
@@ -16,21 +19,20 @@ MOST = 16
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What was recorded of levels."""
     made: list[object] = []
-    real = foresay.drafters.levels.recorded
 
-    def recorded(work):
+    def noted(work: Work) -> Replay:
         made.append(work)
-        return real(work)
+        return recorded(work)
 
-    monkeypatch.setattr(foresay.drafters.levels, "recorded", recorded)
+    monkeypatch.setattr(foresay.drafters.levels, "recorded", noted)
     return made
 
 
 @pytest.mark.parametrize("shape", ["1,1,1", "3,2,1"])
-def test_batches_of_up_to_16_need_five_recordings(pair, recorded, shape) -> None:
+def test_batches_of_up_to_16_need_five_recordings(pair, recordings, shape) -> None:
     models = pair("llama2")
     lengths = tuple(5 + index for index in range(MOST))
     jobs = [replace(job, arrives=index) for index, job in enumerate(jobs_of(models.vocab_size, lengths, 20))]
@@ -38,8 +40,17 @@ def test_batches_of_up_to_16_need_five_recordings(pair, recorded, shape) -> None
     engine = engine_of(models.target, models.draft_model, tree, max_seqs=MOST, tokens=2048)
     expected = plain(models.target, jobs)
     assert_same(expected, run(engine, jobs))
-    assert len(recorded) <= 5
+    assert len(recordings) <= 5
     again = [replace(job, id=f"{job.id} again", arrives=3 * job.arrives) for job in jobs]
-    recorded.clear()
+    recordings.clear()
     assert_same({f"{id} again": text for id, text in expected.items()}, run(engine, again))
-    assert not recorded
+    assert not recordings
+
+
+def test_those_that_were_used_last_are_kept(pair, recordings, monkeypatch) -> None:
+    monkeypatch.setattr(foresay.drafters.levels, "_MOST_LEVELS", 2)
+    models = pair("llama2")
+    drafter = models.draft_model(PagePool(9, 16))
+    for count in (1, 2, 1, 4, 1):
+        drafter._made(TreeShape.chain(1), models.vocab_size, _Kind(count, 4, apart=False, priced=False))
+    assert len(recordings) == 3
