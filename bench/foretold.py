@@ -1,7 +1,7 @@
 """How well a trace foretells what smaller trees have accepted: ``python -m bench.foretold``.
 
-Each recorded way of decoding writes every prompt once, traced; what :mod:`server.replay` says of a smaller tree stands
-beside what that tree really accepts on the same prompts and seeds. Counts only, nothing is timed.
+Each recorded way of decoding writes every prompt once, traced; what :mod:`foresay.server.observe.replay` says of a
+smaller tree stands beside what that tree really accepts on the same prompts and seeds. Counts only, nothing is timed.
 """
 
 from __future__ import annotations

@@ -114,15 +114,15 @@ class Calibration:
         return [row for row, seen in zip(rows, trials[:, 0], strict=True) if seen]
 
     def fit(self) -> None:
-        """Take in what was seen and sample new curves."""
+        """Take in what was seen and make new curves."""
         for kind, seen in enumerate(self._seen):
             if seen:
                 self._seen[kind] = []
                 self._count(kind, seen)
-                self._sample(kind)
+                self._curve(kind)
 
-    def _sample(self, kind: int) -> None:
-        """The curves of one way of drawing, from its counts."""
+    def _curve(self, kind: int) -> None:
+        """The curves of one way of sampling, from its counts."""
         (trials, hits), lines = self._binned[:, kind], self._lines[kind]
         together = trials.sum(0, keepdims=True), hits.sum(0, keepdims=True)
         lines[:1] = _fitted(*together, lines[:1], BEGINNING[kind], _HOLD_ALL)

@@ -67,12 +67,13 @@ class DraftModelDrafter(TreeDrafter):
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, None]:
         """A pass over them."""
-        return self.logits(self.ends(state, levels).rows(state, self.known)), None
+        return self.logits(self.ends(state, levels).rows(state, self.known, live=True)), None
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, None]:
         """A pass over the expanded nodes."""
         nodes = growth.expanded()
-        return self.logits(rows_of(growth.state, nodes._replace(tokens=self.known(nodes.tokens)))[0]), None
+        rows, _ = rows_of(growth.state, nodes._replace(tokens=self.known(nodes.tokens)), live=True)
+        return self.logits(rows), None
 
     def logits(self, rows: StaticRows) -> Tensor:
         """fp32[W, V'], of static rows."""

@@ -34,7 +34,7 @@ from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.graphs.capture import Capture, Direct, recorded
+from foresay.verifier.graphs.capture import Capture, Direct, recorded, recorded_bytes
 from foresay.verifier.graphs.proposer import Taken
 from foresay.verifier.graphs.rows import TextEnds
 from foresay.verifier.graphs.state import Joined, StepState
@@ -44,7 +44,7 @@ from foresay.verifier.ops.kernels.cpu.launch import borrowed
 _GREEDY = SamplingParams(temperature=0.0)
 #: Tokens of a text that there is room for at least.
 _LEAST_ROOM = 1024
-#: Levels that are kept beside those captured ahead, the newest: each has logits and activations of its own.
+#: Levels that are kept beside those captured ahead, those used last: each has logits and activations of its own.
 _MOST_LEVELS = 24
 
 
@@ -71,6 +71,11 @@ class Levels:
                 return
             seen.append(borrowed(logits))
             yield
+
+    @property
+    def recorded_bytes(self) -> int:
+        """What a recording of them keeps."""
+        return recorded_bytes(self._replay)
 
     def whole(self) -> list[Level]:
         """Grow them; returns their levels."""
@@ -166,6 +171,11 @@ class TreeDrafter(ABC):
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:  # noqa: B027  see :meth:`extend`
         """What :meth:`follow` did for a sequence is known now: this path of the tree was committed to its table."""
 
+    @property
+    def recorded_bytes(self) -> int:
+        """What recordings of its levels keep."""
+        return sum(made.recorded_bytes for _, made in self._levels)
+
     def limited(self, shape: TreeShape) -> TreeShape:
         """As much of a shape as it can draft."""
         return shape
@@ -255,19 +265,20 @@ class TreeDrafter(ABC):
 
     def _levels_of(self, growing: Sequence[Grown], apart: bool) -> Levels:
         """What is made for such trees."""
-        count, first = len(growing), growing[0]
-        if self.device.type != "cpu":  # few captures serve all: what is behind the last is padding
-            count = 1 << (count - 1).bit_length()
+        first = growing[0]
+        count = 1 << (len(growing) - 1).bit_length()  # few captures serve all: what is behind the last is padding
         pages = room(max(len(grown.sequence.table.pages) for grown in growing), self._page_size)
         kind = _Kind(count, pages, apart, first.shape.price is not None)
         return self._made(first.shape, first.sequence.noise.vocab_size, kind)
 
     def _made(self, shape: TreeShape, vocab_size: int, kind: _Kind) -> Levels:
         """Those of a shape, or of a deeper one that begins alike, which ends early."""
-        for other, made in self._levels:
+        for place, (other, made) in enumerate(self._levels):
             deeper = made.plan.shape
             begins = deeper.limited(shape.levels) == shape and deeper.is_chain == shape.is_chain
             if other == kind and (deeper == shape if self.ahead else begins):
+                if place >= self._ahead:
+                    self._levels.append(self._levels.pop(place))
                 return made
         plan = Plan(shape, kind.count, self.device, self.dynamic, self.free, self.columns(vocab_size), kind.apart)
         state = StepState(kind.count, kind.pages, self._page_size, self.reach(shape.levels), self.device)

@@ -1,6 +1,6 @@
 """The accept rule: how many of the sampled tokens one forward pass was worth.
 
-At every node the target drew a token (:mod:`foresay.spec.sample`). Walk from the root: while the sampled token is a
+At every node the target sampled a token (:mod:`foresay.spec.sample`). Walk from the root: while the sampled token is a
 child, step into it; the first sample that is no child is the bonus token. What comes out is, position by position, what
 plain sampling with the same noise samples: the tree only decides how many of those samples were computed at once. Hence
 the same tokens for any drafter, any tree and none (Daliri, Musco and Suresh, 2024, arXiv 2408.07978).

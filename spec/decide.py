@@ -22,31 +22,40 @@ GRAMMAR = "the grammar"
 class Nodes:
     """The nodes of one sequence's tree behind a pass.
 
-    logits: fp32[N, V], their raw rows. banned: bool[N, V], what a grammar rules out.
+    logits: fp32[N, V], their rows, raw until they are changed as the request wants them, and after that too where its
+    log-probabilities are read from them. banned: bool[N, V], what a grammar rules out. finite: whether the root's raw
+    row had a largest number; None while it is there to be looked at.
     """
 
     sequence: SequenceState
     tree: DraftTree
     logits: Tensor
     banned: Tensor | None = None
+    finite: bool | None = None
 
     @torch.inference_mode()
     def unsampled(self) -> Unsampled:
-        """What is to be sampled from, as the request wants it. That is written where the pass left its logits, if it is
-        something else; ``logits`` is then a copy of what stood there."""
+        """What is to be sampled from, as the request wants it: that is written where the pass left its logits."""
         sequence = self.sequence
         # The token sampled at depth d sits one position past the node: tokens count from 0, the root is the last.
         positions = [len(sequence.tokens) + depth for depth in self.tree.depths.tolist()]
         wanted, early = self.logits, _early(sequence, positions)
         if sequence.adjustment is not None or self.banned is not None or early or sequence.forced is not None:
-            self.logits = wanted.to("cpu", copy=True)
-            changed = wanted if wanted.device.type == "cpu" else self.logits.clone()
+            changed = wanted.cpu()  # what a device has goes there and back
+            self.finite = _finite(changed[0])
+            if sequence.sampling.logprobs is not None:
+                self.logits = changed.clone()
             self._adjust(changed, early)
             if sequence.forced is not None:
                 _leave_recorded(changed, sequence.forced, [place - sequence.prompt_length for place in positions])
-            if changed is not wanted:  # what a device has goes there and back
+            if wanted.device.type != "cpu":
                 wanted.copy_(changed)
         return Unsampled(self.tree, wanted, sequence.sampling, sequence.noise, positions)
+
+    def why_nothing(self) -> ForesayError:
+        """Why no token could be sampled at the root."""
+        finite = _finite(self.logits[0]) if self.finite is None else self.finite
+        return _why_banned(self.sequence) if finite else NumericalError("the model's logits are not finite")
 
     def _adjust(self, logits: Tensor, early: list[int]) -> None:
         sequence, tree, adjustment = self.sequence, self.tree, self.sequence.adjustment
@@ -74,10 +83,13 @@ def _leave_recorded(logits: Tensor, recorded: Sequence[int], places: Sequence[in
             logits[row, recorded[place]] = 0.0
 
 
-def why_nothing(sequence: SequenceState, row: Tensor) -> ForesayError:
-    """Why no token could be sampled. row: fp32[V], the raw logits of the node."""
-    if bool(row.isnan().any()) or bool(row.isposinf().any()) or not bool(row.isfinite().any()):
-        return NumericalError("the model's logits are not finite")
+def _finite(row: Tensor) -> bool:
+    """Whether there is a largest number in fp32[V]: NaN counts as larger than any."""
+    return bool(row.max().isfinite())
+
+
+def _why_banned(sequence: SequenceState) -> ForesayError:
+    """What of the request leaves no token."""
     sampling = sequence.sampling
     asked = {
         "allowed_token_ids": sampling.allowed_token_ids is not None,

@@ -32,6 +32,9 @@ class Observer:
     def cut(self, id: str, at_token: int) -> None:
         """A sequence that had ended before ends, as was found later, with its output token number ``at_token``."""
 
+    def dropped(self, error: Exception) -> None:
+        """One of these raised, so that none is called any more: what it knows is no longer what happened."""
+
 
 class Observers:
     """What was noted for some observers and not told yet. Costs nothing where nobody observes."""
@@ -61,6 +64,7 @@ class Observers:
         try:
             for event in events:
                 event(observer)
-        except Exception:
+        except Exception as error:
             log.exception("%s failed, and is told no more", type(observer).__name__)
             self._observers.remove(observer)
+            observer.dropped(error)

@@ -99,7 +99,7 @@ class Verifier(Protocol):
         ...
 
     def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
-        """Draw and accept, behind the last pass; one entry for each sequence of it, None where nothing is sampled.
+        """Sample and accept, behind the last pass; one entry for each sequence of it, None where nothing is sampled.
 
         A token is sampled at every node, under the contract of :func:`foresay.spec.sample.sample`, from the logits of
         that pass, which the host may have changed where they are. Rows of accepted nodes move down, to be contiguous.

@@ -37,7 +37,7 @@ _SEARCH_CHUNK = 128
 
 
 def sample(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tensor:
-    """Draw one token per row.
+    """Sample one token per row.
 
     logits: fp32[N, V]. noise: fp32[N, V], Gumbel rows of the positions being decided (None at temperature 0).
     Returns int64[N], ``BROKEN`` for a row that holds NaN or nothing finite: a node nobody steps into may be that.

@@ -5,8 +5,9 @@
     propose    the drafter hangs a tree below each sequence's root (the root alone, if it has nothing to say); a grammar
                takes out what could not follow and adds what must (:mod:`foresay.spec.constrain`)
     forward    one pass of the target over all rows of all sequences
-    sample     a token is sampled at every node, with the noise of its position, from the logits as the request wants
-    them accept     the path the samples take; its rows become committed KV; the run of tokens goes out
+    sample     a token is sampled at every node, with the noise of its position, from the logits as the request
+               wants them
+    accept     the path the samples take; its rows become committed KV; the run of tokens goes out
 
 There is no ``if speculative``: plain decoding is the root-only tree, and a prefill chunk is rows without a sample.
 """
@@ -23,7 +24,7 @@ from torch import Tensor
 from foresay.spec.budget.plan import NO_PLAN, Plan
 from foresay.spec.commit import Run, emit
 from foresay.spec.constrain import Draft, Guarded, MaskThread, graft
-from foresay.spec.decide import Nodes, why_nothing
+from foresay.spec.decide import Nodes
 from foresay.spec.features import Features, by_sequence, of_path, reader_of
 from foresay.spec.protocols import Drafter, Forward, Rows, Sampled, Verifier, Wanted
 from foresay.spec.request import TokenLogprobs
@@ -221,7 +222,7 @@ class PartsRunner:
             if self.drafter is not None and sequence.speculate:
                 self.drafter.extend(sequence)
             return VerifyResult(scheduled)
-        run = emit(sequence, sampled.taken, lambda: why_nothing(sequence, nodes.logits[0]))
+        run = emit(sequence, sampled.taken, nodes.why_nothing)
         table.commit(len(run.path))
         self.verifier.committed(table)
         self._show(scheduled, run.path, features)

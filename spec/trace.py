@@ -62,6 +62,8 @@ class Statistics(msgspec.Struct, kw_only=True):
 
 #: How the news of a budget begin that drafts nothing.
 NOT_PAYING = "speculation does not pay now"
+#: And of one that failed, so that nothing is drafted any more.
+SWITCHED_OFF = "speculation is off until the engine starts again, since what chooses drafts failed"
 
 
 class Weighed(msgspec.Struct, frozen=True, array_like=True):
@@ -79,7 +81,8 @@ class Weighed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTrace(msgspec.Struct, kw_only=True):
-    """One step of the engine. seconds: by phase (plan, propose, mask, forward, sample, commit).
+    """One step of the engine. seconds: by phase (plan, propose, mask, forward, draw, commit; ``draw``, as
+    in what is published of them, is sampling).
 
     mask: pruning by grammars, and what is left of computing their masks once the forward pass is done. running,
     waiting: sequences after the step. pages, kept_pages: of the KV cache in use, and those that only keep old text

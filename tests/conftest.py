@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from bench.inflate import inflate
 from foresay.server.host.spare import Spares
 from foresay.server.settings.resolved import BUNDLED
-from foresay.server.text import tokenizer
 from foresay.verifier.ops.kernels.cpu import threads
+from tests.server import known_costs as costs
 from tests.server.live import LiveServer, openai_client
 
 # How long an example takes says more about what else the machine does than about us.
@@ -28,9 +28,11 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def may_be_stopped() -> None:
-    """A process that is stopped for a while, as on a machine that others use, is not taken for one that hangs."""
-    tokenizer.LOCKED_SECONDS = 600.0
+def known_costs() -> Iterator[None]:
+    """Engines measure nothing when they start: a moment in which the machine was busy would rule all they draft."""
+    with pytest.MonkeyPatch.context() as patch:
+        costs.give(patch)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

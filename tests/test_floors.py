@@ -19,7 +19,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "kvpaging": frozenset({"torch", "numpy"}),
     "spec": frozenset({"torch", "numpy", "msgspec", "kvpaging"}),
     "verifier": frozenset(
-        {"torch", "numpy", "msgspec", "triton", "llvmlite", "safetensors", "tqdm", "huggingface_hub"}
+        {"torch", "numpy", "msgspec", "triton", "llvmlite", "regex", "safetensors", "tqdm", "huggingface_hub"}
         | {"spec", "kvpaging"}
     ),
     "drafters": frozenset({"torch", "numpy", "msgspec", "verifier", "spec", "kvpaging"}),

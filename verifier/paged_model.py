@@ -37,6 +37,17 @@ class PagedModel:
             passes.append(self._made(features, each, capture))
             yield
 
+    @property
+    def recorded_bytes(self) -> int:
+        """What recordings of a CPU keep."""
+        return sum(one.recorded_bytes for passes in self._replayed.values() for one in passes)
+
+    def drop_recordings(self) -> None:
+        """Let go of what a CPU recorded; it does so again, as large as is needed by then."""
+        if compiled(self.store.keys):
+            self._replayed.clear()
+            self._last = None
+
     def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
         """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed.
 

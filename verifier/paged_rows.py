@@ -153,7 +153,7 @@ class WrittenRows:
 
     def write(self, rows: Sequence[Rows]) -> tuple[int, ...]:
         """Write what a pass reads; returns where the wanted rows of each sequence begin."""
-        to = self._staged.arrays
+        to = self._staged.writable()
         row, starts = 0, [0]
         for index, part in enumerate(rows):
             end = row + len(part.tokens)

@@ -3,7 +3,7 @@
 ::
 
     forward    the pass over the rows as they are written now
-    sample       from each of the wanted ones, as their logits are by then: the host may have changed them
+    sample     from each of the wanted ones, as their logits are by then: the host may have changed them
     settle     paths are accepted, and their rows move down; left out where there are only roots
 """
 
@@ -18,14 +18,14 @@ from foresay.kvpaging import KVStore
 from foresay.spec.features import Features
 from foresay.spec.protocols import FeatureRequest, Forward, Rows, Sampled
 from foresay.spec.sample import Unsampled
-from foresay.verifier.graphs.capture import Capture
+from foresay.verifier.graphs.capture import Capture, recorded_bytes
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.paged_pass import paged_pass
 from foresay.verifier.ops.sample import sample_rows
 from foresay.verifier.paged_rows import Sizes, WrittenRows
 from foresay.verifier.settle import Settled, WrittenTrees, of_roots, walk
 
-_FORWARD, _DRAW, _SETTLE = range(3)
+_FORWARD, _SAMPLE, _SETTLE = range(3)
 
 
 class ReplayedPass:
@@ -45,6 +45,11 @@ class ReplayedPass:
         self._settled: Settled
         self._starts: tuple[int, ...] = ()
         self._replay = capture(self._work)
+
+    @property
+    def recorded_bytes(self) -> int:
+        """What a recording of it keeps."""
+        return recorded_bytes(self._replay)
 
     def _work(self) -> Iterator[None]:
         with torch.inference_mode():
@@ -71,7 +76,7 @@ class ReplayedPass:
     def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
         """See :meth:`foresay.spec.protocols.Verifier.settle`."""
         drafted = self._trees.write(trees, self._starts[1:])
-        self._replay.run(_DRAW)
+        self._replay.run(_SAMPLE)
         if not drafted:
             return of_roots(self._sampled.cpu(), trees, self._starts[1:])
         self._replay.run(_SETTLE)

@@ -56,7 +56,7 @@ class WrittenTrees:
         ends: where the wanted rows of each sequence end.
         """
         drafted = any(each is not None and len(each.positions) > 1 for each in trees)
-        to = self._staged.arrays
+        to = self._staged.writable()
         to["counts"][:] = 0  # those of sequences that are not there
         for index, (each, end) in enumerate(zip(trees, ends, strict=True)):
             if each is not None:
@@ -80,7 +80,7 @@ class WrittenTrees:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """drawn: int64[B, N], the token sampled at each node."""
+    """sampled: int64[B, N], the token sampled at each node."""
 
     sampled: Tensor
     paths: AcceptedPaths

@@ -19,8 +19,8 @@ Column = tuple[Sequence[int], torch.dtype]
 class Staged:
     """Columns, by name: ``arrays`` are the host's, ``tensors`` what kernels read.
 
-    On a CPU both are the same memory. What a device reads is sent there in one copy; whoever writes again has waited
-    for what was replayed since.
+    On a CPU both are the same memory. What a device reads is sent there in one copy, which may still be under way when
+    the host goes on: it writes again only what :meth:`writable` returns.
     """
 
     def __init__(self, device: torch.device, columns: Mapping[str, Column]) -> None:
@@ -28,8 +28,9 @@ class Staged:
         for shape, dtype in columns.values():
             begins.append(size)
             size += -(-prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
-        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type != "cpu")
         self._there = self._host if device.type == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
+        self._event = None if device.type == "cpu" else torch.Event(device)
         self.arrays: dict[str, NDArray[Any]] = {}
         self.tensors: dict[str, Tensor] = {}
         for (name, (shape, dtype)), begin in zip(columns.items(), begins, strict=True):
@@ -37,7 +38,14 @@ class Staged:
             host, there = (each[begin:end].view(dtype).view(*shape) for each in (self._host, self._there))
             self.arrays[name], self.tensors[name] = host.numpy(), there
 
+    def writable(self) -> dict[str, NDArray[Any]]:
+        """``arrays``, once what was sent last has arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self.arrays
+
     def send(self) -> None:
         """What was written is there for whatever is launched next."""
-        if self._there is not self._host:
+        if self._event is not None:
             self._there.copy_(self._host, non_blocking=True)
+            self._event.record()

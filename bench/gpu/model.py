@@ -1,26 +1,32 @@
-"""What a step should take on a GPU, over its floor, before any was measured: ``python -m bench.gpu.model``.
+"""What a step should take on a GPU, over its floor: ``python -m bench.gpu.model [--json FILE]``. Nothing is measured.
 
 The launches are those that the code makes, counted without a GPU (:mod:`bench.gpu.binder`); what each takes is
-arithmetic: bytes, launches, trips to memory; for prompts products and attention, too. Constants are assumptions, named
-so that a measurement can correct them.
+arithmetic (:mod:`bench.arithmetic`). *Before* is the same arithmetic with constants of the code as they were.
 """
 
 from __future__ import annotations
 
-import math
+import argparse
+import json
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from bench import record
-from bench.gpu import heads, settings, shapes
+from bench.arithmetic import CARDS, Card, Product, Step, prompt_seconds, roles
+from bench.gpu import heads, shapes
 from bench.gpu.binder import DEVICE, Launches, bound
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground
-from bench.gpu.gaps import cut
 from bench.gpu.models import BUNDLED, paged
-from bench.gpu.shapes import EagleShape, eagle_bytes, kv_bytes_per_token, step_bytes
+from bench.gpu.shapes import EagleShape, ModelShape, eagle_bytes, kv_bytes_per_token, step_bytes
 from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.proposer import Drafts
 from foresay.kvpaging import PagePool
@@ -32,105 +38,30 @@ from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import allocate
-from foresay.verifier.ops.kernels.linear import ENOUGH, tile_of
+from foresay.verifier.ops.kernels import key_blocks, linear, tree_attention
 from foresay.verifier.paged_model import PagedModel
 
-#: Trips to memory, one behind the other, of the kernels that read little; those not named take two.
-TRIPS = {"tree_partials": 5, "tree_merge": 4, "scan": 3, "weigh": 3, "settle": 4, "walk_trees": 3}
+#: What is predicted: a model, and the head that drafts for it.
+SIZES = {
+    "8B": (shapes.LLAMA_8B, EagleShape(4096, 32, 8, 128, 14336, 32_000)),
+    "1B": (shapes.LLAMA_1B, EagleShape(2048, 32, 8, 64, 8192, 32_000)),
+}
+LEVELS, ROWS, CONTEXTS, PROMPTS = 5, (1, 16, 32, 64), (1024, 8192, 32_000), (128, 1024)
+#: Constants of the code before weights were prefetched this far ahead, tiles were this wide and splits this short.
+BEFORE: tuple[tuple[Any, str, Any], ...] = (
+    (linear, "AHEAD", 4),
+    (linear, "AHEAD_OF_OUTPUT", 4),
+    (linear, "AHEAD_OF_NEXT", 0),
+    (linear, "WIDE", linear.SMALL),
+    (key_blocks, "SPLIT", 16),
+    (key_blocks, "STAGES", 0),
+    (tree_attention, "BRING", False),
+    (tree_attention, "DEPTH", 0),
+    (tree_attention, "MERGED", ()),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A GPU. read: bytes per second of a pass that only reads: 92 % of the data sheet. cached: of the L2, to all
-    processors. multiply: bf16 operations per second by instructions of 16 rows, half of the data sheet; attend: of
-    attention in tiles of 64 x 64. processors: that run programs."""
-
-    name: str
-    read: float
-    cached: float = 5.5e12
-    multiply: float = 0.5e15
-    attend: float = 0.2e15
-    processors: int = 132
-
-
-CARDS = (Card("H100", 0.92 * 3.35e12), Card("H200", 0.92 * 4.8e12))
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Seconds. gap: from a kernel's end to the first byte that the next one asks for, inside a graph, where the next
-    is there already (programmatic dependent launch). alone: the same of a kernel of torch, that is launched behind it.
-    ramp: until a product whose weight is on its way reads at full speed, and from its last byte to its end. trip: to
-    memory and back. host: of a launch that is in no graph, by the host."""
-
-    gap: float = 0.4e-6
-    alone: float = 1.2e-6
-    ramp: float = 0.6e-6
-    trip: float = 0.8e-6
-    host: float = 25e-6
-
-
-COSTS = Costs()
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a step launches and reads. weights: [outer, inner] of each product. kept: bytes of keys and values."""
-
-    name: str
-    launches: Launches
-    weights: tuple[tuple[int, int], ...]
-    rows: int
-    kept: float
-    floor: float
-
-    def seconds(self, card: Card, costs: Costs = COSTS) -> float:
-        """Of one step."""
-        products = sum(product_seconds(card, costs, *weight, self.rows) for weight in self.weights)
-        ours = (one for one in self.launches.kernels.items() if one[0] != "linear_tiles")
-        small = sum(n * (costs.gap + TRIPS.get(name, 2) * costs.trip) for name, n in ours)
-        alone = self.launches.torch.total() * (costs.alone + 2 * costs.trip)
-        return products + small + alone + self.kept / card.read
-
-    def over_floor(self, card: Card, costs: Costs = COSTS) -> float:
-        """Times the bytes that have to be read."""
-        return self.seconds(card, costs) * card.read / self.floor
-
-
-def product_seconds(card: Card, costs: Costs, outer: int, inner: int, rows: int, large: bool = True) -> float:
-    """A product: its weight once from memory, and both sides for every tile from the L2. large: whether more than 64
-    rows have tiles of their own."""
-    weight, tile = 2 * outer * inner, tile_of(rows, large)
-    high, wide = tile.grid(rows, outer)
-    several = 1 if high * wide >= ENOUGH and large else cut(outer, inner)[0]
-    cached = high * weight + wide * 2 * rows * inner + 4 * rows * outer * (several - 1)
-    programs, places = high * wide * several, card.processors * 8 // tile.warps
-    idle = math.ceil(programs / places) * places / programs if high > 1 else 1.0
-    operations = 2 * idle * high * tile.rows * outer * inner
-    return costs.gap + costs.ramp + max(weight / card.read, cached / card.cached, operations / card.multiply)
-
-
-def prompt_seconds(
-    card: Card, step: Step, config: ModelConfig, tokens: int, chunk: int, large: bool = True, costs: Costs = COSTS
-) -> float:
-    """Of reading a prompt in chunks, of which only the last row has logits. step: a plain one, for its launches."""
-    *layers, head = step.weights
-    heads, groups = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    total = 0.0
-    for begin in range(0, tokens, chunk):
-        rows = min(chunk, tokens - begin)
-        products = sum(product_seconds(card, costs, *weight, rows, large) for weight in layers)
-        seen = rows * (begin + rows / 2)
-        tiles = 2 * 2 * groups * seen * config.num_heads // config.num_kv_heads / 64
-        attention = max(4 * heads * seen / card.attend, tiles / card.cached)
-        moved = 2 * rows * (8 * config.hidden_size + 4 * heads + 4 * groups)  # by norms, rotation and attention
-        small = 5 * costs.gap + 10 * costs.trip + moved / card.cached
-        whole = products + config.num_layers * (attention + small) + product_seconds(card, costs, *head, 1)
-        total += max(whole, step.launches.total * costs.host)
-    return total
-
-
-def target_of(shape: shapes.ModelShape) -> PagedModel:
+def target_of(shape: ModelShape) -> PagedModel:
     """A model of shapes alone, with a store for 32k tokens."""
     config = shape.config(ModelConfig.from_directory(BUNDLED / "target"))
     decoder = Decoder(config, allocate(config, torch.bfloat16, DEVICE), shapes.POSITIONS)
@@ -149,29 +80,23 @@ class OnShapes(Device):
         return torch.bfloat16
 
 
-def steps(shape: shapes.ModelShape, eagle: EagleShape, levels: int, context: int) -> list[Step]:
+def steps(shape: ModelShape, eagle: EagleShape, levels: int, context: int) -> list[Step]:
     """A plain step, and one with a chain of an EAGLE-3 head of so many levels."""
     target = target_of(shape)
     config = target.decoder.config
-    kept = kv_bytes_per_token(config) * context
-    floor = step_bytes(config, context)
-    weights = tuple((m.out_features, m.in_features) for m in target.decoder.linears)
-    plain = Step("plain", launches_of(target, RootOnly(1, DEVICE), context), weights, 1, kept, floor)
+    products = roles([(m.out_features, m.in_features) for m in target.decoder.linears])
+    about = context, (config.num_heads, config.num_kv_heads, config.head_dim)
+    fixed, token = step_bytes(config, 0), kv_bytes_per_token(config)
+    plain = Step("plain", launches_of(target, RootOnly(1, DEVICE), context), products, 1, *about, fixed, token)
     with bound():
         head = heads.random_eagle(OnShapes(), target.decoder, eagle)
         drafter = EagleDrafter(head, target.store.pool, dynamic=False, name="eagle3")
     chain = Drafts(drafter, TreeShape.chain(levels), 1, target.vocab_size)
-    own = [eagle.mixing, *eagle.products * levels]
-    more = eagle_bytes(eagle, levels, context)
-    drafting = Step(
-        f"EAGLE-3, chain of {levels}",
-        launches_of(target, chain, context),
-        (*weights, *own),
-        levels + 1,
-        kept + more - eagle_bytes(eagle, levels, 0),
-        floor + more,
-    )
-    return [plain, drafting]
+    own = (Product("mixing", *eagle.mixing), *roles(eagle.products) * levels)
+    fixed += eagle_bytes(eagle, levels, 0)
+    token += eagle_bytes(eagle, levels, 1) - eagle_bytes(eagle, levels, 0)
+    launches, name = launches_of(target, chain, context), f"EAGLE-3, chain of {levels}"
+    return [plain, Step(name, launches, products + own, levels + 1, *about, fixed, token)]
 
 
 def launches_of(target: PagedModel, proposer: Proposer, context: int) -> Launches:
@@ -187,22 +112,92 @@ def launches_of(target: PagedModel, proposer: Proposer, context: int) -> Launche
     return launches
 
 
-def main() -> int:
-    """Print the table."""
-    torch.set_grad_enabled(False)
-    chosen = settings.full()
-    rows, prompts, made = [], [], steps(chosen.bar, chosen.eagle, 5, 1024)
-    for step in (*made, *(replace(made[0], name=f"plain, {count} rows", rows=count) for count in (8, 32, 64))):
-        rows.append([step.name, step.launches.total, *(step.over_floor(card) for card in CARDS)])
-    record.table("expected, over the floor", [chosen.bar.name, "launches", *(card.name for card in CARDS)], rows)
-    config = chosen.bar.config(ModelConfig.from_directory(BUNDLED / "target"))
+@contextmanager
+def as_before(constants: tuple[tuple[Any, str, Any], ...] = BEFORE) -> Iterator[None]:
+    """In this block these constants of the code are as they were."""
+    with ExitStack() as stack:
+        for module, name, value in constants:
+            stack.enter_context(patch.object(module, name, value, create=True))
+        yield
+
+
+def predicted(size: str, counted: list[Step], card: Card) -> dict[str, float]:
+    """What a run will be held against, by the names of its bars: over the floor, but for nanoseconds."""
+    plain, chain = counted
+    found = {f"{size}, EAGLE-3 chain of {LEVELS} over its floor": chain.over_floor(card)}
+    for context in CONTEXTS:
+        name = f"{size}, plain step at {round(context / 1000)}k over its floor"
+        found[name] = replace(plain, context=context).over_floor(card)
+    for rows in ROWS[1:]:
+        found[f"{size}, {rows} rows over their floor"] = replace(plain, rows=rows).over_floor(card)
+    found[f"{size}, {ROWS[-1]} rows over one"] = replace(plain, rows=ROWS[-1]).seconds(card) / plain.seconds(card)
+    longest = replace(plain, context=CONTEXTS[-1]).seconds(card) - plain.seconds(card)
+    found[f"{size}, ns for a token of context"] = 1e9 * longest / (CONTEXTS[-1] - plain.context)
+    return found
+
+
+def both(counted: dict[str, list[Step]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Of each card, before and now."""
+    found: dict[str, dict[str, dict[str, float]]] = {card.name: {"before": {}, "now": {}} for card in CARDS}
+    for size, made in counted.items():
+        for card in CARDS:
+            found[card.name]["now"] |= predicted(size, made, card)
+            with as_before():
+                found[card.name]["before"] |= predicted(size, made, card)
+    return found
+
+
+def show_each(counted: dict[str, list[Step]]) -> None:
+    """What a step takes over what is served if one constant is as it was."""
+    kinds = [(size, made[0], rows) for size, made in counted.items() for rows in (1, 64)]
+    rows = []
+    for constant in BEFORE:
+        taken = []
+        for step, card in product([replace(step, rows=rows) for _, step, rows in kinds], CARDS):
+            now = step.seconds(card)
+            with as_before((constant,)):
+                taken.append(step.seconds(card) / now)
+        rows.append([f"{constant[0].__name__.rpartition('.')[2]}.{constant[1]}", *taken])
+    columns = [f"{size}, {rows}, {card.name}" for (size, _, rows), card in product(kinds, CARDS)]
+    record.table("one constant as it was, over now", ["size, rows, card", *columns], rows)
+
+
+def show_prompts(plain: Step) -> None:
+    """Milliseconds of reading a prompt of an 8B."""
+    config, rows = SIZES["8B"][0].config(ModelConfig.from_directory(BUNDLED / "target")), []
     for name, chunk, large in (("64 x 64, chunks of 256", 256, False), (f"128 x 128, of {GPU_CHUNK}", GPU_CHUNK, True)):
-        for tokens in chosen.prompts_read:
-            taken = [1e3 * prompt_seconds(card, made[0], config, tokens, chunk, large) for card in CARDS]
-            prompts.append([f"{tokens} tokens in tiles of {name}", *taken])
-    record.table("expected, ms", ["reading a prompt", *(card.name for card in CARDS)], prompts)
+        for tokens in PROMPTS:
+            taken = [1e3 * prompt_seconds(card, plain, config, tokens, chunk, large) for card in CARDS]
+            rows.append([f"{tokens} tokens in tiles of {name}", *taken])
+    record.table("expected, ms", ["reading a prompt", *(card.name for card in CARDS)], rows)
+
+
+def main() -> int:
+    """Print the tables; write what is expected now, by card, as a run's report reads it."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.model", description="What a GPU should take.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the predictions there")
+    arguments = parser.parse_args()
+    torch.set_grad_enabled(False)
+    counted = {size: steps(*shape, LEVELS, CONTEXTS[0]) for size, shape in SIZES.items()}
+    launched = [[size, one.name, one.launches.total] for size, made in counted.items() for one in made]
+    record.table("launches", ["model", "step", ""], launched)
+    with bound():
+        report(counted, arguments.json)
     print("Arithmetic, nothing was measured.")
     return 0
+
+
+def report(counted: dict[str, list[Step]], file: Path | None) -> None:
+    """All tables; the file, if one is wanted."""
+    found, names = both(counted), [card.name for card in CARDS]
+    columns = [(card, when) for card in names for when in ("before", "now")]
+    rows = [[says, *(found[card][when][says] for card, when in columns)] for says in found[names[0]]["now"]]
+    record.table("expected", ["", *(f"{card} {when}" for card, when in columns)], rows)
+    show_each(counted)
+    show_prompts(counted["8B"][0])
+    if file is not None:
+        now = {card: {says: round(value, 3) for says, value in found[card]["now"].items()} for card in names}
+        file.write_text(json.dumps(now, indent=1) + "\n")
 
 
 if __name__ == "__main__":

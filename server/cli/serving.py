@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import shlex
@@ -22,6 +21,7 @@ from foresay.server.cli.progress import Stages
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.gateway.keys import default_path
 from foresay.server.host.child import Spawned, spawn
+from foresay.server.http.auth import is_loopback
 from foresay.server.http.life import BESIDE, CLOSING_SECONDS, run_server
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import model_names
@@ -107,7 +107,7 @@ def addresses(url: str) -> list[Row]:
 def access(config: ServeConfig) -> str:
     """Who may use the server."""
     if not config.api_key and config.api_key_file is None:
-        return "this machine alone" if _is_loopback(config.host) else "anyone who can reach it; no API key is needed"
+        return "this machine alone" if is_loopback(config.host) else "anyone who can reach it; no API key is needed"
     told = [f"{len(config.api_key)} from the settings"] if config.api_key else []
     told += [] if config.api_key_file is None else [f"those in {config.api_key_file}"]
     return "needs an API key: " + " and ".join(told)
@@ -123,7 +123,7 @@ def try_line(url: str, model: str, keyed: bool = False) -> str:
 
 def warnings(config: ServeConfig) -> list[str]:
     """What the operator should know about where it listens."""
-    if _is_loopback(config.host):
+    if is_loopback(config.host):
         return []
     where = f"listening on {config.host or 'all addresses'}"
     if not config.api_key and config.api_key_file is None:
@@ -134,13 +134,6 @@ def warnings(config: ServeConfig) -> list[str]:
     if config.ssl_certfile is None:
         return [f"{where} without HTTPS: keys and texts cross the network readable; see --ssl-certfile"]
     return []
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def show(

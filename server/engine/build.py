@@ -109,8 +109,9 @@ def build_engine(
     costs: Costs | None = None,
 ) -> Engine:
     """Load the models, plan the memory, prove exactness, measure the step cost. observers: of the engine. beside: bytes
-    that other engines of the server hold, by device; :class:`NoRoom` if this one does not fit beside them. costs: what
-    an engine before this one measured, which is not measured again if it is of the same; gets what was measured.
+    that other engines of the server hold, by device; :class:`foresay.server.engine.memory.NoRoom` if this one does not
+    fit beside them. costs: what an engine before this one measured, which is not measured again if it is of the same;
+    gets what was measured.
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """

@@ -20,7 +20,8 @@ from foresay.spec.budget.cost import DraftCost
 
 
 class Costs(msgspec.Struct):
-    """In seconds. of: a digest of what they hang on, the machine left out: a server starts its engines on its own.
+    """In seconds. of: a digest of what they hang on, the machine left out: a server starts its engines on its own; ""
+    for what was given without being measured, which the first engine takes as it is.
 
     steps: rows of a step, and what it takes. context: rows, and what each token of context adds. drafts: by drafter, of
     those that have a price. root: a whole step without drafts.
@@ -34,8 +35,9 @@ class Costs(msgspec.Struct):
 
     def given(self, of: str) -> bool:
         """Whether something is known of this; what is known of anything else is forgotten."""
-        if self.of != of:
-            self.of, self.steps, self.context, self.drafts, self.root = of, [], [], {}, None
+        if self.of not in ("", of):
+            self.steps, self.context, self.drafts, self.root = [], [], {}, None
+        self.of = of
         return bool(self.steps)
 
 

@@ -50,6 +50,12 @@ def unavailable(status: EngineStatus) -> Unavailable:
     return Unavailable(f"The engine is down: {status.message}", "engine_down")
 
 
+def check_comes(status: EngineStatus) -> None:
+    """Raise :class:`Unavailable` if there is no engine, nor will one come without being asked for."""
+    if status.state in ("failed", "unloaded"):
+        raise unavailable(status)
+
+
 MOST_PENDING_TOKENS = 8192
 
 
@@ -75,7 +81,8 @@ class TokenEngine(Protocol):
     """An engine seen from the event loop. No method waits; results come through the sink."""
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Begin a request; raises :class:`~foresay.server.schemas.errors.Unavailable` if the engine takes none now."""
+        """Begin a request that was accepted: in the next engine if there is none just now. Raises
+        :class:`~foresay.server.schemas.errors.Unavailable` if there will be none."""
         ...
 
     def cancel(self, id: str) -> None:
@@ -164,8 +171,8 @@ class Mailbox:
     def fail(self, error: Exception) -> None:
         """End the request with an error, raised once what came before it has been taken."""
         self.error = error
-        self._end()
         self._wake.set()
+        self._end()
 
     def take(self) -> list[Delta]:
         """What is waiting, in the order it came."""

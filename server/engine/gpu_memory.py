@@ -40,7 +40,7 @@ _LEAST_CONTEXT = 512
 def plan_gpu(
     config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Entry], device: Device
 ) -> MemoryPlan:
-    """As :func:`foresay.server.engine.memory.plan`. What does not fit is refused with the flags that would make it
+    """As :func:`foresay.server.engine.build.plan`. What does not fit is refused with the flags that would make it
     fit."""
     case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room

@@ -5,6 +5,7 @@
     weights     target, draft model or head, in the engine's dtype; on a CPU in fp32, matrices in their files' 16 bits;
                 quantised ones in theirs
     workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
+    recordings  on a CPU: logits and tensors of the largest passes
     KV cache    pages * page_size tokens, each as many numbers as all models together keep of it
 
 On a CPU the KV cache takes a share of what other programs use too. On a GPU it takes all that
@@ -23,7 +24,8 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.request import Footprint
-from foresay.spec.shape import MAX_NODES
+from foresay.spec.scheduler import MAX_CHUNK
+from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.quantization import HEAD
 
@@ -32,6 +34,9 @@ _KV_SHARE = 0.25
 _ALL_SHARE = 0.95
 #: The most of a GPU that is proposed, and that several engines hold together.
 MOST_UTILIZATION = 0.98
+#: Rows of a sequence that a tree's levels have logits of, where a budget says how it grows; and what any recorded pass
+#: takes beside its rows.
+_OPEN_ROWS, _ANY_PASS = 16, 4 << 20
 #: The start-up probe of exactness reads two texts at once, and needs so many tokens.
 _PROBE_TOKENS = 256
 
@@ -70,7 +75,7 @@ class Demand:
     """What the models ask for, whatever the KV cache's size.
 
     weights: bytes by whose they are. per_token: bytes that all models together keep of a token. scratch: tokens of room
-    for drafts. page_size: tokens of a page. dtype: of weights and KV cache.
+    for drafts. page_size: tokens of a page. dtype: of weights and KV cache. recordings: bytes of a CPU's.
     """
 
     weights: Mapping[str, int]
@@ -78,6 +83,7 @@ class Demand:
     scratch: int
     page_size: int
     dtype: str
+    recordings: int = 0
 
     @classmethod
     def of(
@@ -92,7 +98,9 @@ class Demand:
         weights = {"target": model_bytes(target, dtype, packed)}
         for drafter in drafters:
             weights.update(drafter.weights(dtype, packed))
-        return cls(weights, token_bytes(target, dtype, config.kv_dtype) + drafted, scratch, config.page_size, dtype)
+        per_token = token_bytes(target, dtype, config.kv_dtype) + drafted
+        recordings = recorded_bytes(config, target, drafters) if packed else 0
+        return cls(weights, per_token, scratch, config.page_size, dtype, recordings)
 
     def pages(self, tokens: int) -> int:
         """The pages of a pool that holds so many tokens of text."""
@@ -109,20 +117,48 @@ class Demand:
 
 def plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device) -> MemoryPlan:
     """All sequences at full length, within a share of the memory."""
-    weights, machine, beside = demand.weights, device.total, sum(demand.weights.values())
-    if beside > machine:
+    weights, machine, alone = demand.weights, device.total, sum(demand.weights.values())
+    if alone > machine:
         raise Unfit(
-            _too_much("the weights alone", beside, weights, machine), _smaller_weights(demand.dtype, config.quantize)
+            _too_much("the weights alone", alone, weights, machine), _smaller_weights(demand.dtype, config.quantize)
         )
+    others = {"recordings": demand.recordings}
+    beside = alone + demand.recordings
     affordable = int(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside) / demand.per_token)
     tokens = config.kv_tokens or min(config.max_seqs * length, max(affordable, 0))
     if tokens < length:
         raise Unfit(f"the KV cache holds {tokens} tokens, fewer than max_model_len ({length})", "lower --max-model-len")
     kv_bytes = demand.kv_bytes(tokens)
     if beside + kv_bytes > machine:
-        taken = {**weights, f"KV cache of {tokens:,} tokens": kv_bytes}
+        taken = {**weights, **others, f"KV cache of {tokens:,} tokens": kv_bytes}
         raise Unfit(_too_much("the engine", beside + kv_bytes, taken, machine), _smaller_cache(affordable, length))
-    return MemoryPlan(weights, tokens, demand.pages(tokens), kv_bytes, machine, demand.per_token)
+    return MemoryPlan(weights, tokens, demand.pages(tokens), kv_bytes, machine, demand.per_token, others)
+
+
+def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[Entry]) -> int:
+    """What a CPU's recordings hold when all have been made: of each model the rows of its largest pass, all of which
+    may want logits; and of each that drafts the logits of its levels, for one, two, four .. sequences, twice: of trees
+    that are always alike, and of those that end early."""
+    shape = TreeShape.parse(config.draft_tree) if config.draft_tree else TreeShape.chain(config.draft_tokens or 0)
+    chosen = config.draft_tree is None and config.draft_tokens is None
+    rows = config.max_seqs + min(config.max_seqs, 4) * MAX_NODES if chosen else config.max_seqs * shape.nodes
+    level_rows = 4 * _padded(config.max_seqs) * (_OPEN_ROWS if chosen else shape.nodes)
+    drafting = [model for drafter in drafters for model in drafter.shapes(target)]
+    passes = _pass_bytes(target, max(rows, MAX_CHUNK)) + sum(_pass_bytes(model, MAX_CHUNK) for model in drafting)
+    made = 2 * config.max_seqs.bit_length() * _ANY_PASS
+    return passes + sum(4 * level_rows * model.vocab_size + made for model in drafting)
+
+
+def _pass_bytes(model: ModelConfig, rows: int) -> int:
+    """Logits and activations of a recorded pass, all in fp32 where its kernels write sums."""
+    queries = model.num_heads * model.head_dim
+    widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
+    return 4 * _padded(rows) * (model.vocab_size + widths) + _ANY_PASS
+
+
+def _padded(count: int) -> int:
+    """As many as there is room for where so many are asked for."""
+    return 1 << (count - 1).bit_length()
 
 
 class NoRoom(Unfit):

@@ -273,6 +273,21 @@ class Shared:
         finally:
             self.change(tenant, -amount)
 
+    @contextmanager
+    def growing(self, refusal: Callable[[], ApiError]) -> Iterator[Callable[[int], None]]:
+        """Hold for a while what becomes more and more; yields what to call with each part of it."""
+        tenant, held = CALLER.get().tenant, 0
+
+        def more(amount: int) -> None:
+            nonlocal held
+            self.take(amount, refusal)
+            held += amount
+
+        try:
+            yield more
+        finally:
+            self.change(tenant, -held)
+
     def change(self, tenant: str, amount: int) -> None:
         """A caller holds so much more, or less."""
         self.used += amount

@@ -8,9 +8,9 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from foresay.server.engine.generation import EngineStatus, Sink, unavailable
+from foresay.server.engine.generation import EngineStatus, Sink, check_comes, unavailable
 from foresay.server.host import frames
 from foresay.server.host.frames import Channel
 from foresay.server.host.resumption import AGAIN, InFlights
@@ -22,7 +22,27 @@ from foresay.spec.trace import ShadowReport, StepTrace
 log = logging.getLogger("foresay.server")
 
 
-class Supervised(ABC):
+T = TypeVar("T")
+
+
+class Observed:
+    """What others look on at. What an observer raises is logged, the first time, and is nobody else's."""
+
+    def __init__(self) -> None:
+        self._failed: set[object] = set()
+
+    def _tell(self, observe: Callable[[T], None] | None, what: T) -> None:
+        try:
+            if observe is not None:
+                observe(what)
+        except Exception:
+            if observe not in self._failed:
+                self._failed.add(observe)
+                name = getattr(observe, "__qualname__", type(observe).__name__)
+                log.exception("%s failed: all goes on, and nothing is said if it fails again", name)
+
+
+class Supervised(Observed, ABC):
     """One task, the supervisor, has it run; what that finds out is the status.
 
     info: of the engine that was ready last. footprint: of the one that was planned last. observe_status: told of every
@@ -30,6 +50,7 @@ class Supervised(ABC):
     """
 
     def __init__(self) -> None:
+        Observed.__init__(self)
         self.status = EngineStatus("unloaded")
         self.info: EngineInfo | None = None
         self.footprint: Footprint | None = None
@@ -128,11 +149,11 @@ class Supervised(ABC):
     def _set(self, status: EngineStatus) -> None:
         self.status = status
         for observe in self.observe_status:
-            observe(status)
+            self._tell(observe, status)
         self._changed.set()
 
 
-class Asked:
+class Asked(Observed):
     """A :class:`~foresay.server.engine.generation.TokenEngine` while there is a channel, and it is ready.
 
     observe, observe_shadow: told of every step of the engine, and of what its shadow drafter would have done; must not
@@ -142,6 +163,7 @@ class Asked:
     status: EngineStatus
 
     def __init__(self, most_losses: int) -> None:
+        Observed.__init__(self)
         self.observe: Callable[[StepTrace], None] | None = None
         self.observe_shadow: Callable[[ShadowReport], None] | None = None
         self._in_flight = InFlights(self._send, most_losses)
@@ -150,8 +172,8 @@ class Asked:
         self._steps = 0  # the number of the latest
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Begin a request; its results go to ``sink``."""
-        self._ready_channel()
+        """Begin a request, in the next engine if there is none just now; its results go to ``sink``."""
+        check_comes(self.status)
         self._in_flight.add(request, sink)
 
     def cancel(self, id: str) -> None:
@@ -196,16 +218,16 @@ class Asked:
                 kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
                 self._in_flight.reject(id, kind(param, message))
             case frames.Shadowed(report):
-                if self.observe_shadow is not None:
-                    self.observe_shadow(report)
+                self._tell(self.observe_shadow, report)
             case frames.Inspected():
-                self._inspections.pop(0).set_result(frame)
+                answer = self._inspections.pop(0)
+                if not answer.done():  # nobody waits for it any more
+                    answer.set_result(frame)
 
     def _stepped(self, trace: StepTrace) -> None:
         self._steps = trace.number
         self._in_flight.stepped(trace.waiting)
-        if self.observe is not None:
-            self.observe(trace)
+        self._tell(self.observe, trace)
 
     def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
         """Engine process ``number`` has ended, or is about to. May be said again of one, when more is known."""

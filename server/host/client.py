@@ -79,7 +79,7 @@ class EngineClient(Supervised, Asked):
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self, beside: Mapping[str, int] | None = None) -> None:
-        """Start the engine process; returns at once, ``status`` and :meth:`until_ready` tell how it goes.
+        """Start the engine process; returns at once, ``status`` and ``until_ready`` tell how it goes.
 
         beside: bytes that other engines hold, by device; if there is no room beside them it fails.
         """
@@ -89,6 +89,7 @@ class EngineClient(Supervised, Asked):
     async def stop(self) -> None:
         """End the engine process; requests still running fail."""
         await self._cease()
+        self._fall_back("the model was unloaded meanwhile")
         if self._standby is not None:
             await self._standby.end()
             self._standby = None
@@ -245,6 +246,7 @@ class EngineClient(Supervised, Asked):
             return Ended("the engine was replaced", "replaced")
         if self.status.state == "ready":
             self._lost_at = time.monotonic()
+        self._in_flight.hold()
         self._set(EngineStatus("down", hung or "the engine process died", starts=self.status.starts))
         if hung is None:
             status = await self._buried(process)

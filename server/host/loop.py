@@ -13,6 +13,7 @@ from foresay.spec.engine import Engine
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.protocols import Constraint
 from foresay.spec.request import Delta, Request
+from foresay.spec.trace import ShadowReport
 
 if TYPE_CHECKING:
     from foresay.drafters.shadow import Shadow
@@ -49,9 +50,17 @@ class Loop:
     def _observe(self) -> None:
         """Nobody waits for tokens now: note what happened, and what a shadow would have had accepted."""
         self._engine.tell()
-        if self._shadow is not None:
-            for report in self._shadow.reports():
-                self._link.send(frames.Shadowed(report))
+        for report in self._reports():
+            self._link.send(frames.Shadowed(report))
+
+    def _reports(self) -> list[ShadowReport]:
+        """What the shadow has found. One that fails is asked no more."""
+        try:
+            return [] if self._shadow is None else self._shadow.reports()
+        except Exception:
+            log.exception("the shadow failed, and is asked no more")
+            self._shadow = None
+            return []
 
     def _apply(self, frame: frames.UpFrame | frames.Rejected) -> None:
         match frame:

@@ -14,6 +14,7 @@ docs/resumption.md tells who owns what when.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection
@@ -24,9 +25,11 @@ from msgspec.structs import replace
 
 from foresay.server.engine.generation import Sink
 from foresay.server.host import frames
-from foresay.server.schemas.errors import ApiError, EngineFailed, KillsEngine
+from foresay.server.schemas.errors import ApiError, EngineFailed, KillsEngine, Mistake
 from foresay.spec.request import Delta, Progress, Request
 from foresay.spec.trace import SequenceTrace, depths_of
+
+log = logging.getLogger("foresay.server")
 
 #: What a client can do about a request that does not go on.
 AGAIN = "this request was lost, please send it again"
@@ -131,6 +134,10 @@ class InFlights:
         self._go_on()
         return count
 
+    def hold(self) -> None:
+        """The engine takes nothing more: who comes from now on waits, and is none that it may have died of."""
+        self._ready = False
+
     def lost(self, number: int, reason: str, among: Collection[str] | None = None) -> None:
         """Engine process ``number`` has ended, or will in a moment: who cannot go on is told, the others wait.
 
@@ -165,7 +172,7 @@ class InFlights:
                 self._close(flight)
             elif error is not None:
                 del self._all[flight.request.id]
-                flight.sink.fail(error)
+                _fail(flight, error)
             else:
                 flight.losses += 1
                 self._wait(flight)
@@ -186,7 +193,7 @@ class InFlights:
                 self._close(flight)
             elif flight.request.aside:
                 del self._all[flight.request.id]
-                flight.sink.fail(EngineFailed(f"the engine was replaced; {AGAIN}"))
+                _fail(flight, EngineFailed(f"the engine was replaced; {AGAIN}"))
             else:
                 flight.changed = flight.changed or changed
                 self._wait(flight)
@@ -197,7 +204,7 @@ class InFlights:
         running, self._all, self._probed, self._ready = self._all, {}, None, False
         self._waiting.clear()
         for flight in running.values():
-            flight.sink.fail(error())
+            _fail(flight, error())
 
     def _go_on(self) -> None:
         """Send those whose turn it is."""
@@ -278,7 +285,7 @@ class InFlights:
             return  # cancelled while this delta was under way
         if delta.finish_reason is not None:
             self._over(flight)
-        flight.sink.put(delta)  # before anything is kept: the client waits for it
+        self._put(flight, delta)  # before anything is kept: the client waits for it
         if delta.finish_reason is None:
             flight.take(delta)
             if flight.state == "proven":
@@ -289,14 +296,25 @@ class InFlights:
         flight = self._all.get(id)
         if flight is not None:
             self._over(flight)
-            flight.sink.fail(error)
+            _fail(flight, error)
+
+    def _put(self, flight: InFlight, delta: Delta) -> None:
+        """Hand a delta on. If its sink fails, that ends this request: others and the engine have no part in it."""
+        id = flight.request.id
+        try:
+            flight.sink.put(delta)
+            return
+        except Exception:
+            log.exception("what the engine wrote for request %s could not be taken", id)
+        self.cancel(id)
+        _fail(flight, Mistake(f"The server made a mistake; its log says more about request {id}"))
 
     def _close(self, flight: InFlight) -> None:
         """End a request whose text ends with what went out."""
         if flight.state == "unproven":
             self._send(frames.Cancel(flight.request.id))
         self._over(flight)
-        flight.sink.put(flight.last(self._levels))
+        self._put(flight, flight.last(self._levels))
 
     def _over(self, flight: InFlight) -> None:
         del self._all[flight.request.id]
@@ -309,6 +327,14 @@ class InFlights:
         if self._probed is flight:
             self._probed = None
             self._go_on()
+
+
+def _fail(flight: InFlight, error: Exception) -> None:
+    """Tell a request of its end. If its sink fails, it is over all the same."""
+    try:
+        flight.sink.fail(error)
+    except Exception:
+        log.exception("request %s could not be told of its end", flight.request.id)
 
 
 def _kills_engine(reason: str) -> KillsEngine:

@@ -25,13 +25,15 @@ class Kept(Protocol):
 
 
 class ServerState:
-    """draining: no more requests are taken. bodies: bytes of bodies and messages. created: in seconds since 1970.
+    """draining: no more requests are taken. bodies: bytes of bodies and messages that have come, until they are
+    answered. body_timeout: seconds that a body may take, besides what its bytes may. created: in seconds since 1970.
     reading: held while files are read, since not all libraries for that can be imported by two threads at once."""
 
     def __init__(self, *kept: Kept) -> None:
         self.draining = False
         self._kept: dict[type, Kept] = {type(one): one for one in kept}
         self.bodies = Shared(0)
+        self.body_timeout = 30.0
         self.connections = Connections()
         self.created = int(time.time())
         self.reading = asyncio.Lock()

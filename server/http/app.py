@@ -32,7 +32,7 @@ from foresay.server.host.models.models import MODELS, Models
 from foresay.server.http.auth import AuthMiddleware, opens_socket
 from foresay.server.http.openapi import routes as openapi
 from foresay.server.observe.telemetry.log import Reporter
-from foresay.server.schemas.errors import ApiError, described
+from foresay.server.schemas.errors import ApiError, SlowBody
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.spec.errors import InvalidRequest
 
@@ -69,7 +69,7 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
         reporter = Reporter(entry.service.telemetry, entry.name if models.several else "")
         app.cleanup_ctx.extend([reporter.life, entry.service.self_check.life])
     app[route.ROUTE_MODULES] = ROUTE_MODULES
-    app.on_response_prepare.extend([_name_request, auth.mark])
+    app.on_response_prepare.extend([route.begin, _name_request, auth.mark])
     for module in ROUTE_MODULES:
         app.add_routes(module.ROUTES)
     return app
@@ -82,33 +82,41 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request an id, and every error the body its module gives it."""
     REQUEST_ID.set(_request_id(request))
+    begun = request[route.BEGUN] = route.Begun()
     try:
         return await handler(request)
     except (ApiError, InvalidRequest) as error:
-        status, body = described(error)
-        return _told(request, status, body, error.headers if isinstance(error, ApiError) else {})
+        response = _told(request, error, error.headers if isinstance(error, ApiError) else {})
+        if isinstance(error, SlowBody):
+            response.force_close()  # nobody waits for the rest of it
+        return response
     except web.HTTPException as error:
         detail = ErrorDetail(f"{error.reason}: {request.method} {request.path}", "invalid_request_error", None, None)
         allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-        return _told(request, error.status, ErrorBody(detail), allow)
+        return _shaped(request, error.status, ErrorBody(detail), allow)
     except web.RequestPayloadError:
         detail = ErrorDetail("The body is not what its headers say", "invalid_request_error", None, None)
-        response = _told(request, 400, ErrorBody(detail))
+        response = _shaped(request, 400, ErrorBody(detail))
         response.force_close()  # where the next request begins is anybody's guess
         return response
     except ConnectionResetError as error:
         # The client is gone, there is nobody to tell. If aiohttp notices first it ends the handler in the same way; it
         # would log anything else as a mistake.
         raise asyncio.CancelledError from error
-    except Exception:
-        id = REQUEST_ID.get()
-        log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, id)
-        message = f"The server made a mistake; its log says more about request {id}"
-        detail = ErrorDetail(message, "internal_error", None, "internal_error")
-        return _told(request, 500, ErrorBody(detail))
+    except Exception as error:
+        log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, REQUEST_ID.get())
+        if begun.response is None:
+            return _told(request, error)
+        begun.cut(request)
+        return begun.response
 
 
-def _told(request: web.Request, status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:
+def _told(request: web.Request, error: Exception, headers: dict[str, str] | None = None) -> web.Response:
+    """An error as a response."""
+    return _shaped(request, *route.told(error), headers)
+
+
+def _shaped(request: web.Request, status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:
     """An error in the shape of the API whose path was called; OpenAI's where no other claims it."""
     shape = route.error_shape(request)
     return json_response(body if shape is None else shape.make(status, body), status, headers)

@@ -3,12 +3,13 @@
 A page of any site can send requests to a server on the reader's own machine or network. So a request that names an
 origin is refused unless it is one that was let in (``cors_origin``) or the server's own. Own means that Origin and Host
 are equal and that Host is no name which somebody else could point at this machine (DNS rebinding), unless keys are
-needed, which such a page would not have. Requests without an origin come from programs, or change nothing.
+needed, which such a page would not have. Requests without an origin come from programs, or from a page that reads what
+its browser takes for its own: a server for this machine alone answers neither under such a name.
 
 ::
 
-    record ── request id, error bodies ── AuthMiddleware.admit: origin, preflight, key, body ── route ── admitted:
-    limits ── engine
+    record ── request id, error bodies ── AuthMiddleware.admit: origin, host, preflight, key, body ── route ──
+    admitted: limits ── engine
 """
 
 from __future__ import annotations
@@ -83,12 +84,20 @@ REMEMBER_SECONDS = 600
 _HEADER_NAMES = re.compile(r"[\w\-, ]{0,2000}")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether what listens there is reached from this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class Origins:
     """Which origins are let in. host: the name the server listens on. keyed: whether a request needs a key as well."""
 
     def __init__(self, allowed: Collection[str] = (), host: str = "", keyed: bool = False) -> None:
         self._allowed = frozenset(origin.lower() for origin in allowed)
-        self._host, self._keyed = host, keyed
+        self._host, self._keyed, self._alone = host, keyed, is_loopback(host)
 
     def check(self, request: web.Request) -> None:
         """Raise :class:`Forbidden` for a page that is not let in."""
@@ -103,14 +112,17 @@ class Origins:
     def check_host(self, request: web.Request) -> None:
         """Raise :class:`Forbidden` if the server was asked under a name that somebody else could point at this machine.
 
-        A page of that name could then read the answer, and its request would have no origin.
+        A page of that name could then read the answer, and its request would have no origin. Where others may ask
+        without a key anyway, only what tells of texts is kept from it.
         """
-        host = request.headers.get("Host", "").lower()
-        if self._keyed or self._is_ours(host) or any(self.allows(f"{way}://{host}") for way in ("http", "https")):
+        host, path = request.headers.get("Host", "").lower(), request.path
+        if self._keyed or path in ANY_NAME_PATHS or not (self._alone or path.startswith(OWN_NAMES_ONLY)):
+            return
+        if self._is_ours(host) or any(self.allows(f"{way}://{host}") for way in ("http", "https")):
             return
         raise Forbidden(
-            f"The dashboard is not shown under the name {host[:200]}; "
-            "start the server with an API key, or with --cors-origin and the origin that browsers see"
+            f"This server does not answer under the name {host[:200]}, which anybody could point at it; "
+            "start it with an API key, or with --cors-origin and the origin that browsers see"
         )
 
     def allows(self, origin: str) -> bool:
@@ -171,8 +183,10 @@ def _is_address(name: str) -> bool:
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/openapi.json", "/dashboard"})
 #: The files that the dashboard is made of.
 OPEN_FOLDER = "/dashboard/static/"
-#: What a browser may read under the server's own names only: the prompts of its user are in there.
+#: What a browser may read under the server's own names only, wherever it listens: its user's prompts are in there.
 OWN_NAMES_ONLY = "/dashboard/"
+#: What is answered under any name, since it tells nothing but that a server is there.
+ANY_NAME_PATHS = frozenset({"/ready"})
 #: What the admin key alone opens.
 ADMIN = "/admin/"
 
@@ -196,7 +210,8 @@ class AuthMiddleware:
 
     @classmethod
     def of(cls, config: ServeConfig) -> AuthMiddleware:
-        """The gateway that the settings describe. :class:`ConfigurationError` if the key file cannot be used."""
+        """The gateway that the settings describe. :class:`foresay.spec.errors.ConfigurationError` if the key file
+        cannot be used."""
         limits = Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__})
         key_store = KeyStore(config.api_key, config.api_key_file, limits)
         origins = Origins(config.cors_origin, config.host, key_store.needed)
@@ -207,24 +222,20 @@ class AuthMiddleware:
         """Let the request through to its route, with CALLER set, or refuse it."""
         CALLER.set(ANYONE)
         self.origins.check(request)
-        if request.path.startswith(OWN_NAMES_ONLY):
-            self.origins.check_host(request)
+        self.origins.check_host(request)
         preflight = self.origins.preflight(request)
         if preflight is not None:
             return preflight
         CALLER.set(self._caller(request))
         _check_plain(request)
-        models, rate_limiter = request.app[MODELS], CALLER.get().rate_limiter
-        most = self.largest_body or models.largest_body
+        rate_limiter = CALLER.get().rate_limiter
+        most = self.largest_body or request.app[MODELS].largest_body
         if (request.content_length or 0) > most:
-            raise _too_large(most)
+            raise TooLarge(most)
         if request.body_exists:
             rate_limiter.check()
         try:
-            with models.server.bodies.holding(_announced(request, most), models.server.crowded):
-                return await handler(request.clone(client_max_size=most))
-        except web.HTTPRequestEntityTooLarge:
-            raise _too_large(most) from None
+            return await handler(request.clone(client_max_size=most))
         except (InvalidRequest, ModelNotFound):
             rate_limiter.refused()
             raise
@@ -273,16 +284,6 @@ def _check_plain(request: web.Request) -> None:
     """Raise :class:`Compressed` for a body that would have to be inflated."""
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
         raise Compressed("Send the body as it is: this server inflates none (Content-Encoding)")
-
-
-def _announced(request: web.Request, most: int) -> int:
-    """How many bytes the body may come to have."""
-    unknown = request.body_exists and request.content_length is None
-    return most if unknown else request.content_length or 0
-
-
-def _too_large(most: int) -> TooLarge:
-    return TooLarge(f"The body is larger than {most:,} bytes, the limit of this server (max_body_bytes)")
 
 
 def rate_headers(rate_limiter: RateLimiter) -> dict[str, str]:

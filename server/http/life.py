@@ -254,7 +254,7 @@ class Refusals:
         self._told = -QUIET_SECONDS
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle what :meth:`loop.call_exception_handler` was given."""
+        """Handle what asyncio's ``call_exception_handler`` was given."""
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in OUT_OF_FILES and "socket" in context):
             loop.default_exception_handler(context)

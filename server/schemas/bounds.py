@@ -13,6 +13,8 @@ import numpy as np
 from foresay.spec.errors import InvalidRequest
 
 LARGEST_BODY = 4 << 20
+#: Bytes of a body that came give it another second.
+BODY_PACE = 16 << 10
 #: A token is four characters of a text, which JSON may write as six bytes each, or an id of up to seven digits.
 BYTES_A_TOKEN = 32
 #: Texts, lists and objects of one body: 25 ms to decode at the most. Numbers are light, the body's size bounds them.

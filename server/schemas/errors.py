@@ -9,6 +9,7 @@
         ├── Forbidden           403  permission_error       origin_not_allowed
         ├── NotAdmin            403  permission_error       admin_key_required
         ├── ModelNotFound       404  invalid_request_error  model_not_found
+        ├── SlowBody            408  timeout_error          body_timeout
         ├── NotNow              409  invalid_request_error  not_now
         ├── TooLarge            413  invalid_request_error  body_too_large
         ├── Compressed          415  invalid_request_error  unsupported_encoding  (Accept-Encoding)
@@ -21,13 +22,16 @@
         ├── SlowReader          500  engine_error           slow_reader       (only ever seen inside a stream)
         ├── Unavailable         503  unavailable_error      loading | unloaded | engine_down | draining   (Retry-After)
         │   └── LoadFailed      503  unavailable_error      load_failed     (Retry-After)
-        └── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
+        ├── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
+        └── Mistake             500  internal_error         internal_error
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import ClassVar
+
+import msgspec
 
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.spec.errors import ForesayError, InvalidRequest
@@ -85,6 +89,17 @@ class NotAdmin(ApiError):
     status, type, code = 403, "permission_error", "admin_key_required"
 
 
+class SlowBody(ApiError):
+    """The body did not arrive in the time that it may take. seconds: that time."""
+
+    status, type, code = 408, "timeout_error", "body_timeout"
+
+    def __init__(self, arrived: int, seconds: float) -> None:
+        super().__init__(
+            f"{arrived:,} bytes of the body came in {seconds:.0f} s, and more of it is missing (body_timeout)"
+        )
+
+
 class NotNow(ApiError):
     """What is asked for is going on already."""
 
@@ -98,9 +113,12 @@ class ModelNotFound(ApiError):
 
 
 class TooLarge(ApiError):
-    """The body is larger than this server reads."""
+    """The body is larger than this server reads. most: bytes that it reads."""
 
     status, type, code = 413, "invalid_request_error", "body_too_large"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"The body is larger than {most:,} bytes, the limit of this server (max_body_bytes)")
 
 
 class Compressed(ApiError):
@@ -189,6 +207,21 @@ class TookTooLong(ApiError):
     """The request took longer than the server allows, and would again: clients need not try."""
 
     status, type, code, more = 504, "timeout_error", "request_timeout", NO_RETRY
+
+
+def complaint(error: msgspec.ValidationError) -> tuple[str, str]:
+    """What msgspec complains of, and where: ``Expected `int`, got `str` - at `$.stop[0]``` is of ``stop[0]``.
+
+    It quotes values, which may look like another complaint; where it is comes last, and holds no value.
+    """
+    message, _, path = str(error).rpartition(" - at `$")
+    return (message, path.removeprefix(".").removesuffix("`")) if message else (path, "")
+
+
+class Mistake(ApiError):
+    """A mistake of the server's own. Its log has the rest."""
+
+    code = "internal_error"
 
 
 #: Messages quote what the client sent, which may be megabytes.

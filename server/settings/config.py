@@ -370,6 +370,14 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "BYTES",
         ),
     ] = None
+    body_timeout: Annotated[
+        Seconds,
+        _about(
+            "refuse a request with 408 whose body takes longer than this to come, and a second for each 16 KiB of it",
+            "how much",
+            "SECONDS",
+        ),
+    ] = 30.0
     request_timeout: Annotated[
         Seconds | None,
         _about("end a request that takes longer than this with an error (never)", "how much", "SECONDS"),

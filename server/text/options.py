@@ -14,6 +14,7 @@ import msgspec
 from foresay.server.schemas.bounds import check_count
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest
@@ -200,8 +201,8 @@ def typed(value: object, kind: Any, field: str) -> Any:
     try:
         return msgspec.convert(msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, enc_hook=_plain), kind)
     except msgspec.ValidationError as error:
-        complaint = str(error).partition(" - at ")[0]
-        raise InvalidRequest(field, f"{field}: {complaint[0].lower()}{complaint[1:]}") from None
+        message, _ = complaint(error)
+        raise InvalidRequest(field, f"{field}: {message[0].lower()}{message[1:]}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(field, f"{field}: {error}") from None
 

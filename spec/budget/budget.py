@@ -5,6 +5,7 @@
     plan      whoever looks things up says what it would draft       found nodes, with the chances they have had so far
               weigh found nodes, each model's tree, both, neither    most expected tokens for the time they take
     stepped   what came tells of all that was proposed, verified or not; what the step took corrects the costs
+    dropped   it could not learn from a step: nothing is drafted any more
 
 A model that is not worth it is asked all the same now and then (:mod:`foresay.spec.budget.exploration`), so that it is
 noticed when it would be.
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from foresay.spec.budget.cost import CostModel
 from foresay.spec.budget.exploration import Exploration, Looks
-from foresay.spec.budget.members import OPEN, Member
+from foresay.spec.budget.members import OPEN, RESTING, Member
 from foresay.spec.budget.plan import NO_PLAN, Leader, Plan, Share, Why, levels_of, shape_of
 from foresay.spec.budget.sequence_stats import SequenceStats, begun, look
 from foresay.spec.budget.weigh import NO_TREE, CandidatePlan, Estimate, weigh, weigh_pinned
@@ -26,7 +27,7 @@ from foresay.spec.observer import Observer
 from foresay.spec.price import Price
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import VerifyResult
-from foresay.spec.trace import StepTrace
+from foresay.spec.trace import SWITCHED_OFF, StepTrace
 from foresay.spec.tree import MAX_NODES, TreeShape
 
 #: Among how many steps catching up is shared out: whoever is taken up is likely to be of use for a while.
@@ -42,7 +43,8 @@ class Budget(Observer):
 
     members: who can be asked. cost: of whole steps without drafting, by their rows. pinned: the shape of every draft;
     then only who drafts it is chosen. timed: False takes the costs as they are given, for texts that are replayed.
-    why: of the last plan; None if nothing could be drafted.
+    why: of the last plan; None if nothing could be drafted. failed: why nothing is drafted any more, if it does not
+    learn what steps bring; empty if it does.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Budget(Observer):
         self.members = {member.name: member for member in members}
         self.cost, self.pinned, self.timed = cost, pinned, timed
         self.why: Why | None = None
+        self.failed = self._unsaid = ""
         self.leader = Leader()
         self._models = {member.name: member for member in members if not member.looks}
         self._cases: dict[str, SequenceStats] = {}
@@ -108,10 +111,21 @@ class Budget(Observer):
         self._cases.pop(sequence.id, None)
         self._looks.begin()
 
+    def dropped(self, error: Exception) -> None:
+        """Nothing is drafted from now on: a choice by what is not known would cost more than it brings."""
+        self.failed = self._unsaid = f"{SWITCHED_OFF}: {type(error).__name__}: {error}"
+        self.why = None
+        for member in self._models.values():
+            member.idle = RESTING + 1
+
     # -- planning ------------------------------------------------------------------------------------------------
 
     def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         """What is to be drafted for each of these sequences, all that decode in the next step."""
+        if self.failed:
+            if sequences:  # else the step's trace says nothing of drafting
+                self.leader.news, self._unsaid = self._unsaid, ""
+            return [NO_PLAN] * len(sequences)
         able, last, self.leader.news = [s for s in sequences if s.speculate and s.most_levels > 0], self.why, ""
         looks = self._looks.due() or not self.timed or any(sequence.prediction for sequence in able)
         if not able:

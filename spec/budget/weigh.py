@@ -19,11 +19,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter, itemgetter
+from itertools import accumulate
+from operator import attrgetter, itemgetter, mul
 from typing import NamedTuple
 
 from foresay.spec.price import worth
 from foresay.spec.tree import MAX_NODES, TreeShape
+
+#: Rounds in which a chance is found, at most, and what a round moves it by when it is close enough.
+_ROUNDS, _CLOSE = 20, 1e-7
 
 
 class ExpectedTree(NamedTuple):
@@ -146,9 +150,26 @@ def _way(
 
 @lru_cache(maxsize=64)
 def falling(tree: ExpectedTree) -> list[float]:
-    """The chances of a tree's nodes before they are known: as if each were as much less likely than the one before."""
+    """The chances of a tree's nodes before they are known: each as much less likely than the one before, as on a chain
+    whose nodes all are as likely below their parents."""
     nodes = round(tree.nodes) or int(tree.tokens > 0)
-    return [tree.tokens * (2 * (nodes - node) - 1) / nodes**2 for node in range(nodes)]
+    return list(accumulate([_chance(tree.tokens, nodes)] * nodes, mul))
+
+
+def _chance(tokens: float, nodes: int) -> float:
+    """The chance ``a`` of which ``nodes`` powers, ``a + a**2 + ..``, add up to so many tokens; at most 1."""
+    if tokens >= nodes * (1.0 - _CLOSE):
+        return 1.0
+    # Newton's method from above, where the sum, which is convex, is too large: it never falls below the root.
+    chance = min(tokens, (tokens / nodes) ** (2 / (nodes + 1)))
+    for _ in range(_ROUNDS):
+        total = (1.0 - chance**nodes) / (1.0 - chance)  # of the powers from 0 on
+        slope = (total - nodes * chance ** (nodes - 1)) / (1.0 - chance)
+        step = (chance * total - tokens) / (total + chance * slope)
+        chance -= step
+        if step <= _CLOSE:
+            break
+    return chance
 
 
 def _first(tree: ExpectedTree, nodes: int) -> ExpectedTree:

@@ -85,12 +85,9 @@ async def test_the_drafter_that_is_chosen_drafts(url: str) -> None:
         await expect(page.locator("[name=method] option")).to_have_text(["auto", "draft_model", "ngram"])
         await page.select_option("[name=method]", "draft_model")
         colours = page.locator(".answer .coloured .t:not(.own)")
-        for seed in range(3, 9):  # where a busy machine was measured drafts may not pay at first
-            await visit.run(max_output_tokens=40, seed=seed)
-            assert frames[-1]["speculation"] == {"method": "draft_model"}
-            if await colours.count():
-                break
-        await expect(page.locator("#requests small").first).to_have_text(f"draft_model, T 1.00, seed {seed}")
+        await visit.run(max_output_tokens=40, seed=3)
+        assert frames[-1]["speculation"] == {"method": "draft_model"}
+        await expect(page.locator("#requests small").first).to_have_text("draft_model, T 1.00, seed 3")
         assert set(await colours.evaluate_all("all => all.map(one => one.dataset.colour)")) == {"draft_model"}
         await page.select_option("[name=method]", "auto")
         await visit.run(max_output_tokens=4)

@@ -25,6 +25,8 @@ from foresay.spec.budget.plan import Plan
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
+from foresay.spec.step import VerifyResult
+from foresay.spec.trace import SWITCHED_OFF, StepTrace
 from foresay.spec.tree import DraftTree, TreeShape
 from tests.spec.house import House
 from tests.spec.tables import TableModel
@@ -213,6 +215,33 @@ def test_two_that_know_different_halves_are_asked_together(seed: int) -> None:
     alone, _ = wrote(text, 300, model=Foresight(text, lambda position: 0.0), cost=DRAFT)
     assert share(budget.steps, 330, 600, lambda choice: "+draft_model" in choice) > 0.15
     assert spent(budget) < 0.95 * spent(alone)
+
+
+def test_a_budget_that_failed_drafts_nothing_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    quoted = prose(random.Random(8), 200)
+    text = quoted + quoted
+
+    class Failing(Budget):
+        def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
+            super().stepped(trace, results)
+            if trace.number == 10:
+                raise ZeroDivisionError("no seconds")
+
+    model = Foresight(text, lambda position: 0.5)
+    budget = Failing([Member.looking(SuffixDrafter()), Member.model(model, DRAFT)], CURVE, timed=False)
+    house = House(TableModel(0, WORDS), CombinedDrafter(budget), pages=600, max_model_len=2048, budget=budget)
+    sampling = SamplingParams(seed=0, max_tokens=200, ignore_eos=True)
+    for name in "ab":
+        house.add(name, text[:200], sampling, forced=text[200:])
+        assert house.run()[name].tokens == text[200:]
+    steps = [trace for trace in house.traces if not trace.prefill_rows]
+    assert any(trace.drafted for trace in steps if trace.number <= 10)
+    after = [trace for trace in steps if trace.number > 10]
+    assert {(trace.drafted, trace.choice) for trace in after} == {(0, "none")}
+    assert [trace.news for trace in after if trace.news] == [f"{SWITCHED_OFF}: ZeroDivisionError: no seconds"]
+    assert after[0].news
+    assert [record.message for record in caplog.records] == ["Failing failed, and is told no more"]
+    assert all(member.resting for member in budget.members.values() if not member.looks)
 
 
 def test_news_come_with_reasons_and_not_at_every_step() -> None:

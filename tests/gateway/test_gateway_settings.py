@@ -31,6 +31,7 @@ SECRET = "hunter2"
         ({"cors_origin": ["example.com"]}, "--cors-origin must be a list, each item an origin such as"),
         ({"max_body_bytes": 10}, "--max-body-bytes must be a whole number of at least 1024"),
         ({"request_timeout": 0}, "--request-timeout must be a number above 0"),
+        ({"body_timeout": 0}, "--body-timeout must be a number above 0"),
         ({"max_requests_per_minute": 0}, "--max-requests-per-minute must be a whole number of at least 1"),
     ],
 )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+
 import aiohttp
 import pytest
 
 from foresay.server.gateway.key_store import KeyStore
-from foresay.server.http.auth import AuthMiddleware, Origins
+from foresay.server.http.auth import ANY_NAME_PATHS, AuthMiddleware, Origins
+from foresay.server.settings.config import ServeConfig
 from tests.gateway.guarded import ALICE, ASK, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 
@@ -130,6 +134,83 @@ async def test_where_a_key_is_needed_any_name_will_do_for_the_servers_own_pages(
     async with guarded(engine, tokenizer, AuthMiddleware(KeyStore([ALICE]))) as client:
         assert (await client.post("/v1/completions", json=ASK, headers=headers)).status == 200
         assert (await client.post("/v1/completions", json=ASK, headers=headers | {"Host": "other.com"})).status == 403
+
+
+# -- by which name -----------------------------------------------------------------------------------------------------
+
+REBOUND = {"Host": "attacker.example:8000"}
+
+
+def at(host: str, **given) -> AuthMiddleware:
+    """The gateway of a server that listens there."""
+    return AuthMiddleware.of(ServeConfig(host=host, **given))
+
+
+def reads(client) -> list[str]:
+    """Every path that is there to be read, a word in place of what varies."""
+    routes = [route for route in client.app.router.routes() if route.method == "GET"]
+    return sorted({re.sub(r"\{.*\}", "x", route.resource.canonical) for route in routes})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+async def test_a_page_whose_name_was_pointed_here_reads_nothing(tokenizer, engine, host):
+    """DNS rebinding: to the browser the request is one of the page's own, and has no origin."""
+    async with guarded(engine, tokenizer, at(host)) as client:
+        paths = reads(client)
+        assert {"/server_info", "/metrics", "/v1/models", "/api/tags", "/health", "/v1/responses"} <= {*paths}
+        for path in set(paths) - ANY_NAME_PATHS:
+            for method in ("GET", "HEAD"):
+                response = await client.request(method, path, headers=REBOUND)
+                assert response.status == 403, path
+            assert "attacker.example" in await (await client.get(path, headers=REBOUND)).text()
+        assert (await client.post("/v1/completions", json=ASK, headers=REBOUND)).status == 403
+        assert await handshake(client, headers=REBOUND) == 403
+    assert engine.requests == []
+
+
+async def test_whether_it_is_ready_is_said_under_any_name(tokenizer, engine):
+    async with guarded(engine, tokenizer, at("127.0.0.1")) as client:
+        response = await client.get("/ready", headers=REBOUND)
+        assert (response.status, await response.json()) == (200, {"status": "ready"})
+        assert {"/ready"} == ANY_NAME_PATHS
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "localhost:8000", "LocalHost.", "10.0.0.7:8000", "foresay:8000",
+     "host.docker.internal:8000", "gpu.local"],
+)  # fmt: skip
+async def test_names_that_nobody_else_can_point_here_read_everything(tokenizer, engine, host):
+    async with guarded(engine, tokenizer, at("127.0.0.1")) as client:
+        for path in ("/metrics", "/v1/models", "/server_info", "/api/tags", "/dashboard/state"):
+            assert (await client.get(path, headers={"Host": host})).status == 200, path
+        assert (await client.post("/v1/completions", json=ASK, headers={"Host": host})).status == 200
+
+
+@pytest.mark.parametrize(
+    "auth",
+    [
+        at("127.0.0.1", cors_origin=("http://attacker.example:8000",)),
+        at("127.0.0.1", cors_origin=("https://attacker.example:8000",)),
+        at("127.0.0.1", cors_origin=("*",)),
+        at("0.0.0.0"),
+        at("192.168.1.7"),
+        AuthMiddleware(KeyStore([ALICE]), Origins(host="127.0.0.1", keyed=True)),
+    ],
+    ids=["let in", "let in over TLS", "all let in", "all addresses", "an address", "a key"],
+)
+async def test_names_are_free_where_they_were_let_in_or_where_it_is_no_secret(tokenizer, engine, auth):
+    async with guarded(engine, tokenizer, auth) as client:
+        for path in ("/metrics", "/v1/models"):
+            assert (await client.get(path, headers=REBOUND | bearer(ALICE))).status == 200
+
+
+async def test_programs_that_name_no_host_are_answered(tokenizer, engine):
+    async with guarded(engine, tokenizer, at("127.0.0.1")) as client:
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"200"
+        writer.close()
 
 
 # -- WebSocket ---------------------------------------------------------------------------------------------------------

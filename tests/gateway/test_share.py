@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from foresay.server.api.about import dashboard
+from foresay.server.api.common import route
 from foresay.server.api.responses.store import Responses, SocketLimits
 from foresay.server.gateway.caller import CALLER, Caller, RateLimiter, Shared
 from foresay.server.gateway.key_store import KeyStore
@@ -192,33 +194,85 @@ async def test_one_key_cannot_have_all_sockets(tokenizer, keys, most):
             assert (await other.receive_json(timeout=60))["type"] == "response.created"
 
 
-async def announced(client, key: str, length: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A request whose body does not come."""
+async def announced(
+    client, length: str, body: bytes = b"", key: str = ALICE, path: str = "/v1/completions"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request of whose body so much comes."""
     reader, writer = await asyncio.open_connection(client.host, client.port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n{length}\r\n\r\n"
-    writer.write(head.encode())
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n{length}\r\n\r\n"
+    writer.write(head.encode() + body)
     return reader, writer
 
 
-async def test_the_bodies_of_one_key_are_bounded_as_they_are_announced(tokenizer):
+async def test_the_bodies_of_one_key_are_bounded_as_they_come(tokenizer):
     auth = AuthMiddleware(KeyStore([ALICE, BOB]), largest_body=20_000)
     async with guarded(ScriptedEngine([END]), tokenizer, auth, max_body_bytes=1250) as client:
         bodies, writers = client.app[MODELS].server.bodies, []
-        for key, length, held in (
-            (ALICE, "Content-Length: 15000", 15_000),
-            (ALICE, "Transfer-Encoding: chunked", 35_000),
-            (BOB, "Content-Length: 15000", 50_000),
+        for key, length, body, held in (
+            (ALICE, "Content-Length: 16000", b" " * 15_000, 15_000),
+            (ALICE, "Transfer-Encoding: chunked", b"4e20\r\n" + b" " * 15_000, 30_000),
+            (BOB, "Content-Length: 20000", b" " * 19_000, 49_000),
         ):
-            writers.append((await announced(client, key, length))[1])
+            writers.append((await announced(client, length, body, key))[1])
             await until(lambda held=held: bodies.used == held)
-        reader, writer = await announced(client, ALICE, "Content-Length: 100")
+        reader, writer = await announced(client, "Content-Length: 16000", b" " * 16_000)
         writers.append(writer)
         assert b"429" in await asyncio.wait_for(reader.readline(), 60)
-        assert b"50,000 bytes of bodies and messages are held already, 35,000 of them yours" in await reader.read(4096)
+        assert b"bytes of bodies and messages are held already" in await reader.read(4096)
+        await until(lambda: bodies.used == 49_000)
         assert (await client.get("/v1/models", headers=bearer(ALICE))).status == 200, "what has no body is let in"
         for writer in writers:
             writer.close()
         await until(lambda: bodies.used == 0)
+
+
+@pytest.mark.parametrize(
+    ("length", "body"), [("Content-Length: 4000000", b"{"), ("Transfer-Encoding: chunked", b"1\r\n{\r\n")]
+)
+async def test_bodies_that_are_announced_and_do_not_come_are_in_nobodys_way(tokenizer, length, body):
+    async with guarded(ScriptedEngine([END]), tokenizer, AuthMiddleware(), max_body_bytes=4_000_000) as client:
+        bodies = client.app[MODELS].server.bodies
+        opened = [await announced(client, length, body) for _ in range(70)]
+        await until(lambda: bodies.used in (70, bodies.most))
+        response = await client.post("/v1/completions", json=ASK)
+        for _, writer in opened:
+            writer.close()
+        assert response.status == 200, await response.text()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/completions", {"type": "timeout_error", "code": "body_timeout"}),
+        ("/v1/messages", {"type": "timeout_error"}),
+        ("/api/generate", "10 bytes of the body came in"),
+    ],
+)
+async def test_a_body_has_a_deadline(tokenizer, path, said):
+    async with guarded(ScriptedEngine([END]), tokenizer, AuthMiddleware()) as client:
+        client.app[MODELS].server.body_timeout = 0.1
+        reader, writer = await announced(client, "Content-Length: 100", b" " * 10, path=path)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        assert b" 408 " in head.partition(b"\r\n")[0] and b"Connection: close" in head
+        length = int(head.lower().partition(b"content-length:")[2].split()[0])
+        error = json.loads(await reader.readexactly(length))["error"]
+        assert "10 bytes of the body came in" in (error if isinstance(error, str) else error["message"])
+        if isinstance(said, dict):
+            assert error.items() >= said.items()
+        assert client.app[MODELS].server.bodies.used == 0
+        writer.close()
+
+
+async def test_a_body_that_keeps_coming_may_take_its_time(tokenizer, monkeypatch):
+    monkeypatch.setattr(route, "BODY_PACE", 1)
+    async with guarded(ScriptedEngine([END]), tokenizer, AuthMiddleware()) as client:
+        client.app[MODELS].server.body_timeout = 0.1
+        body = json.dumps(ASK).encode().ljust(200)
+        reader, writer = await announced(client, "Content-Length: 200", body[:150])
+        await asyncio.sleep(0.3)
+        writer.write(body[150:])
+        assert b" 200 " in await asyncio.wait_for(reader.readline(), 60)
+        writer.close()
 
 
 async def test_the_messages_that_wait_on_all_sockets_of_a_key_are_bounded_together(tokenizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,10 +14,12 @@ import triton
 import triton.language as tl
 from triton.runtime.driver import driver
 
-from bench.gpu import gaps, model, settings, shapes
+from bench.arithmetic import CARDS, Step
+from bench.gpu import gaps, model, shapes
 from bench.gpu.binder import DEVICE, bound
 from bench.gpu.verify import VerifyStep
 from foresay.spec.sampling import SamplingParams
+from foresay.verifier.ops.kernels import key_blocks, linear
 from foresay.verifier.ops.kernels.chain import capability
 from foresay.verifier.paged_model import PagedModel
 from tests.kernels.compiling import resource_usage
@@ -33,9 +36,15 @@ def target() -> PagedModel:
     return model.target_of(shapes.LLAMA_8B)
 
 
-def test_launches_of_a_step_of_an_8b() -> None:
+@pytest.fixture(scope="module")
+def counted() -> list[Step]:
+    """A plain step of an 8B, and one with a chain of an EAGLE-3 head."""
+    return model.steps(*model.SIZES["8B"], levels=5, context=1024)
+
+
+def test_launches_of_a_step_of_an_8b(counted) -> None:
     """What docs/latency.md says of them."""
-    plain, drafting = model.steps(shapes.LLAMA_8B, settings.full().eagle, levels=5, context=1024)
+    plain, drafting = counted
     for step in (plain, drafting):
         print(
             f"{step.name}: {step.launches.total} launches, {dict(step.launches.kernels)}, {dict(step.launches.torch)}"
@@ -43,6 +52,25 @@ def test_launches_of_a_step_of_an_8b() -> None:
     layers = 32
     assert plain.launches.kernels["linear_tiles"] == 4 * layers + 1 and "add_segments" not in plain.launches.kernels
     assert plain.launches.total <= 267 and drafting.launches.total <= 374
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_what_is_expected_follows_the_constants_of_the_code(counted, card, monkeypatch) -> None:
+    """So the same arithmetic says what each of them is worth."""
+    plain, longer = counted[0], replace(counted[0], context=8192)
+    with bound():
+        now = model.predicted("8B", counted, card)
+        assert all(value > 1 for value in now.values())
+        with model.as_before():
+            before = model.predicted("8B", counted, card)
+        assert all(before[name] >= now[name] for name in now if "over" in name) and before != now
+        taken, serial = plain.seconds(card), longer.seconds(card)
+        with monkeypatch.context() as patched:
+            for name in ("AHEAD", "AHEAD_OF_OUTPUT", "AHEAD_OF_NEXT"):
+                patched.setattr(linear, name, 0)
+                assert plain.seconds(card) > taken
+        monkeypatch.setattr(key_blocks, "SPLIT", 4 * key_blocks.SPLIT)
+        assert longer.seconds(card) > serial, "blocks one after the other"
 
 
 def test_a_kernel_is_compiled_once_for_any_number_of_rows(target) -> None:
@@ -105,7 +133,9 @@ def test_kernels_of_a_step_spill_nothing(target, tmp_path: Path) -> None:
         assert used["STACK"] + used["LOCAL"] == 0, f"{name} spills registers"
         before, wait, _ = made.asm["ptx"].partition("griddepcontrol.wait")
         assert wait and "griddepcontrol.launch_dependents" in before, f"{name} begins like all of a chain"
-        assert not re.search(r"\b(ld|st|cp\.async)\.\S*global", before), f"{name} reads before it may"
+        assert not re.search(r"\b(ld|st|cp\.async(?!\.bulk\.prefetch))\.\S*global", before), (
+            f"{name} reads before it may"
+        )
 
 
 @pytest.mark.slow

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from foresay.verifier.ops.kernels import linear
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from tests.kernels.compiling import CAPABILITIES, compile_launches
 
 INSTRUCTION = {
@@ -55,7 +58,11 @@ def test_every_product_is_made_of_one_instruction(dtype, capability, rows, tmp_p
             assert used == (set() if name == "add_segments" else {INSTRUCTION[capability].format(NAMES[dtype])})
             assert ("griddepcontrol.wait" in kernel.ptx) == (capability >= 90), "it waits for the kernel before it"
             if name != "add_segments":
-                assert "cp.async" in kernel.ptx, "the weight is fetched ahead"
+                assert "cp.async.cg" in kernel.ptx, "the weight is fetched ahead"
+            if name != "add_segments" and capability >= 90:
+                threads = 32 * linear.tile_of(rows, large=True).warps
+                assert 2 * threads * -(-kernel.registers // 8) * 8 <= 1 << 16, "two programs on a processor: RESIDENT"
+                assert 2 * (kernel.shared + 1024) <= 228 << 10
 
 
 @pytest.mark.parametrize("rows", [128, 512], ids="{} rows".format)
@@ -76,3 +83,41 @@ def test_tiles_have_the_rows_that_there_are_and_at_most_128(tmp_path) -> None:
         codes.append((made["linear_tiles"].ptx, made["add_segments"].ptx))
     assert codes[::2] == codes[1::2] and len({each for each, _ in codes}) == 4
     assert len({each for _, each in codes}) == 1
+
+
+BULK, LINE = "cp.async.bulk.prefetch.L2.global", "prefetch.global.L2"
+
+
+def asked(shapes: list[tuple[int, int]], folder: Path, capability: int = 90) -> tuple[list[int], list[int]]:
+    """How often code asks for memory, row by row and line by line, before it waits and after, of a product behind
+    attention and the one that it knows to come next."""
+    weight, then = (BlockedWeight.of(blank(*shape, dtype=torch.bfloat16)) for shape in shapes)
+    x = blank(1, weight.inner, dtype=torch.bfloat16)
+    (code, *_) = compile_launches(
+        lambda: linear.product(x, replace(weight, then=replace(then, gated=True)), x.dtype), folder, capability
+    ).values()
+    parts = code.ptx.split("griddepcontrol.wait")
+    return [part.count(BULK) for part in parts], [part.count(LINE) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "before_and_after"),
+    [([(4096, 4096), (28672, 4096)], [1, 1]), ([(2048, 2048), (16384, 2048)], [2, 0])],
+    ids=["8B", "1B"],
+)
+def test_weights_are_asked_for_by_row_and_the_next_ones_while_attention_runs_if_the_l2_has_room(
+    shapes, before_and_after, tmp_path
+) -> None:
+    """It is assembled, too: what is compiled has a binary."""
+    assert asked(shapes, tmp_path) == (before_and_after, [0, 0])
+
+
+def test_each_way_of_asking_can_be_switched_off(tmp_path, monkeypatch) -> None:
+    shapes = [(4096, 4096), (28672, 4096)]
+    monkeypatch.setattr(linear, "BULK", False)
+    by_line = [linear.AHEAD_OF_OUTPUT, linear.AHEAD_OF_NEXT]
+    assert asked(shapes, tmp_path) == ([0, 0], by_line)
+    assert asked(shapes, tmp_path, 80) == ([0], [0]), "nothing is there early enough to ask"
+    for name in ("AHEAD_OF_OUTPUT", "AHEAD_OF_NEXT"):
+        monkeypatch.setattr(linear, name, 0)
+    assert asked(shapes, tmp_path) == ([0, 0], [0, 0])

@@ -117,7 +117,7 @@ def doubled_in_several_threads(before: Callable[[], None] = lambda: None) -> Non
     for user in users:
         user.start()
     for user in users:
-        user.join(20)
+        user.join(120)  # a busy machine takes its time
     assert not any(user.is_alive() for user in users), "hangs"
     assert all((numbers == 2**30).all() for numbers in texts)
 

@@ -109,11 +109,39 @@ def test_without_xdg_it_is_below_home(tmp_path, monkeypatch) -> None:
         assert kept.directory() == tmp_path / "home" / ".cache" / "foresay" / "kernels"
 
 
+def looked_at(number: int) -> str:
+    """A name of those of which one in 256 makes room."""
+    return f"00{number}"
+
+
 def test_what_was_not_used_for_longest_makes_room(folder, monkeypatch) -> None:
     monkeypatch.setattr(kept, "_MOST", 3)
     for number in range(3):
-        kept.keep(str(number), b"code")
-        os.utime(folder / str(number), (number, number))
-    assert kept.find("0") == b"code", "used just now"
-    kept.keep("3", b"code")
-    assert sorted(path.name for path in folder.iterdir()) == ["0", "2", "3"]
+        kept.keep(looked_at(number), b"code")
+        os.utime(folder / looked_at(number), (number, number))
+    assert kept.find(looked_at(0)) == b"code", "used just now"
+    kept.keep(looked_at(3), b"code")
+    assert sorted(path.name for path in folder.iterdir()) == [looked_at(number) for number in (0, 2, 3)]
+
+
+@pytest.mark.parametrize("most", [100, 1000])
+def test_a_kernel_that_is_kept_looks_at_no_other(folder, monkeypatch, most) -> None:
+    """But seldom, and only where there are too many."""
+    monkeypatch.setattr(kept, "_MOST", most)
+    folder.mkdir(mode=0o700, parents=True)
+    for number in range(200):
+        (folder / kept.key_of("old", str(number))).touch()
+    looks, found = [0], os.stat
+
+    def counted(*path: Any, **how: Any) -> os.stat_result:
+        looks[0] += 1
+        return found(*path, **how)
+
+    monkeypatch.setattr(os, "stat", counted)
+    names = [*(kept.key_of("new", str(number)) for number in range(300)), looked_at(0)]
+    for name in names:
+        kept.keep(name, b"code")
+    monkeypatch.setattr(os, "stat", found)
+    assert looks[0] <= 4 * len(names)
+    assert kept.find(names[-1]) == b"code"
+    assert len(list(folder.iterdir())) == min(most, 501)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         f'[models.absent]\ntarget = "{folder / "nowhere"}"\n'
         '[models.long]\ntarget = "bundled"\nmax_model_len = 1000000\n'
     )
-    with serving(folder, file) as server:
+    with serving(folder, file, "--drain-seconds", "3600") as server:  # what ends does not wait for that
         yield server
 
 
@@ -144,12 +143,10 @@ async def test_sigterm_while_a_model_is_loaded_ends_the_server_and_tells_who_wai
         asking = asyncio.create_task(client.completions.create(model=TINY, **ASK))
         await until_state(url, TINY, "loading")
         server.terminate()
-        began = time.monotonic()
         with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
             await asking
         assert refused.value.status_code == 503
         assert await asyncio.to_thread(server.process.wait, 60) == 0
-        assert time.monotonic() - began < 20
 
 
 async def test_the_memory_plan_decides_who_fits_beside_whom(tmp_path):

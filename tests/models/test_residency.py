@@ -359,7 +359,7 @@ async def test_another_comes_beside_one_and_gets_its_requests():
         async with world.leased("a"):
             await world.renew("a", Comer("b", 40))
             assert world.happened == ["+a", "+b", "a > b"]
-            await asyncio.wait_for(world.ask("a"), 10)
+            await asyncio.wait_for(world.ask("a"), 60)
             await world.renew("a", Comer("c", 20))
             await world.settle()
             assert world.happened[3:] == ["+c", "b > c", "-b"], "nobody uses that"
@@ -380,14 +380,14 @@ async def test_without_room_for_both_it_comes_once_nobody_uses_any_before():
                 await second.enter_async_context(world.leased("a"))
                 third = asyncio.create_task(world.renew("a", Comer("c", 30)))
                 await world.settle()
-                assert await asyncio.wait_for(world.ask("a"), 10), "it waits for the first alone"
+                assert await asyncio.wait_for(world.ask("a"), 60), "it waits for the first alone"
             await world.settle()
             late = [asyncio.create_task(world.ask("a")) for _ in range(3)]
             await world.settle()
             late[0].cancel()
             assert world.happened == ["+a", "+b", "a > b", "-a"] and not third.done()
-        await asyncio.wait_for(third, 10)
-        await asyncio.wait_for(asyncio.wait(late), 10)
+        await asyncio.wait_for(third, 60)
+        await asyncio.wait_for(asyncio.wait(late), 60)
         assert [one.cancelled() for one in late] == [True, False, False]
     assert world.happened[4:] == ["-b", "b > c", "+c"]
     assert [(one.name, one.leases) for one in world.residency.residents] == [("c", 0)]
@@ -411,18 +411,3 @@ async def test_one_that_does_not_load_changes_nothing(beside):
         assert await late == await world.ask("a")
     assert world.happened == (["+a"] if beside else ["+a", "-a", "a > b", "b > a", "+a"])
     assert [one.name for one in world.residency.residents] == ["a"]
-
-
-async def test_whoever_leaves_while_it_loads_has_not_asked():
-    world = World([Comer("a", 40)])
-    other = Comer("b", 40)
-    other.seconds = 60.0
-    async with world.running():
-        await world.ask("a")
-        changing = asyncio.create_task(world.renew("a", other))
-        await world.settle()
-        other.seconds = 0.0
-        changing.cancel()
-        await world.settle()
-        await world.ask("a")
-    assert world.happened == ["+a"] and len(world.residency.residents) == 1

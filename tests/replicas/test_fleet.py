@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from foresay.server.engine.generation import Generation
 from foresay.server.host.replicas.fleet import Fleet
 from foresay.server.host.spare import Spares
-from foresay.server.schemas.errors import KillsEngine, Unavailable
-from foresay.spec.request import Request
+from foresay.server.schemas.errors import KillsEngine
+from foresay.spec.request import Delta, Request
 from tests.replicas.local import ASKED, CONFIG, SECONDS, Local, asking, text, written
 from tests.server.test_live_resumption import dying_engines
 
@@ -65,7 +65,8 @@ async def test_what_ran_in_a_replica_that_is_killed_goes_on_in_another(cluster, 
                 await asyncio.sleep(0.02)
 
 
-async def test_streams_wait_where_all_are_killed_and_new_requests_are_refused(cluster, expected):
+async def test_streams_wait_where_all_are_killed_and_so_does_a_request_that_was_being_prepared(cluster, expected):
+    late: list[asyncio.Task[list[Delta]]] = []
     async with asking(cluster) as fleet:
 
         async def kill() -> None:
@@ -73,10 +74,11 @@ async def test_streams_wait_where_all_are_killed_and_new_requests_are_refused(cl
                 os.kill(hosted.client.process_id, signal.SIGKILL)
             while fleet.status.state == "ready":
                 await asyncio.sleep(0.01)
-            with pytest.raises(Unavailable):
-                await written(fleet, replace(ASKED[0], id="new"))
+            late.append(asyncio.create_task(written(fleet, replace(ASKED[0], id="late"))))
+            await asyncio.sleep(0)
 
         texts, resumed = await disturbed(fleet, kill)
+        assert text(await late[0]) == expected[ASKED[0].id]
     assert texts == expected
     assert all(resumed)
 

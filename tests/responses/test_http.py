@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -10,7 +11,8 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
-from foresay.server.api.responses.store import Responses
+from foresay.server.api.responses.events import OutputTextDelta
+from foresay.server.api.responses.store import MOST_EVENTS, Responses
 from foresay.server.gateway.caller import CALLER, Caller
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.live import openai_client
@@ -304,3 +306,30 @@ async def test_several_may_follow_and_none_misses_anything(tokenizer):
         async with asyncio.timeout(60):
             followed = await asyncio.gather(*followers)
     assert followed == [events] * 5
+
+
+async def test_a_follower_that_reads_slowly_is_told_when_it_cannot_have_all_events(tokenizer):
+    async with (
+        serving(saying(tokenizer, pause=600), tokenizer, send_buffer=1 << 16) as (http, service),
+        http.post("/v1/responses", json={"model": "toy", "input": "Tell", "stream": True}) as stream,
+    ):
+        await stream.content.readline()
+        [(record, _)] = service.server.of(Responses).running.values()
+        first = record.events[-1].sequence_number + 1
+        url = f"/v1/responses/{record.response.id}"
+        async with http.get(f"{url}?stream=true&starting_after={first - 1}") as following:
+            for number in range(first, first + 4 * MOST_EVENTS):  # 20 MB: more than the connection takes unread
+                record.note(text_delta(number, "fox " * 2500))
+                await asyncio.sleep(0)
+            async with http.post(f"{url}/cancel"):
+                pass
+            lines = [line async for line in following.content if line.startswith(b"data: ")]
+    *events, last = [json.loads(line.removeprefix(b"data: ")) for line in lines]
+    numbers = [event["sequence_number"] for event in events]
+    assert numbers == list(range(first, first + len(events)))
+    assert (last["type"], last["code"], last["sequence_number"]) == ("error", "slow_reader", numbers[-1] + 1)
+    assert url in last["message"]
+
+
+def text_delta(number: int, text: str) -> OutputTextDelta:
+    return OutputTextDelta(sequence_number=number, item_id="m", output_index=0, content_index=0, delta=text)

@@ -51,6 +51,13 @@ def test_too_deep_is_refused():
         codec_of(JSON_PROTOCOL).weigh('{"a":' + "[" * 300 + "]" * 300 + "}")
 
 
+@pytest.mark.parametrize("codec", [CODEC, codec_of(JSON_PROTOCOL)], ids=["packed", "json"])
+def test_a_value_that_looks_like_a_complaint_does_not_rename_its_field(codec):
+    with pytest.raises(InvalidRequest) as caught:
+        codec.decode(codec.encode(ASK | {"spec_decode_metrics": "x' - at `$.model`"}))
+    assert caught.value.param == "spec_decode_metrics"
+
+
 def test_what_is_right_passes():
     many = {str(number): ["x" * number, number, -number, number * 10**9, 0.5, None, True] for number in range(300)}
     check_packed(pack({"a": many, "b": [[], {}, "ü" * 70_000, [many] * 3]}))

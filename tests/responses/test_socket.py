@@ -17,6 +17,7 @@ from openai.types.responses.responses_server_event import ResponseWsError
 from foresay.server.api.responses.send_queue import MSGPACK_PROTOCOL
 from foresay.server.api.responses.store import Responses, SocketLimits
 from foresay.server.gateway.caller import CALLER, Caller
+from foresay.server.text.choice import Choice
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.scripted import END
 
@@ -316,6 +317,27 @@ async def test_the_kv_of_a_conversation_is_kept_warm(tokenizer):
                 await asyncio.sleep(0.01)
     tokens, salt = engine.warm[0]
     assert tokens == [*engine.requests[0].prompt, *tokenizer.encode(STORY, False), END] and salt == ""
+
+
+async def test_a_mistake_of_ours_fails_the_response_and_the_socket_stays(tokenizer, monkeypatch, caplog):
+    plain, calls = Choice.take, iter(range(1000))
+
+    def take(choice, delta):
+        if next(calls) == 5:
+            raise KeyError("a mistake of ours")
+        return plain(choice, delta)
+
+    engine = saying(tokenizer, pause=0.002)
+    async with serving(engine, tokenizer) as (http, _), http.ws_connect(PATH) as socket:
+        monkeypatch.setattr(Choice, "take", take)
+        *before, last = await answer(socket, {"input": "Tell"})
+        assert last["type"] == "response.failed"
+        assert "" != said(before) != STORY and STORY.startswith(said(before))
+        assert "its log says more" in last["response"]["error"]["message"]
+        kept = await (await http.get(f"{PATH}/{last['response']['id']}")).json()
+        assert kept["status"] == "failed"
+        assert said(await answer(socket, {"input": "Tell"})) == STORY
+    assert caplog.text.count("Traceback") == 1
 
 
 async def test_messagepack(tokenizer):

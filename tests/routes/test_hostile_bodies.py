@@ -132,3 +132,26 @@ async def test_another_method_is_told_which_ones_there_are(tokenizer, path):
         assert response.status == 405
         assert "POST" in response.headers["Allow"]
         assert path in message_of(path, json.loads(await response.read()))
+
+
+#: A field whose values are a few words, by API, and where it is in the body.
+OF_A_FEW_WORDS: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/completions": ({"prompt": "x", "spec_decode_metrics": ...}, "spec_decode_metrics"),
+    "/v1/chat/completions": (ASK | {"stream_pacing": ...}, "stream_pacing"),
+    "/v1/messages": (ASK | {"max_tokens": 5, "messages": [{"role": ..., "content": "x"}]}, "messages[0].role"),
+    "/v1/responses": ({"input": "x", "spec_decode_metrics": ...}, "spec_decode_metrics"),
+}
+
+
+@pytest.mark.parametrize("path", OF_A_FEW_WORDS)
+@pytest.mark.parametrize(
+    "value", ["a - at b", "x' - at `$.model`", "x - at `key` in `$`", "missing required field `model`", "\n - at `$.q"]
+)
+async def test_a_value_that_looks_like_a_complaint_does_not_rename_its_field(tokenizer, path, value):
+    body, param = OF_A_FEW_WORDS[path]
+    async with served(ScriptedEngine([5]), tokenizer) as client:
+        status, answer = await answered(client, path, json.dumps(body, default=lambda _: value).encode())
+        message = message_of(path, answer)
+        assert status == 400
+        assert message == f"{param}: invalid enum value {value!r}"
+        assert answer["error"]["param"] == param

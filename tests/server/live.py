@@ -21,18 +21,25 @@ import openai
 from foresay.server.host.spare import SPARE
 
 START_SECONDS = 600.0
+ROOT = Path(__file__).parents[2]
 
 
 class LiveServer:
-    """``foresay serve`` on a free port; killed at the end if it is still there. variables: of its environment."""
+    """``foresay serve`` on a free port; killed at the end if it is still there. variables: of its environment.
+    measures: its first engine is not given what steps and drafts cost."""
 
-    def __init__(self, log: Path, *flags: str, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, log: Path, *flags: str, variables: Mapping[str, str] | None = None, measures: bool = False
+    ) -> None:
         self._log = log
         if "--draft" not in flags:
             flags = ("--draft", "bundled", "--draft-tokens", "4", *flags)
-        command = [sys.executable, "-m", "foresay.server.cli.main", "serve", "--port", "0", *flags]
+        module = "foresay.server.cli.main" if measures else "tests.server.known_costs"
+        command = [sys.executable, "-m", module, "serve", "--port", "0", *flags]
         with log.open("wb") as errors:
             environment = {**os.environ, **(variables or {})}
+            path = [environment.get("PYTHONPATH", ""), str(ROOT)]  # it may be started elsewhere
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
 
     def __enter__(self) -> Self:

@@ -6,11 +6,14 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from foresay.server.engine.build import build_engine
 from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.costs import Costs, digest
 from foresay.server.engine.generation import EngineStatus, generate
@@ -22,10 +25,16 @@ from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from tests.drafters.test_regimes import Foresight
+from tests.server.known_costs import STEPS, known
 from tests.spec.house import House
 from tests.spec.tables import TableModel
 
 SECONDS = 180.0
+ROOT = Path(__file__).parents[2]
+CHOOSING = [
+    *(f"tests/server/test_{name}.py" for name in ("prediction", "live", "live_budget", "custom_drafters", "costs")),
+    *("tests/telemetry/test_names.py", "tests/dashboard/test_playground.py", "tests/checking/test_probe.py"),
+]
 
 
 def run(costs: Costs, said: list[str]) -> tuple[object, ...]:
@@ -48,6 +57,30 @@ def test_what_is_known_is_not_measured_and_is_what_it_was() -> None:
     said.clear()
     assert run(sent.costs, said) == found and not said
     assert not sent.costs.given("others") and sent.costs == Costs("others")
+
+
+def test_what_nobody_measured_is_taken_by_the_first_engine_as_it_is() -> None:
+    costs = known()
+    assert costs.given("these") and costs == replace(known(), of="these")
+    assert not costs.given("others") and costs == Costs("others")
+
+
+def test_the_engines_of_tests_are_given_theirs() -> None:
+    said: list[str] = []
+    engine = build_engine(
+        EngineConfig(draft="auto", max_model_len=64, threads=1), lambda phase, share=None: said.append(phase)
+    )
+    assert not any(phase.startswith(("measuring", "timing")) for phase in said)
+    assert engine.scheduler.cost.points == STEPS and engine.info.root_seconds == STEPS[0][1]
+
+
+@pytest.mark.soak
+def test_no_test_hangs_on_measured_time() -> None:
+    """Where all that is measured is wrong: those in which costs decide who drafts, or how much."""
+    path = os.pathsep.join(filter(None, [str(ROOT / "tests/wild"), os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *CHOOSING]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_digest_tells_settings_files_and_what_else_there_is_apart(tmp_path: Path) -> None:
@@ -74,7 +107,7 @@ async def test_the_engine_after_one_that_died_measures_only_what_is_new(tmp_path
         target=str(tmp_path / "target"), draft=str(tmp_path / "draft"), max_seqs=1, max_model_len=512, threads=1
     )
     engine, seen = EngineClient(config, spares), list[EngineStatus]()
-    engine.observe_status = [seen.append]
+    engine._costs, engine.observe_status = Costs(), [seen.append]
     await engine.start()
     try:
         async with asyncio.timeout(SECONDS):

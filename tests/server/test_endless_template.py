@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from foresay.server.text import tokenizer as text
-from foresay.server.text.tokenizer import TookTooLong, interrupted_after
+from foresay.server.text.time_limit import TookTooLong, interrupted_after
 from foresay.spec.errors import InvalidRequest
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.live import LiveServer
@@ -39,29 +39,54 @@ def test_what_takes_too_long_is_interrupted_and_nothing_else() -> None:
 
 HOLDS_THE_LOCK = """
 import sys, time
-from foresay.server.text import tokenizer
+from foresay.server.text import time_limit
 
-patience = float(sys.argv[1])
-tokenizer.LOCKED_SECONDS, tokenizer._LOOK_SECONDS = patience, patience / 5
-with tokenizer.interrupted_after(600):
-    time.sleep(2 * patience)  # others have their turn
-with tokenizer.interrupted_after(600):
+time_limit.LOCKED_SECONDS = 0.2
+with time_limit.interrupted_after(600):
     pass
-time.sleep(2 * patience)  # nothing is left behind
+for _ in range(3):
+    with time_limit.interrupted_after(0.2):
+        time.sleep(0.3)  # others have their turn
+until = time.thread_time() + 0.5  # nothing is left behind
+while time.thread_time() < until:
+    pass
 print("still here", flush=True)
-with tokenizer.interrupted_after(600):
+with time_limit.interrupted_after(0.2):
     9 ** (9 ** 9)
 """
 
 
 def test_what_holds_the_interpreters_lock_ends_the_process() -> None:
-    for patience in (1, 8):  # a machine that stalls for a second needs the longer one
-        command = [sys.executable, "-c", HOLDS_THE_LOCK, str(patience)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        if done.stdout:
-            break
-    assert (done.returncode, done.stdout) == (1, "still here\n"), done.stderr
-    assert f"Timeout (0:00:0{patience})" in done.stderr
+    command = [sys.executable, "-c", HOLDS_THE_LOCK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGVTALRM, "still here\n"), done.stderr
+    assert 'File "<string>", line 16' in done.stderr
+
+
+IS_STOPPED = """
+import sys, time
+from foresay.server.text import time_limit
+
+time_limit.LOCKED_SECONDS = 0.2
+with time_limit.interrupted_after(0.5):
+    print("begun", flush=True)
+    sys.stdin.readline()
+    until = time.thread_time() + 0.2
+    while time.thread_time() < until:
+        pass
+print("still here", flush=True)
+"""
+
+
+def test_time_in_which_the_process_is_stopped_is_nobodys() -> None:
+    command = [sys.executable, "-c", IS_STOPPED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.0)  # longer than both limits
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate("go on\n")[0] == "still here\n"
+    assert process.returncode == 0
 
 
 async def test_other_requests_go_on(monkeypatch) -> None:
@@ -106,30 +131,35 @@ def test_it_is_an_error_of_the_messages(template, seconds, says, monkeypatch) ->
 POWER = "{% set n = messages|length + 8 %}{{ (n**(n**n)) }}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("template", "status", "says"), [(LOOP, 0, ""), (POWER, 1, "Timeout (0:00:03)!")])
-def test_the_process_ends_while_a_template_is_rendered(tmp_path, template, status, says) -> None:
-    directory = tmp_path / "model"
-    shutil.copytree(BUNDLED, directory)
+def _server_of(tmp_path: Path, template: str) -> LiveServer:
+    """A server that is starting: it tries its template at once."""
+    directory = shutil.copytree(BUNDLED, tmp_path / "model")
     (directory / "chat_template.jinja").write_text(template)
-    (tmp_path / "sitecustomize.py").write_text(
-        "from foresay.server.text import tokenizer\ntokenizer.LOCKED_SECONDS = 3.0\n"
-    )
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    # The tokenizer is loaded and its template tried: for ten seconds, if nobody ends it. A busy machine is later there.
-    for seconds in (2, 12, 40):
-        flags = (str(directory), "--draft", "none", "--dtype", "float32")
-        with LiveServer(tmp_path / "log", *flags, variables=path) as server:
-            while not _heeds_sigterm(server.process.pid):
-                assert server.process.poll() is None, server.output
-                time.sleep(0.1)
-            time.sleep(seconds)
-            server.terminate()
-            ended = server.process.wait(60)
-        if ended == status:
-            break
-    assert ended == status
-    assert says in server.output and ("in render" in server.output) == (status == 1)
+    return LiveServer(tmp_path / "log", str(directory), "--draft", "none", "--dtype", "float32", variables=path)
+
+
+@pytest.mark.slow
+def test_a_server_is_stopped_while_it_renders_a_template(tmp_path) -> None:
+    with _server_of(tmp_path, LOOP) as server:
+        while not _heeds_sigterm(server.process.pid):
+            assert server.process.poll() is None, server.output
+            time.sleep(0.1)
+        time.sleep(2)
+        server.terminate()
+        assert server.process.wait(60) == 0
+        assert "in render" not in server.output
+
+
+@pytest.mark.slow
+def test_a_server_whose_template_holds_the_interpreters_lock_ends_by_itself(tmp_path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "from foresay.server.text import time_limit, tokenizer\n"
+        "time_limit.LOCKED_SECONDS = tokenizer.RENDERING_SECONDS = 0.5\n"
+    )
+    with _server_of(tmp_path, POWER) as server:
+        assert server.process.wait(120) == -signal.SIGVTALRM
+        assert "in render" in server.output
 
 
 def _heeds_sigterm(process: int) -> bool:

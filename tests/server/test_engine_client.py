@@ -18,13 +18,14 @@ import pytest
 
 from foresay.server.cli import serving
 from foresay.server.cli.main import main
-from foresay.server.engine.generation import EngineStatus, generate
+from foresay.server.engine.generation import EngineStatus, Mailbox, generate
 from foresay.server.host import child
 from foresay.server.host.client import EngineClient
+from foresay.server.schemas.errors import Mistake
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ForesayError
-from foresay.spec.request import Request
+from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.live import LiveServer, openai_client, status_of
 
@@ -125,6 +126,52 @@ async def test_a_server_waits_for_the_end_of_what_followed_the_engine_it_began_w
         with pytest.raises(ForesayError, match="lost"):
             await asyncio.wait_for(waiting, SECONDS)
         assert seen[-1].state == "failed"
+
+
+class Breaking(Mailbox):
+    """A sink that raises at its third delta."""
+
+    def put(self, delta: Delta) -> None:
+        if sum(map(len, (one.tokens for one in self._pending))) > 1:
+            raise KeyError("a mistake of ours")
+        super().put(delta)
+
+
+def failing(heard: list[Any]) -> Callable[[Any], None]:
+    """An observer that raises whatever it is told."""
+
+    def observe(what: Any) -> None:
+        heard.append(what)
+        raise KeyError("a mistake of ours")
+
+    return observe
+
+
+@pytest.mark.slow
+async def test_who_looks_on_and_fails_is_not_taken_for_the_engine(caplog):
+    steps: list[Any] = []
+    statuses: list[Any] = []
+    shadows: list[Any] = []
+    async with started(max_seqs=2, shadow="ngram") as (engine, seen):
+        engine.observe, engine.observe_shadow = failing(steps), failing(shadows)
+        engine.observe_status = [failing(statuses), seen.append]
+        await asyncio.wait_for(engine.until_ready(), SECONDS)
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        asked = Request(id="broken", prompt=[5, 6], params=params)
+        broken = Breaking(engine, asked, asyncio.Event(), 99, lambda tokens: None, lambda: None)
+        engine.add(broken.request, broken)
+        beside = Request(id="beside", prompt=[5, 6, 7], params=params)
+        assert sum([len(delta.tokens) async for delta in generate(engine, beside)]) == 20
+        waiting = asyncio.create_task(engine.inspect())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        while (await engine.inspect()).busy:
+            pass
+        await until(lambda: bool(shadows))
+        assert isinstance(broken.error, Mistake)
+        assert engine.status.starts == 1 and causes(seen) == [], "no engine was replaced"
+    assert len(steps) >= 20 and statuses
+    assert caplog.text.count("Traceback") == 4, "of each observer and the sink once"
 
 
 @pytest.mark.slow

@@ -164,6 +164,21 @@ async def test_who_gives_up_waiting_leaves_no_process_behind(
     assert not Path(f"/proc/{spawned[0]}").exists() and engine.status == status
 
 
+async def test_a_model_that_is_unloaded_meanwhile_ends_its_replacement(engine: EngineClient) -> None:
+    with crowded(engine, room=False):
+        replacing = asyncio.create_task(
+            engine.replace(replace(CONFIG, draft="ngram"), lambda *told: None, changed=False)
+        )
+        while engine.status.state == "ready":
+            await asyncio.sleep(0)
+        await engine.unload()
+        with pytest.raises(ForesayError, match="unloaded"):
+            await asyncio.wait_for(replacing, 10)
+    await engine.start()
+    info = await asyncio.wait_for(engine.until_ready(), SECONDS)
+    assert info.drafter == "none", "its settings are those before"
+
+
 async def test_an_engine_that_is_not_ready_is_not_replaced() -> None:
     engine = EngineClient(CONFIG)
     with pytest.raises(ForesayError, match="not loaded"):

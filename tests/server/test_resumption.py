@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from foresay.server.host import frames
 from foresay.server.host.resumption import InFlights
-from foresay.server.schemas.errors import EngineFailed, KillsEngine
+from foresay.server.schemas.errors import EngineFailed, KillsEngine, Mistake
 from foresay.spec.request import Delta, FinishReason, Origin, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.scripted import INFO, ScriptedEngine, served
@@ -73,6 +73,24 @@ class Bench:
     def added(self) -> list[Request]:
         """What the engine that is there now was asked for."""
         return [frame.request for frame in self.sent if isinstance(frame, frames.Add)]
+
+
+class Failing(Kept):
+    """A sink that raises: at this delta, and if it is told of its end."""
+
+    def __init__(self, at: int, deaf: bool = False) -> None:
+        super().__init__()
+        self._at, self._deaf = at, deaf
+
+    def put(self, delta: Delta) -> None:
+        if len(self.deltas) == self._at:
+            raise KeyError("a mistake of ours")
+        super().put(delta)
+
+    def fail(self, error: Exception) -> None:
+        super().fail(error)
+        if self._deaf:
+            raise KeyError("another mistake of ours")
 
 
 def ids(requests: list[Request]) -> list[str]:
@@ -164,6 +182,19 @@ def test_what_the_engine_dies_of_is_known_after_two_deaths() -> None:
     assert isinstance(error, KillsEngine) and "twice" in str(error)
     assert error.headers == {"X-Should-Retry": "false"}
     assert bench.engine() == 2 and bench.sinks["a"].error is bench.sinks["b"].error is None
+
+
+def test_who_comes_when_the_engine_is_gone_waits_and_is_no_suspect() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.flights.hold()
+        bench.sent.clear()
+        bench.add("late")
+        assert bench.added == []
+        bench.dies()
+        bench.engine()
+        assert ids(bench.added) == ["late"] and bench.sinks["late"].error is None
+        bench.flights.cancel("late")
 
 
 def test_one_that_gets_further_each_time_is_no_suspect_but_goes_on_three_times_at_most() -> None:
@@ -312,6 +343,46 @@ def test_a_text_that_has_ended_needs_no_engine(when: str) -> None:
     else:
         bench.engine()
     assert ids(bench.added)[-1] == "b"
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_sink_that_fails_loses_its_request_alone(at: int, deaf: bool, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.add("one", "two")
+    broken = Failing(at, deaf)
+    bench.flights.add(Request(id="broken", prompt=[1], params=SamplingParams()), broken)
+    for token in range(3):
+        for id in ("broken", "one", "two"):
+            bench.emits(id, token, last=token == 2)
+    assert [len(bench.sinks[id].deltas) for id in ("one", "two")] == [3, 3]
+    assert len(broken.deltas) == at and isinstance(broken.error, Mistake)
+    assert [frame.id for frame in bench.sent if isinstance(frame, frames.Cancel)] == (["broken"] if at < 2 else [])
+    assert len(bench.flights) == 0
+    assert caplog.text.count("Traceback") == 1 + deaf
+
+
+@pytest.mark.parametrize("end", ["lost", "stopped", "moved", "refused", "ended"])
+def test_a_sink_that_fails_at_its_end_keeps_it_from_nobody(end: str, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(most_losses=0)
+    bench.flights.add(Request(id="broken", prompt=[1], params=SamplingParams(), aside=True), Failing(1, deaf=True))
+    bench.add("one", aside=True)
+    if end == "lost":
+        bench.dies()
+    elif end == "stopped":
+        bench.flights.fail(lambda: EngineFailed("stopped"))
+    elif end == "moved":
+        bench.flights.move(changed=False)
+    elif end == "refused":
+        for id in ("broken", "one"):
+            bench.flights.reject(id, EngineFailed("no"))
+    else:
+        for id in ("broken", "one"):
+            bench.emits(id, 1)
+            bench.flights.finish(id, 1)
+        bench.dies()
+    assert bench.sinks["one"].error is not None or bench.sinks["one"].deltas[-1].finish_reason == "stop"
+    assert len(bench.flights) == 0 and "mistake of ours" in caplog.text
 
 
 def test_where_there_will_be_no_engine_all_are_told() -> None:

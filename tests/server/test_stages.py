@@ -83,7 +83,7 @@ def test_the_summary_names_what_took_long(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_serve_names_every_stage_then_both_addresses(tmp_path: Path) -> None:
-    with LiveServer(tmp_path / "log", "--draft", "bundled,suffix") as server:
+    with LiveServer(tmp_path / "log", "--draft", "bundled,suffix", measures=True) as server:
         url = server.wait_for_url()
         lines = server.output.splitlines()
     ready = lines.index("Foresay is ready.")

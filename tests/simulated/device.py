@@ -2,7 +2,8 @@
 
 Its tensors say that they are on device ``meta`` and hold their values in a tensor of the CPU. What a GPU would refuse
 is refused: ops that mix its tensors with the CPU's, NumPy. While a step is *captured*, what a graph cannot hold is
-refused too: values that go to the host or come from it.
+refused too: values that go to the host or come from it. A copy from pinned memory that does not block may read it until
+the host has waited for it, so that memory may not change before.
 
 The ops of ``verifier/ops``, kernels on a GPU, are run on the values by their torch references (:func:`kernels`).
 """
@@ -70,12 +71,26 @@ class Simulated(Tensor):
         return CURRENT.run(func, args, kwargs or {})
 
 
+class Event:
+    """``torch.Event`` of the device: done when the host has waited, be it for a later one or for values."""
+
+    def __init__(self, device: torch.device) -> None:
+        assert device == DEVICE, device
+        self._sent = 0
+
+    def record(self) -> None:
+        self._sent = CURRENT.sent
+
+    def synchronize(self) -> None:
+        CURRENT.arrive(self._sent)
+
+
 class Machine(TorchDispatchMode):
     """The simulated device while it is in use.
 
     binding: what launches went through Triton's binder too (:mod:`bench.gpu.binder`); None: none does.
     captured: while a step is captured, each launch and what it is given, in order. reads: how often values were
-    brought to the host.
+    brought to the host. sent: how many copies from pinned memory were begun.
     """
 
     def __init__(self) -> None:
@@ -86,6 +101,9 @@ class Machine(TorchDispatchMode):
         self._made: dict[int, Any] = {}  # the memory is kept, so that no other tensor comes to lie there
         self._fresh: list[int] = []
         self._named: list[tuple[int, weakref.ref[Simulated]]] = []
+        self.sent = 0
+        self._pinned: dict[int, Any] = {}
+        self._under_way: list[tuple[int, Tensor, Tensor]] = []  # by number: what is read, and how it was
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -105,7 +123,9 @@ class Machine(TorchDispatchMode):
         if func is _ATEN._to_copy.default:
             return self._copied(args[0], kwargs)
         if func is _ATEN.copy_.default:
-            return self._copied_into(*args[:2])
+            return self._copied_into(*args)
+        if kwargs.pop("pin_memory", None):
+            return self._pin(func(*args, **kwargs))
         self._check(
             func, args, ours, [tensor for tensor in tensors if not isinstance(tensor, Simulated) and tensor.dim()]
         )
@@ -158,8 +178,31 @@ class Machine(TorchDispatchMode):
         return [(self._made[place], place in named) for place in self._fresh]
 
     def forget(self) -> None:
-        """Free what captured steps made."""
+        """Free what captured steps made, and pinned memory."""
         self._made.clear()
+        self._pinned.clear()
+        self._under_way.clear()
+
+    def _pin(self, made: Tensor) -> Tensor:
+        self._pinned[made.untyped_storage().data_ptr()] = made
+        return made
+
+    def _send(self, source: Tensor) -> None:
+        """Begin to copy from pinned memory."""
+        self._unchanged()
+        self.sent += 1
+        with torch._C._DisableTorchDispatch():
+            self._under_way.append((self.sent, source, source.clone()))
+
+    def _unchanged(self) -> None:
+        with torch._C._DisableTorchDispatch():
+            if not all(torch.equal(source, before) for _, source, before in self._under_way):
+                raise NotOnTheDevice("pinned memory was written while a copy from it may have been under way")
+
+    def arrive(self, sent: int) -> None:
+        """The host has waited for the first ``sent`` copies."""
+        self._unchanged()
+        self._under_way = [each for each in self._under_way if each[0] > sent]
 
     @contextmanager
     def capture(self) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
@@ -179,7 +222,13 @@ class Machine(TorchDispatchMode):
     def _read(self, what: str, ours: bool) -> None:
         if ours and self.captured is not None:
             raise NotOnTheDevice(f"{what} inside a captured step brings values to the host")
-        self.reads += ours
+        if ours:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Values are brought to the host, behind all that was launched."""
+        self.reads += 1
+        self.arrive(self.sent)
 
     def _copied(self, source: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """``to``: from one device to the other, or to another dtype."""
@@ -194,8 +243,10 @@ class Machine(TorchDispatchMode):
         self._make(made)
         return self._name(Simulated(made))
 
-    def _copied_into(self, target: Tensor, source: Tensor) -> Tensor:
+    def _copied_into(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         here = isinstance(target, Simulated)
+        if here and non_blocking and source.untyped_storage().data_ptr() in self._pinned:
+            self._send(source)
         if source.dim() or isinstance(source, Simulated) or self.captured is not None:
             self._moved(isinstance(source, Simulated), here)
         if here:
@@ -206,7 +257,8 @@ class Machine(TorchDispatchMode):
     def _moved(self, was_here: bool, goes_here: bool) -> None:
         if was_here != goes_here and self.captured is not None:
             raise NotOnTheDevice(f"a captured step copies values {'from' if was_here else 'to'} the device")
-        self.reads += was_here and not goes_here
+        if was_here and not goes_here:
+            self._wait()
 
 
 def _aliases(value: Tensor, inputs: list[Simulated]) -> bool:
@@ -237,24 +289,24 @@ _LEAVES = {type(None), Tensor, Simulated, bool, int, float, str, torch.dtype, to
 @contextmanager
 def simulated() -> Iterator[Machine]:
     """Use the device: tensors can be made on :data:`DEVICE`, and ops are run as kernels."""
-    with torch.inference_mode(), kernels(), _tensors_from_numbers(), CURRENT:
+    with torch.inference_mode(), kernels(), _what_asks_no_mode(), CURRENT:
         yield CURRENT
     CURRENT.forget()
 
 
 @contextmanager
-def _tensors_from_numbers() -> Iterator[None]:
-    """``torch.tensor(..., device=...)``, which asks no mode: made on the CPU and copied."""
-    made = torch.tensor
+def _what_asks_no_mode() -> Iterator[None]:
+    """``torch.tensor(..., device=...)``: made on the CPU and copied. And ``torch.Event``."""
+    made, event = torch.tensor, torch.Event
 
     def tensor(data: Any, *, device: Any = None, **rest: Any) -> Tensor:
         return made(data, **rest) if device is None else made(data, **rest).to(device)
 
-    torch.tensor = tensor  # type: ignore[assignment]
+    torch.tensor, torch.Event = tensor, Event  # type: ignore[assignment,misc]
     try:
         yield
     finally:
-        torch.tensor = made
+        torch.tensor, torch.Event = made, event  # type: ignore[misc]
 
 
 @contextmanager

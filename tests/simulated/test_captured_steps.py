@@ -4,14 +4,15 @@ the tokens are those of plain decoding on a CPU."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from foresay.spec.request import Request
 from foresay.spec.step import PartsRunner
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs import buckets
@@ -20,10 +21,12 @@ from foresay.verifier.graphs.capture import without_stops
 from foresay.verifier.graphs.runner import WholeRunner
 from foresay.verifier.ops import norm
 from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.paged_rows import Sizes
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
-from tests.same_tokens.witness import Text
+from tests.same_tokens.test_aside import Aside
+from tests.same_tokens.witness import Job, Text
 from tests.simulated.device import CURRENT, DEVICE, NotOnTheDevice, simulated
 from tests.simulated.graph import captured
 from tests.simulated.test_engine import count_passes
@@ -229,3 +232,61 @@ def test_a_grammar_between_two_launches(elsewhere, shape) -> None:
     assert_same(wanted, texts)
     assert isinstance(engine.runner, WholeRunner)
     assert engine.runner.counts["launched"] >= 5
+
+
+def test_what_is_still_being_copied_is_not_written_again() -> None:
+    with simulated():
+        pinned, there = torch.zeros(3, pin_memory=True), torch.zeros(3, device=DEVICE)
+        sent = torch.Event(DEVICE)
+        for wait in (lambda: there.tolist(), lambda: sent.synchronize()):
+            there.copy_(pinned, non_blocking=True)
+            sent.record()
+            wait()
+            pinned.numpy()[0] += 1
+        there.copy_(pinned, non_blocking=True)
+        pinned.numpy()[0] += 1
+        with pytest.raises(NotOnTheDevice, match="pinned memory was written"):
+            sent.synchronize()
+
+
+def test_chunks_that_sample_nothing_follow_each_other(elsewhere) -> None:
+    """Two captured passes with no wait in between: the host writes the rows of the second into the same memory."""
+    made, moved = elsewhere
+    engine_on = partial(captured_engine, drafter=lambda pool: None, shape=ROOT_ONLY, graphs=False, max_seqs=1)
+    jobs = [Aside.of(job) for job in jobs_of(made.vocab_size, (100,), 4)]
+    with simulated():
+        engine = engine_on(moved)
+        verifier = cast(PagedModel, engine.runner.verifier)
+        for _ in verifier.capture(None, [Sizes(64, 1, 64, 64)], captured):
+            pass
+        texts = run_freely(engine, jobs)
+    assert_same(run_freely(engine_on(made), jobs), texts)
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_a_request_s_deepest_draft(elsewhere, most) -> None:
+    made, moved = elsewhere
+    jobs = [Limited(**vars(job), most=most) for job in jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS)[:2]]
+    with simulated():
+        engine = captured_engine(moved, draft_model(moved), TreeShape.chain(4), max_seqs=2, capture=captured)
+        for job in jobs:
+            engine.add(job.request())
+        deltas = [delta for _ in iter(lambda: engine.has_work, False) for delta in engine.step()]
+    assert max(delta.drafted for delta in deltas) == most
+    for job in jobs:
+        written = [token for delta in deltas if delta.id == job.id for token in delta.tokens]
+        assert written == expected(made)[job.id].tokens
+    assert isinstance(engine.runner, WholeRunner)
+    assert (engine.runner.counts["launched"] > 2) == (most == 4), "no captured step drafts less than all it can"
+
+
+@dataclass(frozen=True)
+class Limited(Job):
+    """A request that says how deep a draft may be."""
+
+    most: int = 0
+
+    def request(self) -> Request:
+        request = super().request()
+        request.most_drafted = self.most
+        return request

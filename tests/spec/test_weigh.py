@@ -62,13 +62,23 @@ def test_as_good_as_the_best_of_all(sequences: int) -> None:
     assert 30 < drafted < 150
 
 
-def test_a_trees_nodes_add_up_and_fall() -> None:
-    for tree in (ExpectedTree(1.0, 4.0, 2.0), ExpectedTree(0.3, 0.2, 1.0), ExpectedTree(2.2, 7.4, 3.0)):
+def test_a_chains_nodes_are_as_likely_as_their_paths() -> None:
+    chain = ExpectedTree(sum(0.9**depth for depth in range(1, 5)), 4.0, 4.0)
+    assert falling(chain) == pytest.approx([0.9, 0.81, 0.729, 0.6561])
+
+
+def test_a_trees_nodes_are_chances_that_fall_alike_and_add_up() -> None:
+    rng = random.Random(0)
+    for _ in range(500):
+        nodes = rng.choice((rng.uniform(0.1, 6.0), rng.uniform(1.0, 63.0)))
+        tree = ExpectedTree(rng.choice((1.0, 0.97, rng.random(), rng.random() ** 4)) * nodes, nodes, 1.0)
         chances = falling(tree)
-        assert sum(chances) == pytest.approx(tree.tokens)
-        assert chances == sorted(chances, reverse=True)
-        assert len(chances) == max(1, round(tree.nodes))
+        assert len(chances) == max(1, round(nodes))
+        assert all(0.0 <= chance <= 1.0 for chance in chances)
+        assert sum(chances) == pytest.approx(min(tree.tokens, len(chances)), rel=1e-5)
+        assert chances == pytest.approx([chances[0] ** depth for depth in range(1, len(chances) + 1)])
     assert falling(ExpectedTree()) == []
+    assert falling(ExpectedTree(0.0, 3.0, 1.0)) == [0.0] * 3
 
 
 def test_of_a_tree_as_much_is_asked_for_as_is_worth_its_rows() -> None:

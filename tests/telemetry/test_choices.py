@@ -7,10 +7,11 @@ import logging
 import pytest
 
 from foresay.server.observe.telemetry.window import Window
-from foresay.spec.trace import NOT_PAYING, StepTrace
+from foresay.spec.trace import NOT_PAYING, SWITCHED_OFF, StepTrace
 from tests.telemetry.test_verdict import Run
 
 GAINS = "suffix of 8: 4.00 tokens in 7.00 ms; none: 1.00 tokens in 6.00 ms"
+FAILED = f"{SWITCHED_OFF}: ValueError: no seconds"
 LOSES = f"{NOT_PAYING}: none: 1.00 tokens in 6.00 ms; draft_model of 1: 1.10 tokens in 7.20 ms"
 
 
@@ -56,4 +57,5 @@ def test_another_leader_is_told_once_and_that_nobody_pays_is_a_warning(caplog: p
     assert said(LOSES, 10) == [("WARNING", f"Drafting, as it was weighed: {LOSES}")]
     assert said(GAINS, 10) == [("INFO", f"Drafting, as it was weighed: {GAINS}")]
     assert said(LOSES, 10) == []
+    assert said(FAILED, 10) == [("WARNING", f"Drafting, as it was weighed: {FAILED}")]
     assert said(LOSES, 300) == [("WARNING", f"Drafting, as it was weighed: {LOSES}")]

@@ -252,6 +252,17 @@ def test_another_type_is_named(tmp_path) -> None:
         resolve(tmp_path / "x.gguf")
 
 
+@pytest.mark.parametrize("vector", ["output_norm.weight", "blk.1.attn_norm.weight", "blk.0.attn_k.bias"])
+def test_a_vector_in_blocks_is_named(tmp_path, vector) -> None:
+    def in_blocks(name: str, tensor: Any, **more: Any) -> Any:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        return (name, gguf.quants.quantize(tensor, kind), None, kind) if name == vector else (name, tensor)
+
+    file = changed(tmp_path, in_blocks)
+    with pytest.raises(WeightsError, match=rf"{vector} in .*x.gguf has type Q8_0; supported are BF16, F16, F32"):
+        reader(resolve(file))
+
+
 def test_another_architecture_is_named(tmp_path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gemma3")
     write(writer)

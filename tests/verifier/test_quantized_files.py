@@ -412,6 +412,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"format": "int-quantized", "config_groups": {"g": GROUPS | {"weights": WHOLE}}}, "strategy 'tensor'"),
     ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:("]}, "no pattern"),
     ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:.*q_proj"]}, "quantised alike"),
+    ({"quant_method": "fp8", "ignored_layers": ["re:((a{99}){99}){99}"]}, "ignored_layers: .*repeats more than 1,000"),
+    ({"quant_method": "gguf", "modules": [["re:" + "(" * 3000 + ")" * 3000, ["Q8_0"]]]}, "modules: .*is no pattern"),
+    ({"quant_method": "fp8", "ignored_layers": [r"re:(?:(.)|.)+\1{3}$"]}, "takes too long"),
 ]
 
 
@@ -422,6 +425,45 @@ def test_what_is_not_supported_is_refused(tmp_path, about, words) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=words):
         check(Checkpoint.open(tmp_path), ModelConfig.from_directory(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("about", "all_but"),
+    [
+        ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:([a-z0-9_.]+)+!"]}, True),
+        ({"format": "pack-quantized", "config_groups": {"g": GROUPS | {"targets": ["re:(.*)*!"]}}}, False),
+        ({"quant_method": "fp8", "ignored_layers": ["re:(.|.)*!"]}, True),
+        ({"quant_method": "gguf", "modules": [["re:([a-z0-9_.]+)+!", ["Q8_0"]]]}, False),
+    ],
+    ids=["ignore", "targets", "ignored_layers", "modules"],
+)
+def test_a_pattern_that_never_ends_does_not_hold_loading_up(tmp_path, about, all_but) -> None:
+    """all_but: whether it names what is not quantised; it matches no module."""
+    make("qwen3", tmp_path)
+    config = config_of(tmp_path) | {"quantization_config": {"quant_method": "compressed-tensors", **about}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    quantization = ModelConfig.from_directory(tmp_path).quantization
+    assert quantization is not None
+    assert (quantization.scheme("model.layers.0.self_attn.q_proj", 64) is not None) is all_but
+
+
+@pytest.mark.parametrize("method", ["fp8", "awq"])
+def test_names_that_are_kept_are_parts_of_names(tmp_path, method) -> None:
+    make("qwen3", tmp_path)
+    about = {"quant_method": method, "bits": 4, "modules_to_not_convert": ["layers.1", "mlp.gate_proj"]}
+    (tmp_path / "config.json").write_text(json.dumps(config_of(tmp_path) | {"quantization_config": about}))
+    quantization = ModelConfig.from_directory(tmp_path).quantization
+    assert quantization is not None
+    kept = {
+        name: quantization.scheme(f"model.layers.{name}", 128) is None
+        for name in ("0.mlp.gate_proj", "0.mlp.up_proj", "1.mlp.up_proj", "11.mlp.up_proj")
+    }
+    assert kept == {
+        "0.mlp.gate_proj": True,
+        "0.mlp.up_proj": False,
+        "1.mlp.up_proj": True,
+        "11.mlp.up_proj": method == "awq",  # of names' beginnings, as the library that writes them
+    }
 
 
 @pytest.mark.parametrize("family", ["qwen3", "smollm"], ids=["untied", "tied"])

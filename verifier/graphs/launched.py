@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foresay.kvpaging import OutOfPages
@@ -54,6 +55,11 @@ def capturable(scheduled: ScheduledSequence) -> bool:
         or sequence.prediction is not None
         or sampling.logprobs is not None
     )
+
+
+def shallower(captured: Captured, batch: Sequence[ScheduledSequence]) -> bool:
+    """Whether any request wants no draft as deep as those of this step: what is captured is drafted whole."""
+    return any(scheduled.sequence.most_drafted < captured.proposer.shape.levels for scheduled in batch)
 
 
 def nothing_sampled(sequence: SequenceState) -> ForesayError:

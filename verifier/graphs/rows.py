@@ -31,12 +31,13 @@ class Nodes(NamedTuple):
 
 
 def rows_of(
-    state: StepState, nodes: Nodes, lengths: Tensor | None = None, wanted: Tensor | None = None
+    state: StepState, nodes: Nodes, lengths: Tensor | None = None, wanted: Tensor | None = None, live: bool = False
 ) -> tuple[StaticRows, Tensor]:
     """The rows of a pass, and int64[S, F], the slot of each.
 
     lengths: int32[S], the position of each tree's first node; None: that of the root. wanted: int64[W], the rows whose
-    logits are needed; None: all.
+    logits are needed, one for each sequence if not all of them; None: all. live: leave padding out where a CPU's
+    kernels do so: what stands in its rows, their slots too, is then anything.
     """
     size, count = nodes.tokens.shape
     lengths = state.lengths if lengths is None else lengths
@@ -49,8 +50,11 @@ def rows_of(
         words=nodes.words.flatten(),
         depths=nodes.depths.flatten(),
     )
+    known: Tensor | None = None
     if compiled(lengths):  # its attention has to find both anyway
-        places = paged.found(rows)
+        if live:
+            known, paged.sequences = state.live_rows(count), state.live_rows(1)
+        places = paged.found(rows, known)
         positions, slots = places.positions, places.own
     else:
         positions, slots = lay_out(state.tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)
@@ -60,6 +64,8 @@ def rows_of(
         slots=slots,
         groups=(Group(slice(0, rows), paged),),
         wanted=wanted,
+        count=known,
+        wanted_count=paged.sequences,
     )
     return static, slots.view(size, count)
 
@@ -76,11 +82,12 @@ class TextEnds:
         self.count, self._first = count, first
         self._numbers, self._words, self._depths = chain_words(sequences, count, device)
 
-    def rows(self, state: StepState, known: Callable[[Tensor], Tensor] | None = None) -> StaticRows:
-        """The rows, of which the roots' logits are wanted. known: makes a model's tokens of the text's."""
+    def rows(self, state: StepState, known: Callable[[Tensor], Tensor] | None = None, live: bool = False) -> StaticRows:
+        """The rows, of which the roots' logits are wanted. known: makes a model's tokens of the text's. live: see
+        :func:`rows_of`."""
         end = text_ends(state.recent, state.lengths, self.count, self._first)
         nodes = Nodes(end.tokens if known is None else known(end.tokens), self._numbers, self._words, self._depths)
-        return rows_of(state, nodes, end.lengths, end.roots)[0]
+        return rows_of(state, nodes, end.lengths, end.roots, live)[0]
 
     def slots_before(self, state: StepState) -> Tensor:
         """int64[S * F]: the slot of the token before each."""

@@ -31,6 +31,7 @@ from foresay.verifier.graphs.launched import (
     pages_for,
     reach,
     reserved,
+    shallower,
 )
 from foresay.verifier.graphs.state import Joined, write
 from foresay.verifier.graphs.step import Outcome, seen
@@ -116,7 +117,9 @@ class WholeRunner:
         bucket = self._bucket([scheduled.sequence for scheduled in batch])
         if bucket is None or len(drafting) > 1:
             return None
-        return bucket.drafting if drafting == {True} else bucket.plain
+        if drafting == {False}:
+            return bucket.plain
+        return None if bucket.drafting is None or shallower(bucket.drafting, batch) else bucket.drafting
 
     def _bucket(self, sequences: list[SequenceState]) -> Bucket | None:
         """The smallest that takes so many sequences and their tables, the step ahead included."""

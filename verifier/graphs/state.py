@@ -58,6 +58,7 @@ class StepState:
         self.recent = torch.zeros(sequences, reach, dtype=torch.int64, device=device)
         self._sampling: dict[int, RowSampling] = {}
         self._offsets: dict[int, Tensor] = {}
+        self._rows_of_live: dict[int, Tensor] = {}
         self._places = [_PADDING] * sequences
         self._pages: list[list[int]] = [[] for _ in range(sequences)]
 
@@ -76,6 +77,16 @@ class StepState:
         if count not in self._offsets:
             self._offsets[count] = (torch.arange(self.size + 1, dtype=torch.int32) * count).to(self.device)
         return self._offsets[count]
+
+    def live_rows(self, count: int) -> Tensor:
+        """int64[1]: how many rows come before those of padding if each sequence has ``count``."""
+        if count not in self._rows_of_live:
+            self._rows_of_live[count] = torch.tensor([count * self._live]).to(self.device)
+        return self._rows_of_live[count]
+
+    @property
+    def _live(self) -> int:
+        return sum(place is not _PADDING for place in self._places)
 
     def sampling(self, depths: Tensor) -> RowSampling:
         """How the tokens below nodes of these depths are sampled, N rows for each sequence.
@@ -100,6 +111,8 @@ class StepState:
         if [place.sampled for place in before] == [place.sampled for place in places]:
             return
         write(self.live, [int(place is not _PADDING) for place in places])
+        for count, rows in self._rows_of_live.items():
+            write(rows, [count * self._live])
         for nodes, kept in self._sampling.items():
             fresh = self._rows(nodes, "cpu")
             for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):

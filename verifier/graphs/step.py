@@ -4,7 +4,7 @@
 
     propose     the proposer's trees below the roots                        its own passes, if it is a model
     forward     one pass of the target over all nodes of all sequences
-    sample        at every node; accept; rows of accepted nodes move down
+    sample      at every node; accept; rows of accepted nodes move down
     committed   the proposer's caches follow; the state becomes that of the next step
     out         what the host wants to know, in one tensor
 
@@ -38,7 +38,7 @@ from foresay.verifier.settle import accept_and_move
 
 
 class Drawing(Protocol):
-    """Draws at every node; benchmarks put a recorded acceptance in its place."""
+    """Samples at every node; benchmarks put a recorded acceptance in its place."""
 
     def __call__(self, logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Tensor:
         """int64[S, N]. logits: fp32[S * N, V]."""

@@ -43,8 +43,8 @@ class HeadLayer:
         self._config, self._number, self._first, self.norms = config, number, first, weights.norms
         self._window = config.sliding_window if config.sliding_layers[number] else None
         self._qkv = Linear(weights.qkv, weights.qkv_bias)
-        self._output = Linear(weights.o, weights.o_bias)
         self._gate_up, self._down = Linear(weights.gate_up, gated=True), Linear(weights.down)
+        self._output = Linear(weights.o, weights.o_bias, then=self._gate_up)
         self._scale = config.head_dim**-0.5
 
     def seen(self, mixed: Tensor, rows: StaticRows, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:

@@ -118,7 +118,7 @@ class Checkpoint:
             )
         shape, kinds = expected
         if self.gguf:  # of other types the file was refused as it was opened
-            name, kinds = theirs(name), (*kinds, *BLOCK_BYTES)
+            name, kinds = theirs(name), (*kinds, *(BLOCK_BYTES if len(shape) == 2 else ()))
         if tensor.shape != shape and (shape, tensor.shape) != ((1,), ()):
             return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
         if tensor.dtype not in kinds:

@@ -34,10 +34,11 @@ class Layer:
     @classmethod
     def of(cls, weights: LayerWeights, windowed: bool) -> Layer:
         dtype = weights.input_norm.dtype
+        gate_up = Linear(weights.gate_up, weights.gate_up_bias, dtype, gated=True)
         return cls(
             qkv=Linear(weights.qkv, weights.qkv_bias, dtype),
-            output=Linear(weights.o, weights.o_bias, dtype),
-            gate_up=Linear(weights.gate_up, weights.gate_up_bias, dtype, gated=True),
+            output=Linear(weights.o, weights.o_bias, dtype, then=gate_up),
+            gate_up=gate_up,
             down=Linear(weights.down, weights.down_bias, dtype),
             input_norm=weights.input_norm,
             post_norm=weights.post_norm,

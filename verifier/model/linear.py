@@ -28,13 +28,19 @@ class Linear:
     """``x @ weight.T + bias`` for x [R, in]. Owns its packed weight, [out, in], and computes on its device.
 
     dtype, device: of x and of what comes out; dtype is the weight's unless given. gated: the outputs are gates, and
-    then as many numbers that they are for (:meth:`gated`).
+    then as many numbers that they are for (:meth:`gated`). then: after attention, what is multiplied next: a GPU
+    prefetches its weight.
     """
 
     __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")
 
     def __init__(
-        self, weight: Matrix, bias: Tensor | None = None, dtype: torch.dtype | None = None, gated: bool = False
+        self,
+        weight: Matrix,
+        bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        gated: bool = False,
+        then: Linear | None = None,
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype, self.device = (
@@ -45,6 +51,8 @@ class Linear:
         if isinstance(weight, QuantizedMatrix):
             weight, self._was = weight.side_by_side()
         self._packed = _packed(weight, bias, gated, self.dtype)
+        if then is not None and isinstance(self._packed, BlockedWeight) and isinstance(then._packed, BlockedWeight):
+            self._packed = replace(self._packed, then=then._packed)
 
     @property
     def nbytes(self) -> int:

@@ -102,7 +102,7 @@ def _logits(decoder: Decoder, normed: Tensor, rows: StaticRows) -> Tensor:
     """fp32[W, V]."""
     wanted = rows.wanted
     if wanted is None:
-        return decoder.head.wide(normed)
+        return decoder.head.wide(normed, rows.count)
     if not len(wanted):
         return normed.new_empty(0, decoder.head.out_features, dtype=torch.float32)
     return decoder.head.wide(take_rows(normed, wanted, rows.wanted_count), rows.wanted_count)

@@ -18,8 +18,11 @@ What the numbers mean: :mod:`foresay.verifier.ops.quantized`. Where they stand i
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+import regex
 
 from foresay.verifier.model.errors import ConfigError
 
@@ -86,8 +89,9 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """method: who made it. rules: what modules are called (``Linear`` stands for all, ``re:`` begins a pattern), and
-    how they are quantised; names come before patterns, and these before ``Linear``. ignore: what is not quantised.
+    """method: who made it. rules: what modules are called (``Linear`` stands for all, ``re:`` begins a pattern, ``in:``
+    a part of a name between dots), and how they are quantised; names come before patterns, and these before ``Linear``.
+    ignore: what is not quantised.
     activations: what those were to be rounded to where the files come from, and are not here; "" for nothing. kv: what
     the files ask the KV cache to be, ``int8`` or ``fp8``; "" for nothing.
     """
@@ -116,10 +120,10 @@ class Quantization:
 
         Raises ConfigError for one that is not supported.
         """
-        if any(_matches(module, each) for each in self.ignore):
-            return None
-        found = [scheme for target, scheme in sorted(self.rules, key=_rank) if _matches(module, target)]
         try:
+            if any(_matches(module, each) for each in self.ignore):
+                return None
+            found = [scheme for target, scheme in sorted(self.rules, key=_rank) if _matches(module, target)]
             return found[0].fitting(inner) if found else None
         except ValueError as error:
             raise ConfigError(f"{module}: quantised weights ({self.method}): {error}") from error
@@ -135,6 +139,22 @@ class Quantization:
         return ", ".join((*inside, *(f"the output head {each}" for each in heads)))
 
 
+#: Anybody may have written a checkpoint, and with some patterns `re` never ends. Seconds that a pattern may take for a
+#: name, and how often it may repeat anything by numbers, since it is compiled to as much.
+_MATCHING_SECONDS, _MOST_REPEATS = 0.1, 1000
+
+
+@lru_cache(maxsize=1024)
+def pattern(text: str) -> regex.Pattern[str]:
+    """It compiled. Raises ValueError, which says what is wrong with it."""
+    if prod(max(1, int(count)) for count in regex.findall(r"(\d+)\}", text)) > _MOST_REPEATS:
+        raise ValueError(f"repeats more than {_MOST_REPEATS:,} times")
+    try:
+        return regex.compile(text)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"is no pattern ({error})") from None
+
+
 def _rank(rule: tuple[str, Scheme]) -> int:
     """Names first, classes last."""
     target = rule[0]
@@ -143,5 +163,10 @@ def _rank(rule: tuple[str, Scheme]) -> int:
 
 def _matches(module: str, target: str) -> bool:
     if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), module) is not None
+        try:
+            return pattern(target.removeprefix("re:")).match(module, timeout=_MATCHING_SECONDS) is not None
+        except TimeoutError:
+            raise ValueError(f"matching {target!r} takes too long") from None
+    if target.startswith("in:"):
+        return target.removeprefix("in:") in f".{module}."
     return target in ("Linear", module)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, PACKED, Quantization, Scheme
+from foresay.verifier.model.quantization import (
+    AWQ,
+    BLOCKS,
+    FLOATS8,
+    GGUF,
+    GPTQ,
+    INTEGERS,
+    PACKED,
+    Quantization,
+    Scheme,
+    pattern,
+)
 
 #: All modules of the layers.
 _LAYERS = r"re:model\.layers\."
@@ -45,12 +55,18 @@ class _Section:
         found = self.fields.get(key) or []
         if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
             raise self.fields.error(f"{key} must be a list of names")
-        for each in found:
-            try:
-                re.compile(each.removeprefix("re:") if each.startswith("re:") else "")
-            except re.error as error:
-                raise self.fields.error(f"{key}: {each!r} is no pattern ({error})") from error
+        self.check(key, found)
         return tuple(found)
+
+    def check(self, key: str, names: Sequence[str]) -> None:
+        """Raise ConfigError for patterns that are none."""
+        for each in names:
+            if not each.startswith("re:"):
+                continue
+            try:
+                pattern(each.removeprefix("re:"))
+            except ValueError as error:
+                raise self.fields.error(f"{key}: {each[:200]!r} {error}") from error
 
 
 def _compressed(section: _Section) -> Quantization:
@@ -140,7 +156,7 @@ def _blocks(section: _Section) -> Quantization:
     if (how := section.fields.get("activation_scheme") or "dynamic") not in ("dynamic", "static"):
         raise section.refuse(f"activation_scheme {how!r} is not supported")
     names = (*section.names("modules_to_not_convert"), *section.names("ignored_layers"))
-    kept = tuple(one if one.startswith("re:") else rf"re:(.*\.)?{re.escape(one)}(\.|$)" for one in names)
+    kept = tuple(one if one.startswith("re:") else f"in:.{one}." for one in names)
     scheme = Scheme(8, None, True, BLOCKS, floats=True, rows=None)
     if section.fields.get("weight_block_size") is not None:
         scheme = _in_blocks(section, "weight_block_size", BLOCKS)
@@ -161,7 +177,7 @@ def _gptq(section: _Section) -> Quantization:
 def _awq(section: _Section) -> Quantization:
     if str(section.fields.get("version") or "gemm").lower() != "gemm":
         raise section.refuse(f"version {section.fields.get('version')!r} is not supported")
-    ignore = tuple(f"re:.*{re.escape(each)}" for each in section.names("modules_to_not_convert"))
+    ignore = tuple(f"in:{each}" for each in section.names("modules_to_not_convert"))
     return _of_layers(section, AWQ, not section.fields.flag("zero_point", True), ignore)
 
 
@@ -190,6 +206,7 @@ _OF_GGUF = {
 def _gguf(section: _Section) -> Quantization:
     """What is made of a file's metadata: modules, and the types of those that are multiplied as one."""
     modules = section.fields.get("modules")
+    section.check("modules", [str(target) for target, _ in modules])
     return Quantization(GGUF, tuple((str(target), _holding(kinds)) for target, kinds in modules))
 
 

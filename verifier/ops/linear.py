@@ -124,7 +124,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     """``silu(gate) * up`` for the two halves of ``x @ weight.T + bias``, gate first. Returns [R, O / 2].
 
     Both halves are rounded to x's dtype before, and silu's result is too: the same steps as the product and the
-    activation one after the other (:func:`foresay.verifier.ops.activation.silu_mul`).
+    activation one after the other.
     """
     if x.is_cuda:
         from foresay.verifier.ops.kernels import linear as kernels

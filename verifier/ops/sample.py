@@ -93,7 +93,7 @@ class SamplingColumns(NamedTuple):
 def sample_rows(
     logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None, count: Tensor | None = None
 ) -> Tensor:
-    """Draw one token per row, under the contract of :func:`foresay.spec.sample.sample`.
+    """Sample one token per row, under the contract of :func:`foresay.spec.sample.sample`.
 
     logits: fp32[N, V]. token_ids: int64[V], which token of the target each column is, for a drafter that has a
     vocabulary of its own; None where they are the same. The noise is that of the target's tokens, and ties go to the

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +22,6 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
-from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import MODELS, Entry, Models
 from foresay.server.host.replacement import Progress, writes_alone
 from foresay.server.schemas.errors import ApiError, NotNow, described
@@ -29,6 +30,8 @@ from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import changed
 from foresay.server.settings.resolved import target_directory
 from foresay.spec.errors import ForesayError, InvalidRequest
+
+log = logging.getLogger("foresay.server")
 
 
 class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -71,14 +74,16 @@ async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse
     models = http.app[MODELS]
     entry, began = models.chosen(body.model), time.monotonic()
     events = EventStream.of(http, LINES)
-    told: asyncio.Queue[Reloading] = asyncio.Queue()
-    reloading = asyncio.create_task(
-        reload(models, entry, body.settings, lambda phase, share: told.put_nowait(Reloading(phase=phase, share=share)))
+    told: asyncio.Queue[Reloading | None] = asyncio.Queue()
+    reloading = begin(
+        models, entry, body.settings, lambda phase, share: told.put_nowait(Reloading(phase=phase, share=share))
     )
+    reloading.add_done_callback(lambda _: told.put_nowait(None))
     try:
         if body.stream:
-            await _progress(events, told, reloading)
-        moved = await reloading
+            while (line := await told.get()) is not None:
+                await events.send([line])
+        moved = await asyncio.shield(reloading)
         answer = Reloaded(model=entry.name, moved=moved, seconds=time.monotonic() - began)
     except (ApiError, InvalidRequest) as error:
         if not events.started:
@@ -86,22 +91,19 @@ async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse
         await events.send([ReloadError(error=described(error)[1].error)])
         return await events.end()
     finally:
-        reloading.cancel()
+        if not reloading.done():  # the client has left
+            reloading.add_done_callback(partial(_log_failure, entry.name))
     if not body.stream:
         return json_response(answer)
     await events.send([answer])
     return await events.end()
 
 
-async def _progress(events: EventStream, told: asyncio.Queue[Reloading], reloading: asyncio.Task[int]) -> None:
-    """Tell what goes on until it is over; what is refused before anything went on is no stream."""
-    while not (reloading.done() and told.empty()):
-        hearing = asyncio.create_task(told.get())
-        await asyncio.wait({hearing, reloading}, return_when=asyncio.FIRST_COMPLETED)
-        if hearing.done():
-            await events.send([hearing.result()])
-        else:
-            hearing.cancel()
+def _log_failure(name: str, reloading: asyncio.Task[int]) -> None:
+    """Log what the client would have been told."""
+    error = None if reloading.cancelled() else reloading.exception()
+    if error is not None:
+        log.error("%s: the engine was not replaced: %s", name, error)
 
 
 # -- what is done ------------------------------------------------------------------------------------------------------
@@ -115,32 +117,34 @@ _LOOSE = frozenset(
 )
 
 
-async def reload(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progress) -> int:
-    """Go on with these settings; returns how many requests that were running go on in another engine.
+def begin(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progress) -> asyncio.Task[int]:
+    """Have the model go on with these settings; the result is how many requests that were running go on in another
+    engine. The task is the model's: it goes on when the client has left.
 
     An :class:`InvalidRequest` names the setting that cannot be: then the engine before serves on.
     """
     model = entry.model
-    if not isinstance(model, Model):
-        raise InvalidRequest("model", "the engine of this model is not the server's to replace")
-    if model.reloading.locked():
+    if model.reloading is not None and not model.reloading.done():
         raise NotNow(f"the engine of {entry.name} is being replaced already")
-    async with model.reloading:
-        try:
-            return await _reload(models, entry, model, settings, tell)
-        except (ApiError, InvalidRequest):
-            raise
-        except ForesayError as error:
-            raise InvalidRequest(_field(str(error), settings), str(error)) from None
+    model.reloading = asyncio.create_task(_reload(models, entry, settings, tell))
+    return model.reloading
 
 
-async def _reload(models: Models, entry: Entry, model: Model, settings: Mapping[str, Any], tell: Progress) -> int:
+async def _reload(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progress) -> int:
+    try:
+        return await _changed(models, entry, settings, tell)
+    except (ApiError, InvalidRequest):
+        raise
+    except ForesayError as error:
+        raise InvalidRequest(_field(str(error), settings), str(error)) from None
+
+
+async def _changed(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progress) -> int:
+    model = entry.model
     config = changed(model.config, settings)
     info = entry.info
     if not entry.loaded or info is None:
-        if config.target != model.config.target:
-            model.service.text = None
-        model.become(config)
+        model.become(config, model.service.text if config.target == model.config.target else None)
         return 0
     if config.target != model.config.target:
         tell("looking at the files", None)
@@ -155,11 +159,7 @@ async def _reload(models: Models, entry: Entry, model: Model, settings: Mapping[
         )
         raise InvalidRequest("max_model_len", message)
     weights = not settings or bool(OF_THE_TEXT & settings.keys())
-    moved = await model.engine.replace(config, tell, weights)
-    model.become(config)
-    if weights:
-        await model.read_text()
-    return moved
+    return await model.replace(config, tell, weights)
 
 
 def _the_same(before: ServeConfig, after: ServeConfig) -> bool:

@@ -12,8 +12,12 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.validation import decoded
+from foresay.server.gateway.caller import REQUEST_ID
 from foresay.server.host.models.models import MODELS
+from foresay.server.schemas.bounds import BODY_PACE
+from foresay.server.schemas.errors import ApiError, Mistake, SlowBody, TooLarge, described
 from foresay.server.schemas.shared import ErrorBody
+from foresay.spec.errors import InvalidRequest
 
 #: Chunks above this go out alone, so that other streams have their turn between them.
 LARGE_BYTES = 1 << 18
@@ -69,23 +73,25 @@ class EventStream:
     """One streaming response. Headers go out with the first write; nothing is ever compressed or held back.
 
     A request has one: whoever makes the stream while another is there already goes on with that (:meth:`of`).
+    over: all of it is said, if only that it failed.
     """
 
     def __init__(self, request: web.Request, framing: Framing) -> None:
         self._request, self._framing = request, framing
         headers = {"Content-Type": framing.content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         self._response = web.StreamResponse(headers=headers)
+        self.over = False
 
     @classmethod
     def of(cls, request: web.Request, framing: Framing, more: Mapping[str, str] | None = None) -> EventStream:
         """The stream of the request, which may have begun while it waited for its model. more: headers besides those of
         every stream, unless they are out already."""
-        begun = request.get(_STREAM)
-        if begun is None:
-            begun = request[_STREAM] = cls(request, framing)
-        if not begun.started:
-            begun._response.headers.update(more or {})
-        return begun
+        begun = request[BEGUN]
+        if begun.stream is None:
+            begun.stream = cls(request, framing)
+        if not begun.stream.started:
+            begun.stream._response.headers.update(more or {})
+        return begun.stream
 
     @property
     def started(self) -> bool:
@@ -121,10 +127,46 @@ class EventStream:
     async def end(self) -> web.StreamResponse:
         """The stream is complete."""
         await self._response.write_eof()
+        self.over = True
         return self._response
 
+    async def fail(self, chunk: Any) -> None:
+        """Tell of a mistake of ours, unless all is said; nothing comes after it, and the connection closes."""
+        if not self.over:
+            self.over = True
+            self._response.force_close()
+            await self.send([chunk])
 
-_STREAM = web.RequestKey("stream", EventStream)
+
+class Begun:
+    """What has been begun in answer to a request. response: whose headers are out; there can be no other. stream: that
+    the request has."""
+
+    def __init__(self) -> None:
+        self.response: web.StreamResponse | None = None
+        self.stream: EventStream | None = None
+
+    def cut(self, request: web.Request) -> None:
+        """The response went wrong: close the connection, so that nobody takes it for whole, unless all is said."""
+        if not (self.stream is not None and self.stream.over) and request.transport is not None:
+            request.transport.close()
+
+
+#: Of every request; shared by its clones.
+BEGUN = web.RequestKey("begun", Begun)
+
+
+async def begin(request: web.Request, response: web.StreamResponse) -> None:
+    """Remember the response whose headers go out now."""
+    if BEGUN in request:  # aiohttp answers alone what is no request
+        request[BEGUN].response = response
+
+
+def told(error: Exception) -> tuple[int, ErrorBody]:
+    """As :func:`described`; of what nobody expected, only where it is to be found."""
+    if not isinstance(error, ApiError | InvalidRequest):
+        error = Mistake(f"The server made a mistake; its log says more about request {REQUEST_ID.get('')}")
+    return described(error)
 
 
 #: The modules whose routes an application serves.
@@ -134,7 +176,7 @@ ROUTE_MODULES: web.AppKey[tuple[ModuleType, ...]] = web.AppKey("modules", tuple)
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 
 #: What may go wrong where a body is read and the engine is asked.
-BODY_ERRORS = (400, 401, 403, 404, 413, 415, 429, 500, 503, 504)
+BODY_ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 PLAIN_ERRORS = (401, 403)
 
 
@@ -178,7 +220,9 @@ class Route(web.AbstractRouteDef):
     async def _with_body(self, http: web.Request) -> web.StreamResponse:
         if not self.always:
             http.app[MODELS].check_open()
-        return await self.handler(http, decoded(await http.read(), self.body))
+        server = http.app[MODELS].server
+        with server.bodies.growing(server.crowded) as hold:
+            return await self.handler(http, decoded(await received(http, server.body_timeout, hold), self.body))
 
     @property
     def statuses(self) -> tuple[int, ...]:
@@ -206,6 +250,24 @@ def error_shape(http: web.Request) -> ErrorShape | None:
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+async def received(http: web.Request, seconds: float, hold: Callable[[int], None]) -> bytes:
+    """The body. seconds: that it may take, besides what its bytes may. hold: called with the size of each part as it
+    comes, and may raise. Raises :class:`TooLarge`, and :class:`SlowBody` for one that does not come."""
+    body, loop = bytearray(), asyncio.get_running_loop()
+    began = loop.time()
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            while part := await http.content.readany():
+                hold(len(part))
+                body += part
+                if len(body) > http.client_max_size:
+                    raise TooLarge(http.client_max_size)
+                limit.reschedule(began + seconds + len(body) / BODY_PACE)
+    except TimeoutError:
+        raise SlowBody(len(body), loop.time() - began) from None
+    return bytes(body)
 
 
 #: Numbers or short texts that are encoded in a millisecond.

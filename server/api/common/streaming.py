@@ -26,7 +26,7 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import EventStream, Framing, error_shape
+from foresay.server.api.common.route import EventStream, Framing, error_shape, told
 from foresay.server.engine.generation import Generation
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.models.resident import Keep, Patience
@@ -170,6 +170,12 @@ async def stream(request: web.Request, answer: Answer, generation: Generation, p
         if not events.started:
             raise
         await events.send([answer.broken(described(error)[1])])
+    except ConnectionError:
+        raise
+    except Exception as error:
+        if events.started:
+            await events.fail(answer.broken(told(error)[1]))
+        raise
     return await events.end()
 
 
@@ -290,7 +296,8 @@ async def leased(
     """What ``answer`` returns, with the model called ``name``.
 
     framing: of the stream, if one was asked for. broken: how it tells an error before there is an answer, from the HTTP
-    status and OpenAI's body; as the API's error bodies unless it is given. keep: see :meth:`Models.lease`.
+    status and OpenAI's body; as the API's error bodies unless it is given. keep: see
+    :meth:`foresay.server.host.models.models.Models.lease`.
     """
     models = http.app[MODELS]
     if framing is None:
@@ -305,19 +312,25 @@ async def leased(
     except (ApiError, InvalidRequest) as error:
         if not events.started:
             raise
-        await events.send([_told(http, error, broken)])
+        await events.send([_broken(http, error, broken)])
         return await events.end()
+    except ConnectionError:
+        raise
+    except Exception as error:
+        if events.started:
+            await events.fail(_broken(http, error, broken))
+        raise
 
 
-def _told(
+def _broken(
     http: web.Request,
-    error: ApiError | InvalidRequest,
+    error: Exception,
     broken: Callable[[int, ErrorBody], msgspec.Struct] | None,
 ) -> msgspec.Struct:
     """The error in the middle of a stream."""
-    status, body = described(error)
+    status, body = told(error)
     if broken is not None:
         return broken(status, body)
     shape = error_shape(http)
-    told: msgspec.Struct = body if shape is None else shape.make(status, body)
-    return told
+    chunk: msgspec.Struct = body if shape is None else shape.make(status, body)
+    return chunk

@@ -19,6 +19,7 @@ from foresay.server.gateway.caller import ID_WANTED, usable_id
 from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import NOT_SUPPORTED, WRITE_INSTEAD, ErrorDetail, GenerationRequest, RequestWarning
 from foresay.server.text import options
 from foresay.server.text.choice import Choice
@@ -47,7 +48,7 @@ def decoded(body: bytes, kind: type[S]) -> S:
     try:
         request: S = _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        raise named(str(error)) from None
+        raise named(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("", f"The body is not valid JSON: {error}") from None
     return checked(request)
@@ -58,7 +59,7 @@ def converted(fields: dict[str, Any], kind: type[S]) -> S:
     try:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise named(str(error)) from None
+        raise named(error) from None
     return checked(request)
 
 
@@ -82,11 +83,10 @@ def _check(request: GenerationRequest) -> None:
         raise InvalidRequest("stream_options", "stream_options is only allowed with stream: true")
 
 
-def named(complaint: str) -> InvalidRequest:
-    """Msgspec's complaint as an error that names the field: ``Expected `int`, got `str` - at `$.max_tokens```."""
-    message, _, place = complaint.partition(" - at ")
-    field = place.strip("`").removeprefix("$").removeprefix(".")
-    missing = re.search(r"missing required field `(\w+)`", message)
+def named(error: msgspec.ValidationError) -> InvalidRequest:
+    """Msgspec's complaint as an error that names the field."""
+    message, field = complaint(error)
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", message)
     if missing:
         field = f"{field}.{missing[1]}" if field else missing[1]
         return InvalidRequest(field, f"{field} is required")

@@ -142,7 +142,8 @@ class ArgumentsDone(Placed, kw_only=True, tag="response.function_call_arguments.
 
 
 class StreamError(Event, kw_only=True, tag="error"):
-    """The only event of a stream that began while its model was loaded, where no response came of it."""
+    """The last event of a stream that cannot go on: it began while its model was loaded, and no response came of it; or
+    it follows one, and its client reads so slowly that the next event is no longer kept."""
 
     code: str | None
     message: str

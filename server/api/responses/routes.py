@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -18,6 +19,7 @@ from foresay.server.api.responses.turn import prepared, prompt_length, whole
 from foresay.server.gateway.caller import CALLER
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
+from foresay.server.schemas.errors import SlowReader, described
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.server.text.warned import headers
 from foresay.spec.errors import InvalidRequest
@@ -173,21 +175,22 @@ ROUTES = [
 
 
 async def follow(http: web.Request, record: Record, after: int, ping: float) -> web.StreamResponse:
-    """Send the events with numbers above ``after``; :class:`InvalidRequest` if some of them are no longer kept.
+    """Send the events with numbers above ``after``, none of them left out: the last one is an error if the client reads
+    so slowly that the next one is no longer kept, and :class:`InvalidRequest` is raised if the first one is not.
 
     ping: seconds between comments while there is nothing to send.
     """
-    first = record.events[0].sequence_number if record.events else 0
-    if after + 1 < first:
-        raise InvalidRequest(
-            "starting_after",
-            f"Only the last {len(record.events)} events are kept, from number {first} on",
-        )
     events = EventStream(http, NAMED_EVENTS)
     while True:
         changed = record.changed  # taken before looking, so that nothing that comes later is missed
         over = record.response.status != "in_progress"
-        fresh = [event for event in record.events if event.sequence_number > after]
+        kept = list(record.events)
+        if kept and kept[0].sequence_number > after + 1:
+            if not events.started:
+                raise InvalidRequest("starting_after", _only(kept))
+            await events.send([_left_behind(record, kept, after + 1)])
+            return await events.end()
+        fresh = [event for event in kept if event.sequence_number > after]
         await events.send(fresh)
         after = max([after, *(event.sequence_number for event in fresh)])
         if over:
@@ -197,3 +200,15 @@ async def follow(http: web.Request, record: Record, after: int, ping: float) -> 
                 await changed.wait()
         except TimeoutError:
             await events.write(NAMED_EVENTS.ping)
+
+
+def _only(kept: Sequence[ResponseEvent]) -> str:
+    return f"Only the last {len(kept)} events are kept, from number {kept[0].sequence_number} on"
+
+
+def _left_behind(record: Record, kept: Sequence[ResponseEvent], number: int) -> StreamError:
+    """Why the event of this number is not sent, nor any after it."""
+    message = f"The client reads too slowly: {_only(kept)}; read it whole with GET /v1/responses/{record.response.id}"
+    error = _broken(*described(SlowReader(message)))
+    error.sequence_number = number
+    return error

@@ -44,7 +44,7 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
         try:
             event = self._client_event(message)
         except msgspec.ValidationError as error:
-            wrong = named(str(error))
+            wrong = named(error)
             raise wrong if wrong.param else InvalidRequest("", f"The message must be an object: {error}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest("", f"The message cannot be read: {error}") from None

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from foresay.server.api.common.route import told
 from foresay.server.api.responses.answer import Cancelled
 from foresay.server.api.responses.events import (
     CancelResponse,
@@ -35,19 +36,17 @@ from foresay.server.api.responses.lanes import Lanes, Message
 from foresay.server.api.responses.send_queue import PROTOCOLS, Codec, SendQueue, codec_of
 from foresay.server.api.responses.store import Responses
 from foresay.server.api.responses.turn import Turn, prepared
-from foresay.server.gateway.caller import CALLER
+from foresay.server.gateway.caller import CALLER, REQUEST_ID
 from foresay.server.host.models.models import Models
 from foresay.server.host.service import Service
-from foresay.server.schemas.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized, described
-from foresay.server.schemas.shared import ErrorBody, ErrorDetail
+from foresay.server.schemas.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized
+from foresay.server.schemas.shared import ErrorBody
 from foresay.spec.errors import InvalidRequest
 
 #: How long a response's first event waits for the engine: what it refuses then comes as an error, not as a failure.
 PATIENCE = 0.25
 MOST_WARM = 8
 log = logging.getLogger("foresay.server")
-
-INTERNAL = ErrorBody(ErrorDetail("The server made a mistake; its log says more", "internal_error", None, None))
 
 
 class ConnectionLimit(Busy):
@@ -255,9 +254,9 @@ class Socket:
             self._refuse(error, create.stream_id)
             if isinstance(error, Unauthorized):
                 self.close(UNWELCOME)
-        except Exception:
-            log.exception("a response over a WebSocket failed")
-            self._send("", _error(500, INTERNAL, create.stream_id))
+        except Exception as error:
+            log.exception("a response over a WebSocket failed (request %s)", REQUEST_ID.get())
+            self._send("", _error(*told(error), create.stream_id))
 
     async def _answered(self, service: Service, message: Message, create: Create) -> None:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
@@ -267,10 +266,12 @@ class Socket:
             try:
                 async for events in turn.batches(generation, PATIENCE):
                     self._send(turn.record.response.id, *events)
-            except (ApiError, InvalidRequest) as error:
-                if not turn.begun:
+            except Exception as error:
+                if not turn.begun or turn.answer.over:
                     raise
-                self._send(turn.record.response.id, turn.answer.broken(described(error)[1]))
+                if not isinstance(error, ApiError | InvalidRequest):
+                    log.exception("a response over a WebSocket failed (request %s)", REQUEST_ID.get())
+                self._send(turn.record.response.id, turn.answer.broken(told(error)[1]))
         self._remember(create.stream_id, turn)
 
     def _remember(self, lane: str | None, turn: Turn) -> None:
@@ -285,7 +286,7 @@ class Socket:
     def _refuse(self, error: ApiError | InvalidRequest, stream_id: str | None) -> None:
         if isinstance(error, InvalidRequest | ModelNotFound):
             CALLER.get().rate_limiter.refused()
-        self._send("", _error(*described(error), stream_id))
+        self._send("", _error(*told(error), stream_id))
 
     def _send(self, response_id: str, *events: msgspec.Struct) -> None:
         self._send_queue.put(response_id, events)

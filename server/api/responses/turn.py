@@ -11,6 +11,7 @@ from functools import partial
 
 import msgspec
 
+from foresay.server.api.common.route import told
 from foresay.server.api.common.streaming import batches
 from foresay.server.api.common.turns import chat_choices
 from foresay.server.api.common.validation import in_words, reword
@@ -31,9 +32,9 @@ from foresay.server.engine.generation import Generation
 from foresay.server.gateway.caller import CALLER
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import MOST_SAID_AGAIN, check_bytes
-from foresay.server.schemas.errors import ApiError, described
+from foresay.server.schemas.errors import described
 from foresay.server.text.choice import Choice
-from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
+from foresay.spec.errors import ContextLengthExceeded
 
 
 class Turn:
@@ -83,7 +84,9 @@ class Turn:
                 async with self._service.generation(choices, keeps_text=stored) as generation:
                     self._run(generation)
                     yield generation
-        except (InvalidRequest, ApiError) as error:
+        except ConnectionError:
+            raise
+        except Exception as error:
             self._fail(error)
             raise
         finally:
@@ -104,9 +107,9 @@ class Turn:
             async for events, _ in batches(self.answer, generation, lambda: None if self.begun else patience):
                 yield events
 
-    def _fail(self, error: ApiError | InvalidRequest) -> None:
+    def _fail(self, error: Exception) -> None:
         if self.begun and not self.answer.over:
-            self.answer.broken(described(error)[1])
+            self.answer.broken(told(error)[1])
 
     def _keep(self) -> None:
         """The response is over: close it if nobody did (the client is gone), and keep it if it ever began."""

@@ -17,6 +17,7 @@ from foresay.server.host.client import EngineClient
 from foresay.server.host.imports import importing
 from foresay.server.host.models.residency import log
 from foresay.server.host.models.resident import NoPlace
+from foresay.server.host.replacement import Progress
 from foresay.server.host.service import Service, ServiceOptions, Text
 from foresay.server.host.state import ServerState
 from foresay.server.schemas.bounds import largest_body
@@ -40,8 +41,11 @@ class Model:
     """A :class:`~foresay.server.host.models.resident.Loadable` with its service; one alone is started with the server.
 
     names: what clients call it, the first one for answers. on_status: told of every change of its engine's status.
-    spawn: starts its engine process.
+    spawn: starts its engine process. reloading: the change to other settings that goes on, or was the last; it is
+    finished whether or not the client that asked for it is still there.
     """
+
+    reloading: asyncio.Task[int] | None = None
 
     def __init__(
         self,
@@ -61,7 +65,6 @@ class Model:
             telemetry.replicas = self.engine.loads
         self.engine.observe_status = [telemetry.startup.see, on_status]
         self._longest: int | None = None
-        self.reloading = asyncio.Lock()
 
     def successor(self, config: ServeConfig) -> Model:
         """Another model for the requests that come to this one, once it takes over; then both count as one."""
@@ -125,15 +128,17 @@ class Model:
                 self.service.text = await _beside(Text.load, self.config)
                 gc.freeze()  # it stays; no collection before it, which would hold up the streams of others
 
-    async def read_text(self) -> None:
-        """Read its text again: it has other files."""
-        text = await _beside(Text.load, self.config)
-        self.service.text = text
+    async def replace(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
+        """Go on in an engine of these settings; see :meth:`EngineClient.replace`. changed: it has other files."""
+        text = await _beside(Text.load, config) if changed else self.service.text
+        moved = await self.engine.replace(config, tell, changed)
+        self.become(config, text)
+        return moved
 
-    def become(self, config: ServeConfig) -> None:
-        """These are the settings from now on; clients call it as before."""
+    def become(self, config: ServeConfig, text: Text | None) -> None:
+        """These are the settings and the text from now on; clients call it as before."""
         options = ServiceOptions.of(config, self.service.options.names.known)
-        self.config, self.service.options = config, options
+        self.config, self.service.options, self.service.text = config, options, text
         self.service.places.most = options.most_running
         self.engine.configure(config)
 

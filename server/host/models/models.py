@@ -129,6 +129,7 @@ class Models:
         """Those that the settings name. on_status: told of every change of an engine's status. spawn: starts the engine
         processes."""
         server = ServerState()
+        server.body_timeout = config.body_timeout
         named: list[tuple[Sequence[str], ServeConfig]] = [((name,), one) for name, one in config.models.items()]
         named = named or [(model_names(config), config)]
         models = [Model(names, one, server, on_status, spawn) for names, one in named]
@@ -194,18 +195,18 @@ class Models:
         self, name: str | None, patience: Patience | None = None, keep: Keep = "usual"
     ) -> AsyncIterator[Service]:
         """The service of the model that a request means. It stays loaded until its engine has no more to do for the
-        request, or the context ends; a request for one that is not loaded waits.
+        request, or the context ends; a request for one that is not loaded waits. From here on the request is accepted:
+        if its engine ends while it is prepared it runs in the next one.
 
         keep: how long it is to stay afterwards. Where there are several keys nobody else's model is sent away.
         """
         entry = self.find(name)
+        if (refusal := entry.refusal) is not None:
+            raise refusal
         lease = await self._leased(entry, patience or Patience(), keep if CALLER.get().rate_limiter.alone else "usual")
         LEASE.set(lease)
         try:
-            service = self.find(name).service  # where it had to wait, that may be another's by now
-            if (refusal := service.refusal()) is not None:
-                raise refusal
-            yield service
+            yield self.find(name).service  # where it had to wait, that may be another's by now
         finally:
             lease.release()
 
@@ -303,7 +304,8 @@ class Models:
 
     async def stop(self) -> None:
         """End all engines; requests still running fail."""
-        tasks = [task for task in (self._running, self._looking) if task is not None]
+        reloading = [entry.model.reloading for entry in self]
+        tasks = [task for task in (*reloading, self._running, self._looking) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

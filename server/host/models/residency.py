@@ -20,10 +20,9 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from math import ceil
-from typing import Any
 
 from foresay.server.host.models.resident import (
     Follow,
@@ -251,7 +250,7 @@ class Residency:
         before, after = renewal.before, renewal.after
         self.residents.append(after)
         try:
-            await _unless_left(renewal, after.model.prepare())
+            await after.model.prepare()
             if not await self._came_beside(renewal):
                 await self._came_after(renewal)
         except ForesayError as error:
@@ -271,7 +270,7 @@ class Residency:
         if not renewal.beside or before.standing != "in" or self._in_the_way(after) is not None:
             return False
         try:
-            await _unless_left(renewal, after.model.load(self._beside(after)))
+            await after.model.load(self._beside(after))
         except NoPlace:
             return False
         self._follow(renewal, before, after)
@@ -333,19 +332,6 @@ class Residency:
         resident.refused_until = self._clock() + resident.pause
         resident.failure = str(error)
         log.error("%s", self._refusal(resident).message)
-
-
-async def _unless_left(renewal: Renewal, work: Coroutine[Any, Any, None]) -> None:
-    """What has to be done for somebody, as long as they wait for it."""
-    working = asyncio.create_task(work)
-    try:
-        await asyncio.wait({working, renewal.done}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
-    if working.cancelled():
-        raise ForesayError("nobody waits for it any more")
-    working.result()
 
 
 def _least_recently_used(residents: Sequence[Resident]) -> Resident | None:

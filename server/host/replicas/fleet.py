@@ -17,7 +17,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from foresay.server.engine.generation import Cause, EngineStatus, Sink, unavailable
+from foresay.server.engine.generation import Cause, EngineStatus, Sink, check_comes, unavailable
 from foresay.server.host import frames
 from foresay.server.host.asked import Supervised, log
 from foresay.server.host.replacement import Progress
@@ -183,7 +183,8 @@ class Fleet(Supervised):
         return [replica.told for replica in self.ready]
 
     async def replace(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
-        """Have replicas of other settings come in place of these, one by one; see :meth:`EngineClient.replace`."""
+        """Have replicas of other settings come in place of these, one by one; see
+        :meth:`foresay.server.host.client.EngineClient.replace`."""
         if self.status.state != "ready":
             raise unavailable(self.status)
         before, self._config = self._moved, config
@@ -201,18 +202,17 @@ class Fleet(Supervised):
         if self.observe is not None:
             lasts = [one.last for one in self.ready if one.last is not None]
             names = ("running", "waiting", "pages", "kept_pages")
-            self.observe(replace(trace, **{name: sum(getattr(last, name) for last in lasts) for name in names}))
+            together = replace(trace, **{name: sum(getattr(last, name) for last in lasts) for name in names})
+            self._tell(self.observe, together)
 
     def _shadow(self, report: ShadowReport) -> None:
-        if self.observe_shadow is not None:
-            self.observe_shadow(report)
+        self._tell(self.observe_shadow, report)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Begin a request; its results go to ``sink``."""
-        if self.status.state != "ready":
-            raise unavailable(self.status)
+        """Begin a request, in the next replica if there is none just now; its results go to ``sink``."""
+        check_comes(self.status)
         self._place(InFlight(request, sink))
 
     def cancel(self, id: str) -> None:

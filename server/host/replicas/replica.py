@@ -44,7 +44,8 @@ class Replica(Asked):
         self._others, self._stepped_at = 0, 0.0
 
     async def until_closed(self) -> None:
-        """Connect, and ask it until it is gone. OSError or :class:`EngineFailed` if it cannot be reached."""
+        """Connect, and ask it until it is gone. OSError or :class:`foresay.server.schemas.errors.EngineFailed` if it
+        cannot be reached."""
         connection = await introduce(self.address.host, self.address.port, self.address.secret)
         loop = asyncio.get_running_loop()
         _, self._channel = await loop.create_connection(lambda: Channel(self._received), sock=connection)

@@ -149,6 +149,7 @@ REASONS = {
     401: "The server wants an API key and the request brings none that it knows.",
     403: "A web page of this origin may not use the server.",
     404: "There is no such model, or nothing by this name.",
+    408: "The body did not come in the time that it may take.",
     409: "What the request wants to change is not in a state for it.",
     413: "The body is larger than the server reads.",
     415: "The body is compressed.",

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from foresay.server.observe.telemetry.window import Window, judged
 from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
-from foresay.spec.trace import NOT_PAYING
+from foresay.spec.trace import NOT_PAYING, SWITCHED_OFF
 
 if TYPE_CHECKING:
     from foresay.server.observe.telemetry.telemetry import Telemetry
@@ -94,10 +94,11 @@ class Reporter:
         """Say who drafts most of the time now, if that is another one than before; a warning if nobody does."""
         if not window.news:
             return
-        level = logging.WARNING if window.news.startswith(NOT_PAYING) else logging.INFO
-        if level == logging.INFO or now >= self._next_choice_warning:
+        comes_again = window.news.startswith(NOT_PAYING)
+        level = logging.WARNING if comes_again or window.news.startswith(SWITCHED_OFF) else logging.INFO
+        if not comes_again or now >= self._next_choice_warning:
             log.log(level, "%sDrafting, as it was weighed: %s", self._whose, window.news)
-        if level == logging.WARNING:
+        if comes_again:
             self._next_choice_warning = now + WARN_EVERY_SECONDS
 
     def _tell_busy(self, crowded: float, now: int) -> None:

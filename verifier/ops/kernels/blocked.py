@@ -45,7 +45,8 @@ ADDED = {"int8": 128, "int4": 8, UNSIGNED: 0}
 @dataclass(frozen=True, slots=True)
 class BlockedWeight:
     """A :class:`~foresay.verifier.ops.linear.PackedWeight`. offsets: minimums, if there are two rows of steps, else
-    zeros. groups, block: G, B. bias: [O], of any dtype.
+    zeros. groups, block: G, B. bias: [O], of any dtype. then: of the product after attention, the weight that is
+    multiplied next, whose beginning it prefetches.
     """
 
     on_gpu: ClassVar[bool] = True
@@ -59,6 +60,7 @@ class BlockedWeight:
     scales: Tensor | None = None
     offsets: Tensor | None = None
     steps: Tensor | None = None
+    then: BlockedWeight | None = None
 
     @classmethod
     def of(cls, weight: Tensor | QuantizedMatrix, bias: Tensor | None = None, gated: bool = False) -> BlockedWeight:

@@ -32,6 +32,13 @@ def bring(pointers):
     tl.inline_asm_elementwise(asked, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
+@triton.jit
+def bring_bytes(pointers, size):
+    """Have ``size`` bytes from each pointer on in the L2, both multiples of 16. From compute capability 9.0 on."""
+    asked: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asked, "=r,l,r", [pointers.to(tl.int64), size], dtype=tl.int32, is_pure=False, pack=1)
+
+
 def chained() -> dict[str, bool]:
     """How a kernel that does so is launched: GPUs can from compute capability 9.0 on."""
     able = not knobs.runtime.interpret and capability() >= 90

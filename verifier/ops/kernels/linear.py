@@ -9,6 +9,9 @@ nothing is added by whoever comes first. One row and a prefill chunk run chains 
 not depend on the number of rows. Programs for other rows of the same outputs run side by side: a weight is read from
 memory once.
 
+The beginning of a weight is prefetched into the L2 before its product starts: by the product's own programs, which are
+launched early and wait, and after attention by those of the product before it (:attr:`BlockedWeight.then`).
+
 A gate and what it is for are outputs I apart. A tile of a gated weight takes eight of the former and eight of the
 latter in turns: so they come to lie in one thread, and it is a product like any other.
 """
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,10 +28,10 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from foresay.verifier.ops.kernels.blocked import TILE, BlockedWeight
+from foresay.verifier.ops.kernels.blocked import FLOATS, TILE, BlockedWeight
 from foresay.verifier.ops.kernels.chain import capability, chained, wait_turn
 from foresay.verifier.ops.kernels.segments import ROWS, finish, finished, gated
-from foresay.verifier.ops.kernels.tile import DOT, added, bring_tile, nothing, tile_product
+from foresay.verifier.ops.kernels.tile import DOT, added, bring_tile, columns_of, nothing, tile_product
 from foresay.verifier.ops.linear import Partials
 
 
@@ -48,14 +51,58 @@ class Tile:
 
 #: Of up to 64 rows; a GPU of compute capability 8.9 has 99 KB.
 SMALL = (Tile(16), Tile(32), Tile(64, stages=3))
-#: Of more, from compute capability 9.0 on, and of blocks that eight warps can fetch ahead: each program reads half as
-#: much for each product.
+#: From compute capability 9.0 on, of blocks that eight warps can fetch ahead: floats of up to 64 rows, and all of more.
+#: Each program reads half as much of x for each product.
+WIDE = (SMALL[0], Tile(32, 128, warps=8, stages=3), Tile(64, 128, warps=8, stages=3))
 LARGE, _BLOCK = Tile(128, 128, warps=8, stages=3), 128
+#: Blocks that each program prefetches of its own weight; 0: none. More after attention, which leaves memory idle for
+#: longest (:attr:`BlockedWeight.then` is set there).
+AHEAD, AHEAD_OF_OUTPUT = 6, 8
+#: Blocks of each program of the next product that are prefetched by a product after attention; 0: none.
+AHEAD_OF_NEXT = 4
+#: Prefetch by two requests for each output, where rows begin on 16 bytes; else line by line.
+BULK = True
+#: Programs of up to 64 rows that are resident on an H100 or H200: two on each processor.
+RESIDENT = 264
+#: Bytes that are prefetched while attention runs: if both products have more, the next one's wait until this one
+#: starts. The L2 of an H100 or H200 has 50 MB.
+L2_ROOM = 40 << 20
 #: Programs that keep all processors busy: with so many one program adds up all segments of its outputs. Rows behind
 #: which that stays as it is: what a full chunk of a prompt launches more rows do, too.
 ENOUGH, _FULL = 128, 512
 #: Blocks of few bits, by their length: they are small.
 _STAGES = {128: 4, 64: 6, 32: 8, 16: 8}
+
+
+class Prefetch(NamedTuple):
+    """What is prefetched of a weight: the first blocks of each program that is resident at the start. A constant of a
+    kernel. outputs: of a tile. segment, width: of the filled inner width. bulk: by two requests for each output, not
+    line by line. bytes: in all."""
+
+    blocks: int
+    programs: int
+    tiles: int
+    outputs: int
+    outer: int
+    inner: int
+    block: int
+    kind: str
+    gated: bool
+    segment: int
+    width: int
+    bulk: bool
+    bytes: int
+
+    @classmethod
+    def of(cls, weight: BlockedWeight, rows: int, blocks: int) -> Prefetch:
+        """blocks: of each program."""
+        tile, programs, (_, segment) = _tile(weight, rows), _programs(weight, rows), weight.cut
+        tiles, gated = triton.cdiv(weight.outer, tile.outputs), weight.gated and programs == 1
+        programs = min(tiles * programs, RESIDENT)
+        width, of_block = weight.blocks * weight.block, weight.values.nbytes // (weight.outer * weight.blocks)
+        bytes = programs * tile.outputs * min(blocks, segment // weight.block) * of_block
+        return cls(blocks, programs, tiles, tile.outputs, weight.outer, weight.inner, weight.block, weight.kind, gated,
+                   segment, width, in_bulk(weight), bytes)  # fmt: skip
 
 
 @triton.jit
@@ -67,28 +114,42 @@ def _halved(pairs):
     return tl.reshape(first, [tile // 2, dot]), tl.reshape(second, [tile // 2, dot])
 
 
+@triton.jit
+def _prefetch_next(weight, NEXT: tl.constexpr):
+    """Prefetch the next product's weight, shared out among the programs of this one. NEXT: :class:`Prefetch`."""
+    kind: tl.constexpr = NEXT.kind
+    own = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    for number in tl.range(own, NEXT.programs, tl.num_programs(1) * tl.num_programs(2), num_stages=1):
+        begin = number // NEXT.tiles * NEXT.segment
+        columns = columns_of(number % NEXT.tiles, NEXT.outer, NEXT.outputs, NEXT.gated)
+        bring_tile(weight, columns, begin, tl.minimum(begin + NEXT.segment, NEXT.width), NEXT.outer, NEXT.inner,
+                   NEXT.block, kind, NEXT.blocks, NEXT.bulk)  # fmt: skip
+
+
 @triton.jit(do_not_specialize=ROWS)
-def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.constexpr, K: tl.constexpr,
+def linear_tiles(x, weight, scales, offsets, steps, bias, then, out, R, OUTER: tl.constexpr, K: tl.constexpr,
                  TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
                  OFFSETS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SEGMENT: tl.constexpr,
                  ALL: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, AHEAD: tl.constexpr,
-                 CHAINED: tl.constexpr):  # fmt: skip
+                 BULK: tl.constexpr, NEXT: tl.constexpr, EARLY: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R / ROWS, outputs / TILE, segments; 1 if a program adds up ALL of them). out: [R, O], or [R, O / 2] if
     gated, finished; or fp32[segments, R, O] where there are several programs. WIDTH: the filled inner width. AHEAD:
-    blocks that are asked for before there is anything to multiply them with."""
+    blocks that are prefetched. NEXT: what is prefetched of the next weight, ``then``; EARLY: before this one starts."""
     row, part = tl.program_id(0) * ROWS, tl.program_id(2)
-    number = tl.arange(0, TILE)
-    columns = tl.program_id(1) * TILE + number
+    columns = columns_of(tl.program_id(1), OUTER, TILE, GATED)
     own = columns  # of out
     outputs: tl.constexpr = OUTER // 2 if GATED else OUTER
     if GATED:
         own = tl.program_id(1) * (TILE // 2) + tl.arange(0, TILE // 2)
-        columns = tl.program_id(1) * (TILE // 2) + number // 16 * 8 + number % 8 + number % 16 // 8 * outputs
     start = part * SEGMENT
     end = tl.minimum(start + SEGMENT, WIDTH)
     if CHAINED:
-        bring_tile(weight, columns, start, end, OUTER, K, BLOCK, KIND, AHEAD)
+        bring_tile(weight, columns, start, end, OUTER, K, BLOCK, KIND, AHEAD, BULK)
+    if EARLY:
+        _prefetch_next(then, NEXT)
     wait_turn(CHAINED)
+    if NEXT is not None and not EARLY:
+        _prefetch_next(then, NEXT)
     if ALL:
         sums = nothing(TILE, ROWS)
         for begin in tl.range(0, WIDTH, SEGMENT):
@@ -131,34 +192,65 @@ def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor | Pa
     """
     assert x.is_contiguous() and weight.values.is_contiguous(), "rows lie one behind the other"
     assert x.data_ptr() % 16 == 0 and weight.values.data_ptr() % 16 == 0, "they begin on 16 bytes, as a new tensor does"
-    segments, segment = weight.cut
-    tile = tile_of(len(x), weight.block == _BLOCK and (knobs.runtime.interpret or capability() >= 90))
-    programs = 1 if math.prod(tile.grid(min(len(x), _FULL), weight.outer)) >= ENOUGH else segments
+    tile, programs = _tile(weight, len(x)), _programs(weight, len(x))
     if programs > 1:
-        sums = x.new_empty(segments, len(x), weight.outer, dtype=torch.float32)
-        _launch(x, weight, sums, tile, programs, segment)
+        sums = x.new_empty(programs, len(x), weight.outer, dtype=torch.float32)
+        _launch(x, weight, sums, tile, programs)
         return Partials(sums, weight.bias)
     out = x.new_empty(len(x), weight.outer // (2 if weight.gated else 1), dtype=dtype)
-    _launch(x, weight, out, tile, programs, segment)
+    _launch(x, weight, out, tile, programs)
     return out
 
 
-def tile_of(rows: int, large: bool) -> Tile:
-    """That of a program, where there are so many rows in all. large: whether there is a large one."""
-    return next((tile for tile in SMALL if tile.rows >= rows), LARGE if large else SMALL[-1])
+def tile_of(rows: int, large: bool, floats: bool = True) -> Tile:
+    """That of a program, where there are so many rows in all. large: whether there is a large one; of floats wide ones
+    too."""
+    tiles = WIDE if large and floats else SMALL
+    return next((tile for tile in tiles if tile.rows >= rows), LARGE if large else SMALL[-1])
 
 
-def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs: int, segment: int) -> None:
+def _tile(weight: BlockedWeight, rows: int) -> Tile:
+    able = knobs.runtime.interpret or capability() >= 90
+    return tile_of(rows, able and weight.block == _BLOCK, weight.kind == FLOATS)
+
+
+def _programs(weight: BlockedWeight, rows: int) -> int:
+    """For each tile: one for each segment, or one for all of them."""
+    tiles = math.prod(_tile(weight, rows).grid(min(rows, _FULL), weight.outer))
+    return 1 if tiles >= ENOUGH else weight.cut[0]
+
+
+def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs: int) -> None:
     """programs: for each tile."""
-    whole = programs == 1
+    whole, then = programs == 1, weight.then
     bias = weight.bias if whole else None
+    given = weight.scales, weight.offsets, weight.steps, bias, None if then is None else then.values
     stages = tile.stages if weight.scales is None else _STAGES[weight.block]
     linear_tiles[(*tile.grid(len(x), weight.outer), programs)](
-        x, weight.values, *(_given(one, x) for one in (weight.scales, weight.offsets, weight.steps, bias)), out, len(x),
-        **_about(weight), TILE=tile.outputs, ROWS=tile.rows, SEGMENT=segment, ALL=programs < weight.cut[0],
-        BIAS=bias is not None, GATED=whole and weight.gated, AHEAD=stages, num_warps=tile.warps, num_stages=stages,
+        x, weight.values, *(_given(one, x) for one in given), out, len(x), **_about(weight), TILE=tile.outputs,
+        ROWS=tile.rows, SEGMENT=weight.cut[1], ALL=programs < weight.cut[0], BIAS=bias is not None,
+        GATED=whole and weight.gated, **_prefetched(weight, len(x)), num_warps=tile.warps, num_stages=stages,
         enable_fp_fusion=False, **chained(),
     )  # fmt: skip
+
+
+def in_bulk(weight: BlockedWeight) -> bool:
+    """Whether a weight is prefetched by two requests for each output: of floats, if each half begins on 16 bytes."""
+    return BULK and weight.kind == FLOATS and weight.inner % 16 == 0
+
+
+def can_prefetch() -> bool:
+    """Whether the device does: a GPU from compute capability 9.0 on."""
+    return not knobs.runtime.interpret and capability() >= 90
+
+
+def _prefetched(weight: BlockedWeight, rows: int) -> dict[str, Any]:
+    """Constants of the kernel: what is prefetched of this weight and of the next."""
+    blocks, then, early = AHEAD if weight.then is None else AHEAD_OF_OUTPUT, None, False
+    if weight.then is not None and AHEAD_OF_NEXT and rows <= SMALL[-1].rows and can_prefetch():
+        then = Prefetch.of(weight.then, rows, AHEAD_OF_NEXT)
+        early = Prefetch.of(weight, rows, blocks).bytes + then.bytes <= L2_ROOM
+    return {"AHEAD": blocks, "BULK": in_bulk(weight), "NEXT": then, "EARLY": early}
 
 
 def _given(tensor: Tensor | None, instead: Tensor) -> Tensor:

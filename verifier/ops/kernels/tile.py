@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foresay.verifier.ops.kernels.chain import bring
+from foresay.verifier.ops.kernels.chain import bring, bring_bytes
 
 #: Rows of a chain.
 DOT = tl.constexpr(16)
@@ -119,11 +119,26 @@ def _floats(x, weight, row, columns, begin, end, R, OUTER: tl.constexpr, K: tl.c
 
 
 @triton.jit
+def columns_of(tile, OUTER: tl.constexpr, TILE: tl.constexpr, GATED: tl.constexpr):
+    """The outputs of a tile: TILE in a row, or if gated eight gates and the eight that they are for, in turns."""
+    number = tl.arange(0, TILE)
+    columns = tile * TILE + number
+    if GATED:
+        columns = tile * (TILE // 2) + number // 16 * 8 + number % 8 + number % 16 // 8 * (OUTER // 2)
+    return columns
+
+
+@triton.jit
 def bring_tile(weight, columns, begin, end, OUTER: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
-               KIND: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
-    """The first AHEAD blocks of a tile's weight, or as many as it has, into the L2."""
+               KIND: tl.constexpr, AHEAD: tl.constexpr, BULK: tl.constexpr):  # fmt: skip
+    """The first AHEAD blocks of a tile's weight, or as many as it has, into the L2. BULK: by two requests for each
+    output, so one a thread; else one for each line of 128 bytes. Weights of a GPU have 16 bits."""
     last, inside = end - BLOCK, tl.minimum(columns, OUTER - 1).to(tl.int64)[:, None]
-    lines: tl.constexpr = BLOCK * 2 // 128  # of 128 bytes; weights of a GPU have 16 bits
+    if BULK and AHEAD > 0:
+        half = tl.minimum(tl.minimum(end, K) - begin, AHEAD * BLOCK) // 2
+        bring_bytes(weight + inside * K + begin + half * tl.arange(0, 2)[None, :], half * 2)
+        return
+    lines: tl.constexpr = BLOCK * 2 // 128
     width: tl.constexpr = BLOCK // 2 if KIND == "int4" or KIND == "uint4" else BLOCK
     for number in tl.static_range(AHEAD):
         start = tl.minimum(begin + number * BLOCK, last)

@@ -1,8 +1,9 @@
-"""Kernels for processors, made by LLVM when they are first needed: no compiler is needed, and nothing is kept on disk.
+"""Kernels for processors, made by LLVM when they are first needed: no compiler is needed.
 
 ::
 
     jit      the processor of this machine; text of LLVM's language becomes the address of a function
+    kept     finds that on disk, where an earlier start made it
     asm      writes that text: loops, loads and stores, over
              types, values (with operators), conversions and arithmetic
     noise, largest    what several kernels are made of

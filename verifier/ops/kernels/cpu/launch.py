@@ -75,6 +75,11 @@ class Recording:
         self._own.add(self._rooms[-1].address)
         return self._rooms[-1]
 
+    @property
+    def nbytes(self) -> int:
+        """Memory for tensors of its own."""
+        return sum(room.size for room in self._rooms)
+
     def close(self) -> None:
         """Nothing is added any more."""
         self._table = np.array(self._entries, dtype=np.int64).reshape(-1)

@@ -14,7 +14,10 @@ from foresay.verifier.ops.recent import TextEnd
 
 
 def gather_recent(recent: Tensor, emitted: Tensor, lengths: Tensor) -> Tensor:
-    """As :func:`foresay.verifier.ops.recent.gather_recent`."""
+    """The last tokens of each sequence when the first ``lengths[s]`` of the emitted ones have come behind them.
+
+    recent: int64[S, T]; emitted: int64[S, N]; lengths: int64[S], 0 to N. Returns int64[S, T]; ``BROKEN`` becomes 0.
+    """
     out = launch.room(recent.shape, torch.int64)
     _gathering()(recent, emitted, lengths, out, recent.numel(), recent.shape[1], emitted.shape[1])
     return out

@@ -7,8 +7,9 @@ Top-k, top-p and min-p each keep the tokens from some logit upwards. So if the w
 every survivor is likelier than the winner: the next winner is the largest noisy logit among the *likelier* tokens, and
 so on until one stands.
 
-Most tokens are too unlikely to win whatever their noise: its bound tells (:class:`.noise.PositionNoise`), and its two
-logarithms are taken of the others alone. A piece is always as long, so a row is summed in one order.
+Most tokens are too unlikely to win whatever their noise: its bound tells
+(:class:`foresay.verifier.ops.kernels.cpu.noise.PositionNoise`), and its two logarithms are taken of the others alone. A
+piece is always as long, so a row is summed in one order.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ PIECE = 4096
 def sample_rows(
     logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, sampled: Tensor, count: Tensor
 ) -> None:
-    """Draw the first ``count`` rows, as :func:`foresay.verifier.ops.sample.sample_rows` says. sampled: int64[N]."""
+    """Sample from the first ``count`` rows, as :func:`foresay.verifier.ops.sample.sample_rows` says. sampled:
+    int64[N]."""
     rows, width = logits.shape
     pieces = -(-width // PIECE)
     s = sampling

@@ -1,5 +1,5 @@
-"""The winner of a row that its filters leave: the search behind a sample (:mod:`.sample`), by one thread for each
-row."""
+"""The winner of a row that its filters leave: the search behind a sample
+(:mod:`foresay.verifier.ops.kernels.cpu.sample`), by one thread for each row."""
 
 from __future__ import annotations
 

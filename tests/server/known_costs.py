@@ -1,0 +1,41 @@
+"""What steps and drafts cost the engines of tests: given, as an engine hands them to the next one, and never measured.
+
+How busy the machine was while an engine started would otherwise decide what is drafted in it, for as long as it lives.
+``python -m tests.server.known_costs serve ...`` is ``foresay serve ...`` whose engines are given them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from foresay.server.cli.main import main
+from foresay.server.engine.costs import Costs
+from foresay.server.host import client
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.names import DRAFTERS
+
+if TYPE_CHECKING:
+    import pytest
+
+#: Seconds by rows, and what a token of context adds: about what an Intel Cascade Lake took for the bundled target.
+STEPS = [(1, 1.7e-3), (6, 1.75e-3), (8, 2.4e-3), (16, 3.6e-3), (32, 6e-3), (64, 12e-3)]
+CONTEXT = [(1, 1e-6), (8, 2e-6), (16, 3e-6), (32, 5e-6), (64, 8e-6)]
+#: A third of what the bundled draft model took, so that drafting pays.
+DRAFT = DraftCost(start=1e-4, level=6e-5, token=6e-6)
+
+
+def known() -> Costs:
+    """The costs of an engine of any settings."""
+    return Costs(steps=STEPS, context=CONTEXT, drafts=dict.fromkeys(DRAFTERS, DRAFT), root=STEPS[0][1])
+
+
+def give(patch: pytest.MonkeyPatch) -> None:
+    """Engines in this process, and those of clients in it, are given them."""
+    patch.setattr(client, "Costs", known)
+    patch.setattr("foresay.server.engine.build.Costs", known)
+
+
+if __name__ == "__main__":
+    vars(client)["Costs"] = known
+    sys.exit(main())
