@@ -179,9 +179,10 @@ class Step:
         turns = groups * (work + idle * IDLE_TRIPS * costs.trip) / (2 * card.processors)
         partials = costs.gap + max(first + max(longest, self.kept / card.read), turns)
         loaded = whole + self.context // block + 1 - whole * split
-        if merged := tree_attention.merged_heads(self.rows * queries // groups):  # after a trip to count who is done
-            return partials + costs.trip * (2 - loaded // -(128 // merged)), 0.0
-        return partials, costs.gap + costs.trip * (1 - loaded // -tree_attention.DEPTH)
+        # Partials have just been written, so they are in the L2. Who merges has counted first, or looks where a row is.
+        merged = tree_attention.merged_heads(self.rows * queries // groups)
+        reads = costs.near * -(loaded // -(128 // merged if merged else tree_attention.DEPTH))
+        return (partials + costs.trip + reads, 0.0) if merged else (partials, costs.gap + costs.trip + reads)
 
 
 def product_seconds(

@@ -17,6 +17,7 @@ from foresay.spec.sample import BROKEN
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels import planes, sample, settle
+from foresay.verifier.ops.kernels.search import search as search_rows
 from foresay.verifier.ops.sample import RowSampling, sample_rows
 
 # numpy warns of what a GPU computes in silence: infinity minus infinity, where the result is not used.
@@ -191,7 +192,7 @@ def test_few_rows_are_searched(drawing, monkeypatch) -> None:
     sampling = replace(asked([SamplingParams(top_p=0.9)] * 150), seeds=free.seeds, positions=free.positions)
     firsts, finals = wanted(logits, free), wanted(logits, sampling)
     lost = [row for row in range(150) if firsts[row] != finals[row]][:8]
-    searched, search = list[None](), settle.search
+    searched, search = list[None](), search_rows
 
     def seen(*given: Any) -> Any:
         searched.append(None)
