@@ -1,205 +1,194 @@
-"""Real engines around models made on the device: whoever drafts, captured or op by op, one request or several."""
+"""Models made on the device, whoever drafts for them, and real engines around them as a server builds them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
-from bench.gpu import heads
 from bench.gpu.device import Device
-from bench.gpu.models import BUNDLED, inflated, paged
-from bench.gpu.shapes import EagleShape, ModelShape
+from bench.gpu.settings import Pair
+from bench.gpu.worker import Task
+from bench.made import BUNDLED, bundled_eagle, inflated, paged, random_eagle, random_model, scribble
+from bench.prompts import Encoder, load
+from bench.shapes import ModelShape
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.drafters.eagle import EagleDrafter
-from foresay.drafters.medusa import MedusaDrafter
 from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.prediction import PredictionDrafter
 from foresay.drafters.proposer import Drafts, on_device
+from foresay.drafters.routed import RoutedDrafter
 from foresay.kvpaging import PagePool
+from foresay.server.engine.drafting import Drafting, capture_levels, capture_passes, runner_of
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
-from foresay.spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE
-from foresay.spec.protocols import Drafter
+from foresay.spec.names import DRAFT_MODEL, EAGLE3, NGRAM, NONE
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
-from foresay.spec.step import PartsRunner
+from foresay.spec.step import PartsRunner, StepRunner
 from foresay.spec.trace import Statistics
-from foresay.spec.tree import ROOT_ONLY, TreeShape
-from foresay.verifier.graphs.buckets import MakeProposer, buckets, passes
-from foresay.verifier.graphs.capture import Capture, CudaGraphs, Direct
-from foresay.verifier.graphs.runner import WholeRunner
-from foresay.verifier.graphs.step import Drawing, sampled_ids
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.capture import CudaGraphs, Direct
+from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.paged_model import PagedModel
 
 PAGE = 16
+#: A head of a published shape, whose weights are random: it costs what a trained one costs and guesses nothing.
+PUBLISHED = "eagle3 of a published shape"
 _numbers = count()
+_COST = CostModel((2, 64, 256), (1.0, 1.1, 2.0))  # only shares out the rows of prompts, which are not timed here
 
 
 @dataclass(slots=True)
 class Bench:
-    """A target made on the device, and the drafters that go with it, made when first asked for. tokens: of KV."""
+    """A target made on the device, and the drafters that go with it, made when first asked for. positions: of the
+    longest text, for whose KV there is room. random: whether weights are, or the bundled ones are inside."""
 
     device: Device
-    shape: ModelShape
-    draft: ModelShape
-    eagle: EagleShape
+    pair: Pair
     positions: int
-    tokens: int
+    random: bool = False
     target: PagedModel = field(init=False)
-    _drafters: dict[str, Drafter] = field(default_factory=dict)
+    _drafters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        pool = PagePool(-(-self.tokens // PAGE) + 1, PAGE)
-        _, decoder = inflated(self.device, self.shape, BUNDLED / "target", self.positions)
-        self.target = paged(pool, decoder, self.device)
+        pool = PagePool(-(-self.positions // PAGE) + 1, PAGE)
+        self.target = self._model(pool, self.pair.target, "target")
 
-    @property
-    def pool(self) -> PagePool:
-        """The pages that target and drafters share."""
-        return self.target.store.pool
+    def _model(self, pool: PagePool, shape: ModelShape, name: str) -> PagedModel:
+        if self.random:
+            decoder = random_model(self.device, shape, self.positions)
+        else:
+            decoder = inflated(self.device, shape, BUNDLED / name, self.positions, seed=len(name))[1]
+        model = paged(pool, decoder, self.device)
+        scribble(model.store)
+        return model
 
-    def drafter(self, name: str) -> Drafter | None:
-        """``none``, ``ngram``; ``draft_model``, ``medusa``, ``eagle3``, the bundled ones; or ``random``, a head that
-        knows nothing. Raises KeyError for others."""
-        if name == NONE:
-            return None
+    def drafter(self, name: str) -> Any:
+        """``none``, ``ngram``; ``draft_model``, ``eagle3``, the bundled ones; or :data:`PUBLISHED`."""
         if name not in self._drafters:
-            self._drafters[name] = _MAKERS[name](self)
+            self._drafters[name] = self._made(name)
         return self._drafters[name]
 
-    def engine(
-        self, name: str, tree: TreeShape, graphs: bool, pages: int, max_seqs: int = 1, sample: Drawing = sampled_ids
-    ) -> Engine:
-        """An engine whose steps come from graphs (on a CPU: called as they are), or run op by op.
+    def _made(self, name: str) -> Any:
+        pool, decoder = self.target.store.pool, self.target.decoder
+        match name:
+            case "none":
+                return None
+            case "ngram":
+                return NgramDrafter()
+            case "draft_model":
+                return DraftModelDrafter(self._model(pool, self.pair.draft, "draft"), dynamic=False)
+            case "eagle3":
+                return EagleDrafter(bundled_eagle(self.device, decoder, self.pair.target), pool, dynamic=False)
+        head = random_eagle(self.device, decoder, self.pair.eagle)
+        drafter = EagleDrafter(head, pool, dynamic=False, name=PUBLISHED)
+        for store in (drafter.store, drafter.fed):
+            scribble(store)
+        return drafter
 
-        pages: of the longest table that is captured.
-        """
-        drafter = self.drafter(name)
-        shape = ROOT_ONLY if drafter is None else tree
-        parts = PartsRunner(self.target, drafter)
-        runner: WholeRunner | PartsRunner = parts
-        whole = graphs and on_device(drafter) is drafter
-        capture: Capture = CudaGraphs() if self.device.cuda else Direct
-        tokens, page_size = pages * self.pool.page_size, self.pool.page_size
-        for _ in self.target.capture(
-            None, passes(max_seqs, tokens, page_size) if graphs and not whole else [], capture
-        ):
-            pass
-        if whole:
-            sizes = [size for size in (1, 2, 4) if size < 2 * max_seqs]
-            made = buckets(self.target, self._proposers(drafter, shape), capture, (sizes, [pages]), sample)
-            runner = WholeRunner(parts, dict(made))
-        cost = CostModel((2, 64, 256), (1.0, 1.1, 2.0))  # only shares out the rows of prompts, which are not timed here
+    def proposer(self, name: str, shape: TreeShape) -> Proposer | None:
+        """Who drafts in captured steps of one sequence; None if nobody does."""
+        captured = on_device(self.drafter(name))
+        return None if captured is None else Drafts(captured, shape, 1, self.target.vocab_size)
+
+    def engine(self, name: str, tree: str, graphs: bool, tokens: int, max_seqs: int = 1) -> Engine:
+        """An engine for texts of so many tokens, with what a server captures for it (on a CPU: called as it is), or op by
+        op. tree: widths of its levels, "" for none."""
+        drafter, shape = self.drafter(name), TreeShape.parse(tree) if tree else TreeShape()
+        drafting = Drafting(RoutedDrafter(PredictionDrafter(_COST), drafter, shape), None, shape, _COST)
+        runner: StepRunner = PartsRunner(self.target, drafting.drafter)
+        self.target._replayed.clear()  # what an engine before this one captured
+        if graphs:
+            capture = CudaGraphs() if self.device.cuda else Direct
+            drafters = [drafter] if drafter is not None else []
+            capture_passes(self.target, drafters, tokens, max_seqs, capture, _unsaid)
+            capture_levels(self.target, drafting, tokens, max_seqs, capture, _unsaid)
+            runner = runner_of(self.target, drafting, tokens, max_seqs, capture, _unsaid)
+        pool = self.target.store.pool
+        info = EngineInfo(
+            target=self.pair.target.name, drafter=name, drafter_reason="", dtype="", dtype_reason="", exact=True,
+            device=str(self.device.torch), exact_reason="", kv_tokens=(pool.num_pages - 1) * PAGE, page_size=PAGE,
+            max_model_len=self.target.max_positions, max_seqs=max_seqs, draft_shape=shape.widths,
+            vocab_size=self.target.vocab_size, eos_token_ids=(),
+        )  # fmt: skip
+        scheduler = Scheduler(pool, None, shape, _COST, max_seqs, plain_every=0)
         return Engine(
-            info=self._info(name, shape, max_seqs),
-            pool=self.pool,
-            prefix=None,
-            verifier=self.target,
-            drafter=drafter,
-            scheduler=Scheduler(self.pool, None, shape, cost, max_seqs, plain_every=0),
+            info=info, pool=pool, prefix=None, verifier=self.target, drafter=drafting.drafter, scheduler=scheduler,
             runner=runner,
-        )
-
-    def _proposers(self, drafter: Drafter | None, shape: TreeShape) -> MakeProposer:
-        """Whoever drafts, inside captured steps of so many sequences."""
-        if drafter is None:
-            return lambda size: None
-        captured = on_device(drafter)
-        assert captured is not None, "who drafts on the host is not captured"
-        return lambda size: Drafts(captured, shape, size, self.target.vocab_size)
-
-    def _info(self, name: str, shape: TreeShape, max_seqs: int) -> EngineInfo:
-        return EngineInfo(
-            target=self.shape.name,
-            drafter=name,
-            drafter_reason="measured",
-            dtype=str(self.device.dtype).removeprefix("torch."),
-            dtype_reason="the device's",
-            device=str(self.device.torch),
-            exact=True,
-            exact_reason="",
-            kv_tokens=(self.pool.num_pages - 1) * PAGE,
-            page_size=PAGE,
-            max_model_len=self.target.max_positions,
-            max_seqs=max_seqs,
-            draft_shape=shape.widths,
-            vocab_size=self.target.vocab_size,
-            eos_token_ids=(),
-        )
+        )  # fmt: skip
 
 
-def _draft_model(bench: Bench) -> Drafter:
-    _, decoder = inflated(bench.device, bench.draft, BUNDLED / "draft", bench.positions, seed=3)
-    return DraftModelDrafter(paged(bench.pool, decoder, bench.device), dynamic=False)
+def _unsaid(phase: str, share: float | None = None) -> None:
+    pass
 
 
-def _eagle(bench: Bench) -> Drafter:
-    head = heads.bundled_eagle(bench.device, bench.target.decoder, bench.shape)
-    return EagleDrafter(head, bench.pool, dynamic=False)
+def bench_of(task: Task, name: str) -> Bench:
+    """The "8B" or the "1B" of this process, made when it is first asked for."""
+    if name not in task.kept:
+        task.kept[name] = Bench(task.device, task.settings.pairs[name], task.settings.positions, task.settings.random)
+    made: Bench = task.kept[name]
+    return made
 
 
-def _random(bench: Bench) -> Drafter:
-    head = heads.random_eagle(bench.device, bench.target.decoder, bench.eagle)
-    return EagleDrafter(head, bench.pool, dynamic=False, name="eagle3-shaped")
+def texts(number: int) -> list[list[int]]:
+    """Token ids of our own prompts: the bundled tokenizer is that of the model the target was made of."""
+    encode = Encoder(BUNDLED / "target")
+    return [encode(prompt) for prompt in load(limit=number)]
 
 
-def _medusa(bench: Bench) -> Drafter:
-    medusa = heads.bundled_medusa(bench.device, bench.target.decoder, bench.shape)
-    return MedusaDrafter(medusa, bench.pool, dynamic=False)
+def request(prompt: Sequence[int], tokens: int, temperature: float = 0.0) -> Request:
+    """For an answer of so many tokens."""
+    params = SamplingParams(temperature=temperature, seed=7, max_tokens=tokens, ignore_eos=True)
+    return Request(id=f"gpu-{next(_numbers)}", prompt=list(prompt), params=params)
 
 
-_MAKERS: dict[str, Callable[[Bench], Drafter]] = {
-    NGRAM: lambda _: NgramDrafter(),
-    DRAFT_MODEL: _draft_model,
-    MEDUSA: _medusa,
-    EAGLE3: _eagle,
-    "random": _random,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One finished request. gaps: seconds from delta to delta. steps: of the engine that emitted tokens."""
-
-    tokens: list[int]
-    gaps: list[float]
-    statistics: Statistics
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of decoding: all but the tokens of the first delta, over the time since then."""
-        return self.statistics.decode_tokens_per_second
-
-
-def ask(prompt: Sequence[int], sampling: SamplingParams) -> Request:
-    """A request with an id of its own."""
-    return Request(id=f"gpu-{next(_numbers)}", prompt=list(prompt), params=sampling)
-
-
-def answers(engine: Engine, requests: Sequence[Request], between: Callable[[], None] = lambda: None) -> list[Answer]:
-    """Run all of them together to their ends. Raises RuntimeError where one ends in an error.
-
-    between: called before each step as soon as all requests are decoding.
-    """
-    tokens: dict[str, list[int]] = {request.id: [] for request in requests}
-    gaps: dict[str, list[float]] = {request.id: [] for request in requests}
+def answers(engine: Engine, requests: Sequence[Request]) -> tuple[list[int], Statistics]:
+    """Run all of them together to their ends; the first one's tokens. Raises RuntimeError where one ends in an error."""
+    tokens: list[int] = []
     done: dict[str, Statistics] = {}
-    for request in requests:
-        engine.add(request)
-    last = time.perf_counter()
+    for each in requests:
+        engine.add(each)
     while len(done) < len(requests):
-        if all(tokens.values()):
-            between()
-        deltas = engine.step()
-        now = time.perf_counter()
-        for delta in deltas:
-            tokens[delta.id] += delta.tokens
-            gaps[delta.id].append(now - last)
+        for delta in engine.step():
+            tokens += delta.tokens if delta.id == requests[0].id else []
             if delta.finish_reason is not None:
                 if delta.error is not None or delta.statistics is None:
                     raise RuntimeError(f"a request ended as {delta.finish_reason}: {delta.error}")
                 done[delta.id] = delta.statistics
-        last = now
-    return [Answer(tokens[r.id], gaps[r.id][1:], done[r.id]) for r in requests]
+    return tokens, done[requests[0].id]
+
+
+#: What is compared with plain decoding op by op: who drafts, the tree, captured or not, requests at once.
+WAYS = (
+    (NONE, "", True, 1),
+    (DRAFT_MODEL, "1,1,1,1", True, 1),
+    (EAGLE3, "1,1,1,1,1", True, 1),
+    (DRAFT_MODEL, "3,2,1", True, 1),
+    (DRAFT_MODEL, "1,1,1,1", True, 3),
+    (NGRAM, "1,1,1,1", True, 1),
+    (DRAFT_MODEL, "3,2,1", False, 3),
+)
+
+
+def same(task: Task) -> None:
+    """The same tokens, whoever drafts and however a step is launched, alone or in company."""
+    bench, prompts, tokens = bench_of(task, "8B"), texts(3), task.settings.tokens
+    longest = min(1024, task.settings.positions // 2)
+
+    def written(name: str, tree: str, graphs: bool, together: int) -> dict[str, Any]:
+        engine = bench.engine(name, tree, graphs, longest, together)
+        asked = ([request(text, tokens, at) for text in prompts[:together]] for at in (0.0, 1.0))
+        found = [answers(engine, each) for each in asked]
+        rates = [statistics.decode_tokens_per_second for _, statistics in found]
+        return {"value": [mine for mine, _ in found], "tokens_per_second": rates}
+
+    wanted = written(NONE, "", False, 1)["value"]
+    for way in WAYS:
+        context = dict(zip(("drafter", "tree", "captured", "requests"), way, strict=True))
+        found = task.take("answers", "tokens", written, *way, **context)
+        for at, mine, plain in zip((0.0, 1.0), found or (), wanted, strict=False):
+            differ = next((place for place, pair in enumerate(zip(mine, plain, strict=True)) if len(set(pair)) > 1), None)
+            task.check("same tokens", differ is None, temperature=at, differ_at=differ, **context)

@@ -1,6 +1,6 @@
 """What a step should take on a GPU, over its floor, before any was measured: ``python -m bench.gpu.model``.
 
-The launches are those that the code makes, counted without a GPU (:mod:`bench.gpu.binder`); what each takes is
+The launches are those that the code makes, counted without a GPU (:mod:`bench.binder`); what each takes is
 arithmetic: bytes, launches, trips to memory; for prompts products and attention, too. Constants are assumptions, named
 so that a measurement can correct them.
 """
@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bench import record
-from bench.gpu import heads, settings, shapes
-from bench.gpu.binder import DEVICE, Launches, bound
+from bench import made as heads
+from bench import record, shapes
+from bench.binder import DEVICE, Launches, bound
+from bench.gpu import settings
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground
-from bench.gpu.gaps import cut
-from bench.gpu.models import BUNDLED, paged
-from bench.gpu.shapes import EagleShape, eagle_bytes, kv_bytes_per_token, step_bytes
+from bench.made import BUNDLED, paged
+from bench.shapes import EagleShape, cut, eagle_bytes, kv_bytes_per_token, step_bytes
 from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.proposer import Drafts
 from foresay.kvpaging import PagePool

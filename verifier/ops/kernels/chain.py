@@ -8,10 +8,16 @@ beginning of its weight into the L2 while what is before it, norm, rotation or a
 
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
 from triton import knobs
 from triton.runtime.driver import driver
+
+#: Whether kernels are launched so at all; read at each launch. FORESAY_PDL=0 in the environment switches it off, should
+#: a driver do it wrong.
+PDL = os.environ.get("FORESAY_PDL", "1") != "0"
 
 
 @triton.jit
@@ -31,7 +37,7 @@ def bring(pointers):
 
 def chained() -> dict[str, bool]:
     """How a kernel that does so is launched: GPUs can from compute capability 9.0 on."""
-    able = not knobs.runtime.interpret and capability() >= 90
+    able = PDL and not knobs.runtime.interpret and capability() >= 90
     return {"CHAINED": able, "launch_pdl": able}
 
 

@@ -1,0 +1,136 @@
+"""Passes and whole steps of the large models, over the bytes that they have to read; and what switches change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+from bench.gpu import plan
+from bench.gpu.drafting import Steps, rows_proposer
+from bench.gpu.engines import PUBLISHED, Bench, bench_of
+from bench.shapes import draft_model_bytes, eagle_bytes, step_bytes
+from bench.gpu.worker import Task
+from foresay.spec.names import DRAFT_MODEL, NONE
+from foresay.spec.tree import TreeShape
+
+Found = dict[str, Any]
+
+
+def read(task: Task) -> float:
+    """Bytes per second, as probed in this run."""
+    return float(task.lines.last("bandwidth") or "nan")
+
+
+def timed(task: Task, bench: Bench, rows: int, context: int, least: int = 3) -> Found:
+    """A step of so many rows, over its floor. least: steps that are timed."""
+    steps = steps_of(task, bench, rows, context)
+    return over(task, bench, steps.timed(task.settings.patience, least), NONE, 0, context)
+
+
+def steps_of(task: Task, bench: Bench, rows: int, context: int) -> Steps:
+    """Steps of so many rows."""
+    return Steps(task.device, bench.target, rows_proposer(rows, task.device.torch), context, task.settings.block)
+
+
+def over(task: Task, bench: Bench, found: Found, drafter: str, levels: int, context: float) -> Found:
+    """The same with its floor, in seconds, and how many times that it is."""
+    item = task.device.dtype.itemsize
+    needed = step_bytes(bench.target.decoder.config, context, item)
+    if drafter == PUBLISHED:
+        needed += eagle_bytes(bench.pair.eagle, levels, context, item)
+    if drafter == DRAFT_MODEL:
+        needed += draft_model_bytes(bench.drafter(drafter).model.decoder.config, levels, context, item)
+    floor = needed / read(task)
+    return found | {"floor": floor, "over_floor": found["value"] / floor}
+
+
+def passes(task: Task) -> None:
+    """Steps of many rows at a context of 1k, of one row at longer ones, and many of one row."""
+    name, chosen, bench = task.name[:2], task.settings, bench_of(task, task.name[:2])
+    first, *longer = chosen.contexts
+    found = {
+        (rows, context): task.take("pass", "s", timed, task, bench, rows, context, model=name, rows=rows, context=context)
+        for rows, context in (*((rows, first) for rows in chosen.rows), *((1, context) for context in longer))
+    }
+    one, most, far = found.get((1, first)), max(chosen.rows), chosen.contexts[-1]
+    if one and found.get((most, first)) and found.get((1, far)) and longer:
+        task.take("over one row", "times", lambda: found[most, first] / one, model=name, rows=most)
+        slope = (found[1, far] - one) / (far - first)
+        task.take("a token of context", "ns", lambda: 1e9 * slope, model=name, to=far)
+    if chosen.steps:
+        task.take("steady", "s", timed, task, bench, 1, first, chosen.steps, model=name, rows=1, context=first)
+
+
+def whole(task: Task) -> None:
+    """Whole steps: plain, a chain of EAGLE-3's, one of a draft model's, a tree of it; at T = 0 and 1."""
+    name, chosen, bench = task.name[:2], task.settings, bench_of(task, task.name[:2])
+    context, (eagle, draft) = chosen.contexts[0], chosen.levels
+
+    def step(drafter: str, shape: TreeShape, at: float) -> Found:
+        proposer = bench.proposer(drafter, shape) or rows_proposer(1, task.device.torch)
+        steps = Steps(task.device, bench.target, proposer, context, chosen.block, at)
+        return over(task, bench, steps.timed(chosen.patience), drafter, shape.levels, context)
+
+    ways = {NONE: [""], PUBLISHED: [",".join("1" * eagle)], DRAFT_MODEL: [",".join("1" * draft), chosen.tree]}
+    found: dict[tuple[str, str, float], float] = {}
+    for at in (0.0, 1.0):
+        for drafter, tree in ((drafter, tree) for drafter, trees in ways.items() for tree in trees):
+            shape = TreeShape.parse(tree) if tree else TreeShape()
+            context_of = {"model": name, "drafter": drafter, "tree": tree, "temperature": at, "context": context}
+            found[drafter, tree, at] = task.take("whole step", "s", step, drafter, shape, at, **context_of)
+    cold, warm = (found[NONE, "", at] for at in (0.0, 1.0))
+    if cold and warm:
+        task.take("T = 1 over T = 0", "times", lambda: warm / cold, model=name)
+
+
+# -- ablation ----------------------------------------------------------------------------------------------------------
+
+
+KERNELS = "foresay.verifier.ops.kernels"
+#: Constants that launchers read: module, name, values to try in the place of what is served, rows of the step.
+SWITCHES: tuple[tuple[str, str, tuple[Any, ...], int], ...] = (
+    (f"{KERNELS}.chain", "PDL", (False,), 1),
+)  # fmt: skip
+
+
+def switched() -> Iterator[tuple[str, str, Any, int]]:
+    """Each value but the one that is served."""
+    for module, constant, values, rows in SWITCHES:
+        served = getattr(import_module(module), constant)
+        yield from ((module, constant, value, rows) for value in values if value != served)
+
+
+def ablation(task: Task) -> None:
+    """The 8B's step as served and with each switch, in turns; captured anew after each. "over" is what it takes over what
+    is served."""
+    bench, patience = bench_of(task, "8B"), task.settings.patience
+    served: dict[int, Steps] = {}
+
+    def tried(module: str, constant: str, value: Any, rows: int) -> Found:
+        if rows not in served:
+            served[rows] = steps_of(task, bench, rows, task.settings.contexts[0])
+        with patch.object(import_module(module), constant, value):
+            steps = steps_of(task, bench, rows, task.settings.contexts[0])
+        before, found, after = (each.timed(patience)["value"] for each in (served[rows], steps, served[rows]))
+        return {"value": found, "served": (before + after) / 2, "over": 2 * found / (before + after)}
+
+    for module, constant, value, rows in switched():
+        name = f"{module.rpartition('.')[2]}.{constant}"
+        task.take("switched", "s", tried, module, constant, value, rows, constant=name, to=str(value), rows=rows)
+
+
+# -- what is compiled before -------------------------------------------------------------------------------------------
+
+
+def compile_ahead(task: Task) -> None:
+    """The step that the name says, perhaps of some rows alone, on models of few layers, its figures thrown away. What is
+    compiled lies on the disk, and the process that measures only loads it."""
+    begun, (name, _, rows) = time.monotonic(), task.name.removeprefix("compile ").partition(" of ")
+    function = next(step.function for step in plan.STEPS["A"] if step.name == name)
+    chosen = task.settings.thin(1 if rows or name == "ablation" else 9, int(rows or 1))
+    ended = replace(task, name=name, settings=chosen, silent=True).run(function)
+    task.check("compiled", ended == "held", seconds=time.monotonic() - begun)
