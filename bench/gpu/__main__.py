@@ -71,14 +71,16 @@ def main(given: list[str] | None = None) -> int:
 
 
 def missing_of(names: Sequence[str]) -> list[str]:
-    """Import all of these; those that cannot be, a module of ours with what it lacks."""
+    """Import all of these: what cannot be, by the name of the package that is not there."""
     found = []
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception as error:  # a package that is there and broken is of no more use than none
-            found.append(name if isinstance(error, ModuleNotFoundError) and error.name == name else f"{name} ({error})")
-    return found
+        except ModuleNotFoundError as error:
+            found.append(error.name or name)
+        except Exception as error:  # what is there and broken is of no more use
+            found.append(f"{name} ({error})")
+    return list(dict.fromkeys(found))
 
 
 def learnt(lines: Lines) -> bool:
@@ -88,7 +90,7 @@ def learnt(lines: Lines) -> bool:
 
     lines.card = lines.card or lines.last("device") or ""
     chain.PDL = bool(lines.last("overlap"))
-    os.environ["FORESAY_PDL"] = str(int(chain.PDL))  # for commands
+    os.environ["TRITON_PDL"] = str(int(chain.PDL))  # for commands
     return bool(lines.card)
 
 

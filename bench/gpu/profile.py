@@ -39,9 +39,11 @@ def engines(task: Task) -> None:
     """The bundled pair as it is served, where the host chooses or looks up in between, and without drafts."""
     for draft in ("auto", "suffix", NONE):
         config = EngineConfig(draft=draft, device=task.device.torch.type, max_model_len=512, kv_tokens=4096)
-        engine = task.take("ready", "", build_engine, config, drafter=draft)
-        if engine is not None:
-            task.take("GPU idle for a step", "us", watched, task, engine, draft, model="bundled", drafter=draft)
+
+        def built(config: EngineConfig = config, draft: str = draft) -> dict[str, Any]:
+            return watched(task, build_engine(config), draft)
+
+        task.take("GPU idle for a step", "us", built, model="bundled", drafter=draft)
 
 
 def watched(task: Task, engine: Engine, name: str) -> dict[str, Any]:

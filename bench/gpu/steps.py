@@ -127,10 +127,10 @@ def ablation(task: Task) -> None:
 
 
 def compile_ahead(task: Task) -> None:
-    """The step that the name says, perhaps of some rows alone, on models of few layers, its figures thrown away. What is
-    compiled lies on the disk, and the process that measures only loads it."""
-    begun, (name, _, rows) = time.monotonic(), task.name.removeprefix("compile ").partition(" of ")
+    """The step that the name says, on models of few layers, its figures thrown away. What is compiled lies on the disk,
+    and the process that measures only loads it."""
+    begun, name = time.monotonic(), task.name.removeprefix("compile ")
     function = next(step.function for step in plan.STEPS["A"] if step.name == name)
-    chosen = task.settings.thin(1 if rows or name == "ablation" else 9, int(rows or 1))
+    chosen = task.settings.thin(9 if "steps" in name else 1)  # a head reads of several layers
     ended = replace(task, name=name, settings=chosen, silent=True).run(function)
     task.check("compiled", ended == "held", seconds=time.monotonic() - begun)

@@ -15,9 +15,9 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime.driver import driver
 
-#: Whether kernels are launched so at all; read at each launch. FORESAY_PDL=0 in the environment switches it off, should
+#: Whether kernels are launched so at all; read at each launch. TRITON_PDL=0 in the environment switches it off, should
 #: a driver do it wrong.
-PDL = os.environ.get("FORESAY_PDL", "1") != "0"
+PDL = os.environ.get("TRITON_PDL", "1") != "0"
 
 
 @triton.jit
