@@ -22,12 +22,13 @@ from bench.gpu.worker import ENDED, LEFT_OUT, Lines, Worker
 
 #: What any step of either call imports, ours last.
 NEEDED = (
-    "msgspec", "llguidance", "torch", "triton", "transformers", "tokenizers", "safetensors", "aiohttp", "jinja2", "numpy",
-    "llvmlite", "prometheus_client", "rich", "tqdm", "pytest", "foresay.server.cli.main", "foresay.server.engine.build",
+    "msgspec", "llguidance", "torch", "triton", "transformers", "tokenizers", "safetensors", "aiohttp", "jinja2",
+    "numpy", "llvmlite", "prometheus_client", "rich", "tqdm", "pytest", "foresay.server.cli.main",
     "foresay.server.engine.drafters.registry", "foresay.server.host.local", "foresay.verifier.ops.kernels.linear",
-    "bench.http", *(f"bench.gpu.{name}" for name in ("smoke", "engines", "steps", "peers", "profile", "kernels", "commands")),
+    *(f"bench.gpu.{name}" for name in ("smoke", "steps", "peers", "profile", "kernels", "commands")),
 )  # fmt: skip
 DONE, MISSING = 0, 3
+UNKNOWN = "a GPU not asked yet"
 #: Seconds without which no step is begun; after which even a rehearsal takes one for hanging.
 LEAST, REHEARSED = 3.0, 600.0
 
@@ -51,7 +52,7 @@ def main(given: list[str] | None = None) -> int:
         return DONE
     out = Path(os.environ.get("OUT", "gpu-results"))
     out.mkdir(parents=True, exist_ok=True)
-    lines = Lines(out / "lines.jsonl", args.call, "CPU, a rehearsal" if args.rehearse else "", args.spent)
+    lines = Lines(out / "lines.jsonl", args.call, "CPU, a rehearsal" if args.rehearse else UNKNOWN, args.spent)
     missing = missing_of(NEEDED)
     lines.write("preflight", "missing", missing, "modules")
     if missing:
@@ -67,7 +68,10 @@ def main(given: list[str] | None = None) -> int:
     steps = [first, *(step for step in rest if step.name.startswith(tuple(args.only)))]
     device, chosen = Device("cpu" if args.rehearse else "cuda"), settings.tiny() if args.rehearse else settings.full()
     Call(lines, device, chosen, math.inf if args.rehearse else plan.CALLS[args.call] - plan.REPORT).run(steps)
-    return report.finish(lines) if lines.card else MISSING
+    if lines.card == UNKNOWN:
+        print("not begun: no GPU answers", file=sys.stderr)
+        return MISSING
+    return report.finish(lines)
 
 
 def missing_of(names: Sequence[str]) -> list[str]:
@@ -83,15 +87,13 @@ def missing_of(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def learnt(lines: Lines) -> bool:
-    """Take over what the first steps found, for the processes to come: the card, and whether kernels overlap. False
-    where there is no GPU."""
+def learn(lines: Lines) -> None:
+    """Take over what the first steps found, for the processes to come: the card, and whether kernels overlap."""
     from foresay.verifier.ops.kernels import chain
 
-    lines.card = lines.card or lines.last("device") or ""
+    lines.card = lines.last("device") or lines.card
     chain.PDL = bool(lines.last("overlap"))
     os.environ["TRITON_PDL"] = str(int(chain.PDL))  # for commands
-    return bool(lines.card)
 
 
 class Call:
@@ -123,22 +125,24 @@ class Call:
                 worker.end()
             if not apart:
                 self._worker = worker if useful else None
-            elif not learnt(self.lines):
+            elif self.lines.card == UNKNOWN:
                 return
         self._settle()
         if self._worker is not None:
             self._worker.end()
 
     def _until(self, step: Step, end: float) -> float:
-        """When a step should have ended: as planned, or in half of its time where those before it took longer."""
+        """When a step should have ended: as planned, and in half of its time where those before it took longer."""
         if self.last == math.inf:
             return math.inf
-        now = self.lines.now
-        return min(self.last, now + step.seconds if step.background else max(now + step.seconds / 2, end))
+        least, most = self.lines.now + step.seconds / 2, self.lines.now + step.seconds
+        return min(self.last, most if step.background else min(max(least, end), most))
 
     def _ended(self, step: Step, worker: Worker, limit: float) -> bool:
         """Wait for a step; whether its worker is of any more use."""
         outcome = worker.outcome(min(limit, self.last, self.lines.now + REHEARSED) - self.lines.now)
+        if step.alone:
+            learn(self.lines)
         self.lines.write(step.name, "the step", outcome, ENDED)
         return outcome in ("held", "failed")
 

@@ -1,4 +1,4 @@
-"""What users run, as they run it: the kernels' own tests, ``foresay generate``, ``serve`` asked over HTTP, ``bench``."""
+"""What users run, as they do: the kernels' own tests, ``foresay generate``, ``serve`` asked over HTTP, ``bench``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _EARLY = 3.0
 #: The project's settings for pytest but for those that want packages which a machine with a GPU may lack.
 _BARE = ("-o", "addopts=", "-o", "filterwarnings=", "--import-mode=importlib", "-p", "no:cacheprovider")
 _BARE += ("--confcutdir=tests/kernels/on_device",)
-#: A line of pytest's for one test, alone or of one of several workers.
-_VERDICT = re.compile(r"^(?:\[gw\d+\].*?(?P<before>[A-Z]+) (?P<spread>\S+::.+)|(?P<alone>\S+::.+) (?P<after>[A-Z]+) +\[.*)$", re.M)  # fmt: skip
+#: A line of pytest's for one test, of one of several workers, or alone.
+_VERDICT = re.compile(r"^(?:\[gw\d+\].*?([A-Z]+) (\S+::.+)|(\S+::.+) ([A-Z]+) +\[.*)$", re.MULTILINE)
 
 
 def left(task: Task) -> float:
@@ -33,7 +33,15 @@ def left(task: Task) -> float:
 
 def run(task: Task, *arguments: str) -> Any:
     """What a command of ours prints last, a JSON line. Raises RuntimeError with what it says if it fails."""
-    command = [sys.executable, "-m", "foresay.server.cli.main", *arguments, "--json", "--device", task.device.torch.type]
+    command = [
+        sys.executable,
+        "-m",
+        "foresay.server.cli.main",
+        *arguments,
+        "--json",
+        "--device",
+        task.device.torch.type,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left(task), check=False)
     if done.returncode:
         raise RuntimeError(f"foresay {arguments[0]} ended with {done.returncode}: {done.stderr[-1200:]}")
@@ -41,7 +49,7 @@ def run(task: Task, *arguments: str) -> Any:
 
 
 def pytest_of(task: Task) -> tuple[list[str], dict[str, str]]:
-    """The command, and its environment: many processes at once, of one thread each; on a CPU in Triton's interpreter."""
+    """The command, and its environment: many processes, of one thread each; on a CPU in Triton's interpreter."""
     workers = ["-n", str(max(2, (os.cpu_count() or 4) - 4))] if task.device.cuda and find_spec("xdist") else []
     command = [sys.executable, "-m", "pytest", "-v", "--tb=short", *_BARE, *workers, *task.settings.tests]
     there = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # with what was carried along
@@ -67,8 +75,8 @@ def kernel_tests(task: Task) -> None:
 
 def tested(text: str) -> tuple[dict[str, int], list[str]]:
     """How many tests passed, failed and so on, and the names of those that failed."""
-    found = [match.groupdict() for match in _VERDICT.finditer(text.partition(" short test summary info ")[0])]
-    verdicts = [(one["before"] or one["after"], one["spread"] or one["alone"]) for one in found]
+    found = _VERDICT.findall(text.partition(" short test summary info ")[0])
+    verdicts = [(before or after, spread or alone) for before, spread, alone, after in found]
     counts = {verdict: sum(verdict == other for other, _ in verdicts) for verdict, _ in verdicts}
     return counts, [name for verdict, name in verdicts if verdict in ("FAILED", "ERROR")]
 
@@ -113,6 +121,6 @@ def bench(task: Task) -> None:
         said = run(task, "bench", "--rounds", "1", "--max-tokens", str(min(64, 4 * task.settings.tokens)))
         task.check("same tokens", said["same_tokens"])
         rates = {f"{way}_tokens_per_second": said[way]["tokens_per_second"] for way in ("on", "off")}
-        return {"value": said["speedup"], "drafter": said["drafter"], "per_step": said["on"]["tokens_per_step"], **rates}
+        return {"value": said["speedup"], "drafter": said["drafter"], "per_step": said["on"]["tokens_per_step"]} | rates
 
     task.take("foresay bench", "times plain", measured)

@@ -13,13 +13,12 @@ import torch
 from foresay.verifier.graphs.capture import CudaGraphs, without_stops
 
 Call = Callable[[], object]
-
 #: Calls before the first one that counts: modules are loaded, handles made, clocks raised.
 WARM_CALLS = 3
 
 
 class Device:
-    """``cuda`` or ``cpu``: timing and capture. Making one touches no GPU: the process that forks workers must not."""
+    """``cuda`` or ``cpu``. Making one touches no GPU: the process that forks workers must not."""
 
     def __init__(self, kind: str) -> None:
         self.torch, self.cuda = torch.device(kind), kind == "cuda"
@@ -34,51 +33,36 @@ class Device:
         if self.cuda:
             torch.cuda.synchronize()
 
-    def sample(self, call: Call, patience: float, most: int = 1000, least: int = 3) -> list[float]:
-        """Seconds of each of many calls, one behind the other, for about ``patience`` seconds altogether.
-
-        A call's time is from the end of the one before to its own end, so gaps between calls count.
-        """
-        for _ in range(WARM_CALLS):
-            call()
-        one = max(sum(self.seconds(call, 2)) / 2, 1e-7)
-        return self.seconds(call, max(least, min(most, int(patience / one))))
-
     def median(self, call: Call, patience: float) -> float:
-        """Median seconds of a call."""
-        return median(self.sample(call, patience))
+        """Median seconds of a call, of many for about ``patience`` seconds altogether."""
+        self.seconds(call, WARM_CALLS)
+        one = max(sum(self.seconds(call, 2)) / 2, 1e-7)
+        return median(self.seconds(call, max(3, min(1000, int(patience / one)))))
 
     def seconds(self, call: Call, repeats: int) -> list[float]:
-        """Seconds of each of ``repeats`` calls, as :meth:`sample` takes them, without a warm-up."""
-        return self._by_events(call, repeats) if self.cuda else _by_clock(call, repeats)
-
-    def _by_events(self, call: Call, repeats: int) -> list[float]:
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        """Of each of many calls, from the end of the one before to its own end, so gaps between calls count."""
+        if not self.cuda:
+            marks = [time.perf_counter()]
+            for _ in range(repeats):
+                call()
+                marks.append(time.perf_counter())
+            return [end - begin for begin, end in pairwise(marks)]
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
         self.synchronize()
-        marks[0].record()
-        for mark in marks[1:]:
+        events[0].record()
+        for event in events[1:]:
             call()
-            mark.record()
+            event.record()
         self.synchronize()
-        return [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(marks)]
+        return [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(events)]
 
     def captured(self, call: Call) -> Call:
         """The call as one graph launch, where there are graphs; what it returns is written in place by each replay."""
         return CudaGraphs()(without_stops(call)) if self.cuda else call
 
     def free(self) -> None:
-        """Give memory that nobody uses back to the device; graphs hang on cycles that have to be found first. Raises
-        where the GPU answers no more."""
+        """Give memory that nobody uses back; graphs hang on cycles. Raises where the GPU answers no more."""
         gc.collect()
         if self.cuda:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
-
-
-def _by_clock(call: Call, repeats: int) -> list[float]:
-    found = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - begun)
-    return found

@@ -1,4 +1,4 @@
-"""Whole steps, again and again from the same text on: what proposes, a pass of the target, samples, the accepted path."""
+"""Whole steps, again and again from the same text on: a proposal, a pass of the target, samples, the accepted path."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class RandomChain(RootOnly):
 
 
 class Ground:
-    """One sequence of ``context`` committed tokens in scattered pages, and room for some steps after them. Its page table
-    is as wide as that of the captured steps by which a server of texts this long would serve it."""
+    """One sequence of ``context`` committed tokens in scattered pages, and room for some steps after them. Its page
+    table is as wide as that of the captured steps by which a server of texts this long would serve it."""
 
     def __init__(
         self, target: PagedModel, proposer: Proposer, context: int, steps: int = 0, temperature: float = 0.0

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bench.engines import Bench
 from bench.gpu.drafting import Ground, rows_proposer
-from bench.gpu.engines import Bench
 from bench.gpu.steps import read
 from bench.gpu.worker import Task
 from bench.shapes import kv_bytes_per_token
@@ -45,7 +45,12 @@ def matrices(bench: Bench, kind: str) -> list[Linear]:
 
 def kernels(task: Task) -> None:
     """Products beside the library's; attention by rows and context."""
-    bench, few, many, (first, *_) = bench_of(task), task.settings.rows[0], task.settings.rows[-1], task.settings.contexts
+    bench, few, many, (first, *_) = (
+        bench_of(task),
+        task.settings.rows[0],
+        task.settings.rows[-1],
+        task.settings.contexts,
+    )
     for kind in (*KINDS, "head"):
         those = matrices(bench, kind)
         for rows in (few, many):
@@ -103,7 +108,10 @@ def attention(task: Task, bench: Bench, rows: int, context: int) -> dict[str, An
     tree, numbers = proposer.propose(ground.state), torch.arange(rows, device=where)[None].contiguous()
     static, _ = rows_of(ground.state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
     query = torch.randn(rows, config.num_heads, config.head_dim, device=where).to(task.device.dtype)
-    stores, given = map(target.store.layer, range(config.num_layers)), (static.groups[0].paged, target.decoder.scale, None, 0)
+    stores, given = (
+        map(target.store.layer, range(config.num_layers)),
+        (static.groups[0].paged, target.decoder.scale, None, 0),
+    )
     calls = [partial(tree_attention, query, *kept[:2], *given, static.count, kept[2]) for kept in stores]
     taken = each(task, calls)
     moved = (context + rows) * kv_bytes_per_token(config, task.device.dtype.itemsize) / config.num_layers
@@ -111,14 +119,14 @@ def attention(task: Task, bench: Bench, rows: int, context: int) -> dict[str, An
 
 
 def sweep(task: Task) -> None:
-    """Tiles of what is served, for gate_up and o at 16 and 64 rows, the served one first; and whether bits are the same."""
+    """Tiles, for gate_up and o at 16 and 64 rows, the served one first; and whether their bits are the same."""
     for kind in ("gate_up", "output"):
         those = matrices(bench_of(task), kind)
         for rows in (16, 64):
             x, served = _rows(task, those, rows), linear.tile_of(rows, large=task.device.cuda)
             wanted = those[0](x)
-            wide = [replace(served, outputs=128, warps=8, stages=stages) for stages in (3, 4)]
-            for tile in dict.fromkeys((served, *(replace(served, stages=stages) for stages in (2, 3, 4, 5, 6)), *wide)):
+            wide = replace(served, outputs=128, warps=8, stages=3)
+            for tile in dict.fromkeys((served, *(replace(served, stages=stages) for stages in (3, 4, 5, 6)), wide)):
                 task.take("tile", "s", tiled, task, those, x, tile, wanted, of=kind, rows=rows, tile=str(tile))
 
 

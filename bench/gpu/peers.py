@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.gpu.engines import Bench, answers, bench_of, request, texts
-from bench.gpu.steps import over, steps_of
+from bench.engines import Bench, answers, request, texts
+from bench.gpu.steps import bench_of, over, steps_of
 from bench.gpu.worker import Task
 from foresay.spec.names import DRAFT_MODEL, NGRAM, NONE
 from foresay.verifier.model.decoder import Decoder
@@ -30,7 +30,9 @@ def weights_of(decoder: Decoder) -> ModelWeights:
     layers = []
     for one in decoder.layers:
         qkv, o, gate_up, down = (each._packed.plain() for each in (one.qkv, one.output, one.gate_up, one.down))
-        layers.append(LayerWeights(qkv, None, o, None, gate_up, None, down, None, one.input_norm, one.post_norm, None, None))
+        layers.append(
+            LayerWeights(qkv, None, o, None, gate_up, None, down, None, one.input_norm, one.post_norm, None, None)
+        )
     return ModelWeights(decoder.embedding, layers, decoder.final_norm, decoder.head._packed.plain())
 
 
@@ -40,7 +42,9 @@ class Library:
     def __init__(self, decoder: Decoder, context: int) -> None:
         c, device = decoder.config, decoder.device
         self.config, self.weights, self.at = c, weights_of(decoder), context
-        self.kept = torch.randn(c.num_layers, 2, 1, c.num_kv_heads, context + 1, c.head_dim, device=device).to(decoder.dtype)
+        self.kept = torch.randn(c.num_layers, 2, 1, c.num_kv_heads, context + 1, c.head_dim, device=device).to(
+            decoder.dtype
+        )
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.rotation = decoder.rope.rows(torch.full((1,), context, device=device))  # looked up once for all layers
 
@@ -62,7 +66,9 @@ class Library:
 
     def _attended(self, qkv: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         (cos, sin), groups, at = self.rotation, self.config.num_kv_heads, slice(self.at, self.at + 1)
-        turned, value = qkv.view(1, -1, 1, self.config.head_dim).split_with_sizes((self.config.num_heads + groups, groups), 1)
+        turned, value = qkv.view(1, -1, 1, self.config.head_dim).split_with_sizes(
+            (self.config.num_heads + groups, groups), 1
+        )
         first, second = turned.chunk(2, dim=-1)
         turned = torch.addcmul(turned * cos, torch.cat((second, first), -1), sin)
         query, key = turned.split_with_sizes((self.config.num_heads, groups), 1)
@@ -87,8 +93,16 @@ def library(task: Task) -> None:
 
     def timed(call: Callable[[], object]) -> dict[str, Any]:
         captured = task.device.captured(call)
-        before, mine, after = task.device.median(captured, patience), ours.timed(patience), task.device.median(captured, patience)
-        found = {"value": min(before, after), "ours": mine["value"], "ours_over_theirs": mine["value"] / min(before, after)}
+        before, mine, after = (
+            task.device.median(captured, patience),
+            ours.timed(patience),
+            task.device.median(captured, patience),
+        )
+        found = {
+            "value": min(before, after),
+            "ours": mine["value"],
+            "ours_over_theirs": mine["value"] / min(before, after),
+        }
         return over(task, bench, found, NONE, 0, context)
 
     for what, call in (("a step", theirs), ("its products alone", theirs.products)):
@@ -112,7 +126,7 @@ def of_transformers(decoder: Decoder) -> Any:
     model.load_state_dict(dict(places(c, weights_of(decoder))), strict=False, assign=True)
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(decoder.device)  # of no checkpoint
-    return model.to(decoder.dtype).eval()
+    return model.eval()
 
 
 def generates(task: Task) -> None:
@@ -123,7 +137,9 @@ def generates(task: Task) -> None:
     model, draft = (of_transformers(one.decoder) for one in (bench.target, bench.drafter(DRAFT_MODEL).model))
     ways = {NONE: {}, DRAFT_MODEL: {"assistant_model": draft}, NGRAM: {"prompt_lookup_num_tokens": LOOKUP}}
     for name, how in ways.items():
-        task.take("answer", "tokens/s", theirs, task, model, prompt, tokens, wanted, how, by="transformers", drafter=name)
+        task.take(
+            "answer", "tokens/s", theirs, task, model, prompt, tokens, wanted, how, by="transformers", drafter=name
+        )
 
 
 def ours(bench: Bench, name: str, tree: str, prompt: list[int], tokens: int, wanted: list[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the two calls do, in order, and how long each step may take: ``bench/gpu/quarter_hour.sh A --plan`` prints it."""
+"""What the two calls do, in order, and how long each step may take: ``quarter_hour.sh A --plan`` prints it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,18 @@ _FIRST = (
     Step("smoke", "smoke:smoke", 18, alone=True),
     Step("bandwidth", "smoke:bandwidth", 4),
 )
-#: Steps of call A whose kernels are compiled meanwhile.
-COMPILED = ("8B passes", "8B steps", "1B passes", "1B steps", "ablation")
+
+
+def _compile(*names: str) -> tuple[Step, ...]:
+    """Of these steps the kernels, meanwhile."""
+    return tuple(Step(f"compile {name}", "steps:compile_ahead", 60, background=True) for name in names)
+
+
 STEPS = {
     "A": (
         *_FIRST,
-        *(Step(f"compile {what}", "steps:compile_ahead", 60, background=True) for what in COMPILED),
-        Step("same tokens", "engines:same", 70),
+        *_compile("8B passes", "8B steps", "1B passes", "1B steps", "ablation"),
+        Step("same tokens", "steps:same", 70),
         Step("8B passes", "steps:passes", 22, quiet=True),
         Step("8B steps", "steps:whole", 23, quiet=True),
         Step("1B passes", "steps:passes", 15, quiet=True),
@@ -50,6 +55,7 @@ STEPS = {
         Step("kernel tests", "commands:kernel_tests", 70, background=True),
         Step("generate auto", "commands:generate", 70, background=True),
         Step("generate none", "commands:generate", 70, background=True),
+        *_compile("kernels", "sweep"),
         Step("built", "commands:built", 70, quiet=True),
         Step("serve", "commands:serve", 35, quiet=True),
         Step("auto and suffix", "profile:engines", 40, quiet=True),

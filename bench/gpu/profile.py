@@ -10,7 +10,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiled
 
-from bench.gpu.engines import PUBLISHED, bench_of, request, texts
+from bench.engines import PUBLISHED, request, texts
+from bench.gpu.steps import bench_of
 from bench.gpu.worker import Task
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
@@ -59,18 +60,21 @@ def watched(task: Task, engine: Engine, name: str) -> dict[str, Any]:
             host.append(dict(engine.trace.seconds) if engine.trace is not None else {})
         task.device.synchronize()
     events = list(found.events() or ())
-    ran = sorted(((e.name, e.time_range.start, e.time_range.end) for e in events if e.device_type is kind), key=lambda e: e[1])
+    ran = sorted(
+        ((e.name, e.time_range.start, e.time_range.end) for e in events if e.device_type is kind), key=lambda e: e[1]
+    )
     task.lines.write(task.name, "kernels in place", in_place(ran), "name, us, us of nothing before", drafter=name)
     named, (busy, idle, longest) = [event.name for event in events], waits(ran)
     return {
         "value": idle / STEPS, "busy_us": busy / STEPS, "longest_us": longest, "kernels": len(ran) / STEPS,
-        "launches": sum(each in LAUNCHES for each in named) / STEPS, "copies": sum(each in COPIES for each in named) / STEPS,
+        "launches": sum(each in LAUNCHES for each in named) / STEPS,
+        "copies": sum(each in COPIES for each in named) / STEPS,
         "host_us": {phase: 1e6 * median(one.get(phase, 0.0) for one in host) for phase in host[-1]},
     }  # fmt: skip
 
 
 def waits(events: Sequence[Event]) -> tuple[float, float, float]:
-    """Microseconds in which something ran, in which nothing did between the first and the last, the longest of these."""
+    """Microseconds in which something ran, and in which nothing did between two of them; the longest of these."""
     busy, idle, longest, end = 0.0, 0.0, 0.0, events[0][1] if events else 0.0
     for _, begun, ended in events:
         gap = max(0.0, begun - end)

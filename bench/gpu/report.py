@@ -49,7 +49,9 @@ def finish(lines: Lines) -> int:
     for title, which in (("DID NOT HOLD", bad), ("LEFT OUT", left_out)):
         for line in which:
             print(f"{title} {said(line)[:250]}")
-    print(f"{len(those)} lines in {lines.path.name}, {lines.now:.0f} s{'; figures mean nothing' * ('CPU' in lines.card)}")
+    print(
+        f"{len(those)} lines in {lines.path.name}, {lines.now:.0f} s{'; figures mean nothing' * ('CPU' in lines.card)}"
+    )
     print(f"NOT done: {len(bad)} did not hold, {len(left_out)} left out" if bad or left_out else "done")
     return 1 if bad else 4 if left_out else 0
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from bench import shapes
+from bench.engines import Pair
 from bench.shapes import EagleShape, ModelShape
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A target, the draft model and the EAGLE-3 head of random weights that are measured with it."""
-
-    target: ModelShape
-    draft: ModelShape
-    eagle: EagleShape
 
 
 def _large() -> dict[str, Pair]:
@@ -28,7 +20,7 @@ def _large() -> dict[str, Pair]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """contexts: tokens; rows: of passes at the shortest of them. prompts_read: tokens of prompts whose reading is predicted.
+    """contexts: tokens; rows: of passes at the shortest of them. prompts_read: tokens of prompts that are predicted.
     patience: seconds of one timing. steps: timed for p99 over p50, and block: in a row, before the text is cut back.
     tokens: of an answer. levels: of a chain by EAGLE, and by a draft model. tree: of a draft model. tests: pytest's
     selection. positions: of the longest text. random: whether all weights are, or the bundled ones inside."""

@@ -1,7 +1,7 @@
 """What GPU there is, whether kernels may overlap on it (programmatic dependent launch), and what its memory gives.
 
-Each check of the smoke moves numbers through two arrays, every launch reading what the one before it wrote: a kernel that begins to
-read too early leaves a wrong sum.
+Each check of the smoke moves numbers to and fro, every launch reading what the one before it wrote: a kernel that
+begins to read too early leaves a wrong sum.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bench.gpu.worker import Task
+from bench.gpu.worker import CHECK, Task
 from foresay.verifier.ops.kernels.chain import wait_turn
 
-#: Launches of a chain; numbers that a program moves, or reads at once; how often each check is run.
-CHAIN, BLOCK, ROUNDS = 200, 8192, 20
+#: Pairs of launches of a chain; numbers that a program moves, or reads at once; how often each chain is run.
+PAIRS, BLOCK, ROUNDS = 100, 8192, 20
 
 
 def card(task: Task) -> None:
@@ -41,6 +41,7 @@ def card(task: Task) -> None:
     torch.zeros(1, device="cuda")
     has = torch.cuda.get_device_properties(0)
     found |= {"gib": f"{has.total_memory / 2**30:.1f}", "processors": str(has.multi_processor_count)}
+    task.lines.card = has.name
     task.lines.write(task.name, "device", has.name, l2=has.L2_cache_size, capability=(has.major, has.minor), **found)
 
 
@@ -52,75 +53,57 @@ def next_of(source, target, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     tl.store(target + lane, tl.load(source + lane) + 1)
 
 
-class Arrays:
-    """Two arrays between which numbers go to and fro. Each chain ends where it began."""
+class Chain:
+    """Kernels that add 1, each to what the one before left, and between two of them "nothing", a "memcpy" or a
+    "memset", by way of two arrays. Twice as many as there are of those."""
 
-    def __init__(self, task: Task, overlapping: bool, blocks: int) -> None:
-        self.device, self.overlapping = task.device, overlapping
+    def __init__(self, task: Task, between: str, overlapping: bool, blocks: int = 1) -> None:
+        self.device, self.between, self.overlapping = task.device, between, overlapping
         self.one, self.other = torch.zeros(2, blocks * BLOCK, dtype=torch.int32, device=task.device.torch)
 
-    def kernel(self) -> None:
-        """One launch, from the one to the other."""
-        if self.device.cuda:
-            grid, options = (len(self.one) // BLOCK,), {"num_warps": 4, "launch_pdl": self.overlapping}
-            next_of[grid](self.one, self.other, BLOCK, self.overlapping, **options)
-        else:
-            torch.add(self.one, 1, out=self.other)
+    def __call__(self) -> None:
+        """All of them; an even number of moves, so that the numbers are in the array that they were in."""
+        for _ in range(PAIRS):
+            if self.between == "memset":
+                self.one.zero_()
+            if self.between == "memcpy":
+                self._moved(self.other.copy_, self.one)
+            for _ in range(2):
+                self._moved(self._kernel, self.one, self.other)
+
+    def _moved(self, move: Callable[..., object], *given: Tensor) -> None:
+        move(*given)
         self.one, self.other = self.other, self.one
 
-    def kernels(self) -> None:
-        """A kernel after a kernel."""
-        for _ in range(CHAIN):
-            self.kernel()
+    def _kernel(self, source: Tensor, target: Tensor) -> None:
+        if self.device.cuda:
+            grid, options = (len(source) // BLOCK,), {"num_warps": 4, "launch_pdl": self.overlapping}
+            next_of[grid](source, target, BLOCK, self.overlapping, **options)
+        else:
+            torch.add(source, 1, out=target)
 
-    def copied(self) -> None:
-        """A kernel after a copy, and a copy after a kernel."""
-        for _ in range(CHAIN // 4):
-            self.kernel()
-            self.other.copy_(self.one)
-            self.kernel()
-
-    def cleared(self) -> None:
-        """A kernel after a memset, and a memset after a kernel."""
-        for _ in range(CHAIN // 4):
-            self.one.zero_()
-            self.kernel()
-            self.kernel()
-
-    def are(self, wanted: int, call: Callable[[], object]) -> bool:
-        """Whether every number is this after some rounds."""
+    def holds(self, captured: bool) -> bool:
+        """Whether every number is what it has to be after some rounds."""
+        call = self.device.captured(self) if captured else self
         self.one.zero_()
         for _ in range(ROUNDS):
             call()
         self.device.synchronize()
-        return bool((self.one == wanted).all())
-
-
-#: What is run, and what every number is after all rounds.
-CHECKS: tuple[tuple[str, Callable[[Arrays], None], int], ...] = (
-    ("kernel to kernel", Arrays.kernels, ROUNDS * CHAIN),
-    ("memcpy to kernel", Arrays.copied, ROUNDS * CHAIN // 2),
-    ("memset to kernel", Arrays.cleared, 2),
-)
+        return bool((self.one == (2 if self.between == "memset" else 2 * PAIRS * ROUNDS)).all())
 
 
 def smoke(task: Task) -> None:
-    """Each check op by op, and as graph after graph; kernels overlap from now on if all of them held."""
-    blocks, held = 128 if task.device.cuda else 1, True
-    for name, run, wanted in CHECKS:
-        for how in ("op by op", "graph to graph"):
-            arrays = Arrays(task, True, blocks)
-            call = partial(run, arrays)
-
-            def right(arrays: Arrays = arrays, call: Callable[[], object] = call, wanted: int = wanted) -> bool:
-                return arrays.are(wanted, task.device.captured(call) if how == "graph to graph" else call)  # noqa: B023
-
-            held = bool(task.take(name, "check", right, how=how)) and held
+    """Each kind op by op, and as graph after graph; kernels overlap from now on if all of them held."""
+    held = True
+    for between in ("nothing", "memcpy", "memset"):
+        for captured in (False, True):
+            chain = Chain(task, between, True, 128 if task.device.cuda else 1)
+            good = task.take("sums are right", CHECK, chain.holds, captured, between=between, graphs=captured)
+            held = held and bool(good)
     task.lines.write(task.name, "overlap", held)
     for overlapping in (False, True)[: 1 + held]:
-        call = Arrays(task, overlapping, 1).kernels
-        task.take("launch in a graph", "s", lambda call=call: task.device.median(task.device.captured(call), 0.1) / CHAIN,
-                  overlapping=overlapping)  # fmt: skip
+        call = task.device.captured(Chain(task, "nothing", overlapping))
+        task.take("launches in a graph", "s", task.device.median, call, 0.1, launches=2 * PAIRS, overlap=overlapping)
 
 
 # -- what memory gives -------------------------------------------------------------------------------------------------
@@ -145,18 +128,14 @@ def bandwidth(task: Task) -> None:
     def rate(call: Callable[[], object]) -> float:
         return float(buffer.nbytes / task.device.median(call, 0.2))
 
-    found = {way: task.take("reads", "B/s", rate, call, way=way) or 0.0 for way, call in _readers(task, buffer).items()}
-    task.take("copies, read and written", "B/s", rate, partial(buffer[: size // 2].copy_, buffer[size // 2 :]))
-    best = max(found, key=lambda way: found[way])
-    task.lines.write(task.name, "bandwidth", found[best], "B/s", way=best)
-
-
-def _readers(task: Task, buffer: Tensor) -> dict[str, Callable[[], object]]:
-    ways: dict[str, Callable[[], object]] = {"max": buffer.view(torch.float32).max, "sum": buffer.sum}
+    readers: dict[str, Callable[[], object]] = {"max": buffer.view(torch.float32).max, "sum": buffer.sum}
     if task.device.cuda:
         processors = torch.cuda.get_device_properties(0).multi_processor_count
         for programs, warps in ((processors, 8), (2 * processors, 8), (4 * processors, 4)):
             sums = buffer.new_empty(programs * BLOCK)
-            launch = partial(read_stream[(programs,)], buffer, sums, len(buffer), BLOCK, num_warps=warps)
-            ways[f"stream of {programs} x {warps} warps"] = launch
-    return ways
+            launch = partial(read_stream[(programs,)], buffer, sums, size, BLOCK, num_warps=warps)
+            readers[f"stream of {programs} x {warps} warps"] = launch
+    found = {way: task.take("reads", "B/s", rate, call, way=way) or 0.0 for way, call in readers.items()}
+    task.take("copies, read and written", "B/s", rate, partial(buffer[: size // 2].copy_, buffer[size // 2 :]))
+    best = max(found, key=lambda way: found[way])
+    task.lines.write(task.name, "bandwidth", found[best], "B/s", way=best)

@@ -9,15 +9,23 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
+from bench.engines import PUBLISHED, Bench, answers, request, texts
 from bench.gpu import plan
 from bench.gpu.drafting import Steps, rows_proposer
-from bench.gpu.engines import PUBLISHED, Bench, bench_of
-from bench.shapes import draft_model_bytes, eagle_bytes, step_bytes
 from bench.gpu.worker import Task
-from foresay.spec.names import DRAFT_MODEL, NONE
+from bench.shapes import draft_model_bytes, eagle_bytes, step_bytes
+from foresay.spec.names import DRAFT_MODEL, EAGLE3, NGRAM, NONE
 from foresay.spec.tree import TreeShape
 
 Found = dict[str, Any]
+
+
+def bench_of(task: Task, name: str) -> Bench:
+    """The "8B" or the "1B" of this process, made when it is first asked for."""
+    if name not in task.kept:
+        task.kept[name] = Bench(task.device, task.settings.pairs[name], task.settings.positions, task.settings.random)
+    made: Bench = task.kept[name]
+    return made
 
 
 def read(task: Task) -> float:
@@ -52,15 +60,16 @@ def passes(task: Task) -> None:
     """Steps of many rows at a context of 1k, of one row at longer ones, and many of one row."""
     name, chosen, bench = task.name[:2], task.settings, bench_of(task, task.name[:2])
     first, *longer = chosen.contexts
-    found = {
-        (rows, context): task.take("pass", "s", timed, task, bench, rows, context, model=name, rows=rows, context=context)
-        for rows, context in (*((rows, first) for rows in chosen.rows), *((1, context) for context in longer))
-    }
-    one, most, far = found.get((1, first)), max(chosen.rows), chosen.contexts[-1]
-    if one and found.get((most, first)) and found.get((1, far)) and longer:
-        task.take("over one row", "times", lambda: found[most, first] / one, model=name, rows=most)
-        slope = (found[1, far] - one) / (far - first)
-        task.take("a token of context", "ns", lambda: 1e9 * slope, model=name, to=far)
+    found: dict[tuple[int, int], Any] = {}
+    for rows, context in (*((rows, first) for rows in chosen.rows), *((1, context) for context in longer)):
+        made_with = {"model": name, "rows": rows, "context": context}
+        found[rows, context] = task.take("pass", "s", timed, task, bench, rows, context, **made_with)
+    most, far = max(chosen.rows), longer[-1]
+    one, many, long = found[1, first], found[most, first], found[1, far]
+    if one and many:
+        task.take("over one row", "times", lambda: many / one, model=name, rows=most)
+    if one and long:
+        task.take("a token of context", "ns", lambda: 1e9 * (long - one) / (far - first), model=name, to=far)
     if chosen.steps:
         task.take("steady", "s", timed, task, bench, 1, first, chosen.steps, model=name, rows=1, context=first)
 
@@ -80,8 +89,8 @@ def whole(task: Task) -> None:
     for at in (0.0, 1.0):
         for drafter, tree in ((drafter, tree) for drafter, trees in ways.items() for tree in trees):
             shape = TreeShape.parse(tree) if tree else TreeShape()
-            context_of = {"model": name, "drafter": drafter, "tree": tree, "temperature": at, "context": context}
-            found[drafter, tree, at] = task.take("whole step", "s", step, drafter, shape, at, **context_of)
+            made_with = {"model": name, "drafter": drafter, "tree": tree, "temperature": at, "context": context}
+            found[drafter, tree, at] = task.take("whole step", "s", step, drafter, shape, at, **made_with)
     cold, warm = (found[NONE, "", at] for at in (0.0, 1.0))
     if cold and warm:
         task.take("T = 1 over T = 0", "times", lambda: warm / cold, model=name)
@@ -105,7 +114,7 @@ def switched() -> Iterator[tuple[str, str, Any, int]]:
 
 
 def ablation(task: Task) -> None:
-    """The 8B's step as served and with each switch, in turns; captured anew after each. "over" is what it takes over what
+    """The 8B's step as served and with each switch, in turns, captured anew after each. over: what it takes over what
     is served."""
     bench, patience = bench_of(task, "8B"), task.settings.patience
     served: dict[int, Steps] = {}
@@ -123,6 +132,42 @@ def ablation(task: Task) -> None:
         task.take("switched", "s", tried, module, constant, value, rows, constant=name, to=str(value), rows=rows)
 
 
+# -- the same tokens ---------------------------------------------------------------------------------------------------
+
+
+#: What is compared with plain decoding op by op: who drafts, the tree, captured or not, requests at once.
+WAYS = (
+    (NONE, "", True, 1),
+    (DRAFT_MODEL, "1,1,1,1", True, 1),
+    (EAGLE3, "1,1,1,1,1", True, 1),
+    (DRAFT_MODEL, "3,2,1", True, 1),
+    (DRAFT_MODEL, "1,1,1,1", True, 3),
+    (NGRAM, "1,1,1,1", True, 1),
+    (DRAFT_MODEL, "3,2,1", False, 3),
+)
+
+
+def same(task: Task) -> None:
+    """The same tokens, whoever drafts and however a step is launched, alone or in company."""
+    bench, prompts, tokens = bench_of(task, "8B"), texts(3), task.settings.tokens
+    longest = min(1024, task.settings.positions // 2)
+
+    def written(name: str, tree: str, graphs: bool, together: int) -> dict[str, Any]:
+        engine = bench.engine(name, tree, graphs, longest, together)
+        asked = ([request(text, tokens, at) for text in prompts[:together]] for at in (0.0, 1.0))
+        found = [answers(engine, each) for each in asked]
+        rates = [statistics.decode_tokens_per_second for _, statistics in found]
+        return {"value": [mine for mine, _ in found], "tokens_per_second": rates}
+
+    wanted = written(NONE, "", False, 1)["value"]
+    for way in WAYS:
+        context = dict(zip(("drafter", "tree", "captured", "requests"), way, strict=True))
+        found = task.take("answers", "tokens", written, *way, **context)
+        for at, mine, plain in zip((0.0, 1.0), found or (), wanted, strict=False):
+            differ = [place for place, pair in enumerate(zip(mine, plain, strict=True)) if len(set(pair)) > 1]
+            task.check("same tokens", not differ, temperature=at, differ_at=differ[:1], **context)
+
+
 # -- what is compiled before -------------------------------------------------------------------------------------------
 
 
@@ -130,7 +175,7 @@ def compile_ahead(task: Task) -> None:
     """The step that the name says, on models of few layers, its figures thrown away. What is compiled lies on the disk,
     and the process that measures only loads it."""
     begun, name = time.monotonic(), task.name.removeprefix("compile ")
-    function = next(step.function for step in plan.STEPS["A"] if step.name == name)
+    function = next(step.function for steps in plan.STEPS.values() for step in steps if step.name == name)
     chosen = task.settings.thin(9 if "steps" in name else 1)  # a head reads of several layers
     ended = replace(task, name=name, settings=chosen, silent=True).run(function)
     task.check("compiled", ended == "held", seconds=time.monotonic() - begun)

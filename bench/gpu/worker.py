@@ -1,8 +1,8 @@
 """What a call has found, and the processes that find it.
 
-Each measurement is one JSON line, on the disk before anything else happens: a call that is cut anywhere has said all it
-knew. Steps run in workers, forked from a parent that never touches the GPU: one that hangs, dies or breaks the GPU takes
-nothing of the others along, and where one did the next worker goes on with the next step.
+Each measurement is one JSON line, on the disk before anything else happens: a call that is cut anywhere has said all
+it knew. Steps run in workers, forked from a parent that never touches the GPU: one that hangs, dies or breaks the GPU
+takes nothing of the others along, and the next worker goes on with the next step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from typing import Any
 
 #: What belongs to every line; the rest of it is what the measurement was made with.
 COMMON = ("run", "card", "t", "step", "what", "value", "unit")
-#: ``unit`` of lines that are no measurement: something raised; was left out; a check that held or not; how a step ended.
+#: ``unit`` of lines that measure nothing: something raised; was left out; a check that held or not; how a step ended.
 FAILED, LEFT_OUT, CHECK, ENDED = "failed", "left out", "check", "outcome"
 #: Of errors after which the GPU answers no more in this process; Triton's are worded in their own way.
 _BROKEN = re.compile(r"CUDA error|Triton Error \[CUDA\]|device-side assert|CUBLAS_STATUS|cudaError")
@@ -56,7 +57,8 @@ class Lines:
         os.write(file, json.dumps(line, default=str).encode() + b"\n")
         os.fsync(file)
         os.close(file)
-        print(said(line), flush=True)
+        sys.stdout.write(said(line) + "\n")  # by one write: other processes speak too
+        sys.stdout.flush()
 
     def read(self) -> list[dict[str, Any]]:
         """Those of this run."""
@@ -105,7 +107,8 @@ class Task:
         """One measurement: what ``call`` returns is written down (of a dict ``value``, the rest beside it). None where
         there is no time for it, or it raised; Broken where the GPU answers no more."""
         if time.monotonic() > self.until:
-            self.lines.write(self.name, what, "no time", LEFT_OUT, **context)
+            if not self.silent:
+                self.lines.write(self.name, what, "no time", LEFT_OUT, **context)
             return None
         try:
             found = call(*given)
@@ -157,7 +160,7 @@ class Worker:
     def __init__(self, lines: Lines, device: Any, settings: Any) -> None:
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, lines, device, settings))
+        self._process = context.Process(target=_serve, args=(theirs, lines, device, settings), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -166,7 +169,7 @@ class Worker:
         self._pipe.send((name, function, until))
 
     def outcome(self, limit: float) -> str:
-        """How the step ended (:meth:`Task.run`); or that it "died", or was not done after so many seconds: "stopped"."""
+        """How the step ended (:meth:`Task.run`), or "died"; "stopped", if it has not after so many seconds."""
         try:
             return str(self._pipe.recv()) if self._pipe.poll(max(0.0, limit)) else "stopped"
         except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""Models made on the device, whoever drafts for them, and real engines around them as a server builds them."""
+"""Models made on the device (:mod:`bench.made`), who drafts for them, and engines around both as a server has them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from bench.gpu.device import Device
-from bench.gpu.settings import Pair
-from bench.gpu.worker import Task
-from bench.made import BUNDLED, bundled_eagle, inflated, paged, random_eagle, random_model, scribble
-from bench.prompts import Encoder, load
-from bench.shapes import ModelShape
+from bench import prompts
+from bench.made import BUNDLED, Device, bundled_eagle, inflated, paged, random_eagle, random_model, scribble
+from bench.shapes import EagleShape, ModelShape
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.ngram import NgramDrafter
@@ -23,7 +20,6 @@ from foresay.kvpaging import PagePool
 from foresay.server.engine.drafting import Drafting, capture_levels, capture_passes, runner_of
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
-from foresay.spec.names import DRAFT_MODEL, EAGLE3, NGRAM, NONE
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
@@ -39,6 +35,15 @@ PAGE = 16
 PUBLISHED = "eagle3 of a published shape"
 _numbers = count()
 _COST = CostModel((2, 64, 256), (1.0, 1.1, 2.0))  # only shares out the rows of prompts, which are not timed here
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target, and the draft model and the EAGLE-3 head of random weights that are made for it."""
+
+    target: ModelShape
+    draft: ModelShape
+    eagle: EagleShape
 
 
 @dataclass(slots=True)
@@ -95,14 +100,14 @@ class Bench:
         return None if captured is None else Drafts(captured, shape, 1, self.target.vocab_size)
 
     def engine(self, name: str, tree: str, graphs: bool, tokens: int, max_seqs: int = 1) -> Engine:
-        """An engine for texts of so many tokens, with what a server captures for it (on a CPU: called as it is), or op by
-        op. tree: widths of its levels, "" for none."""
+        """An engine for texts of so many tokens, with what a server captures for it (on a CPU: called as it is), or op
+        by op. tree: widths of its levels, "" for none."""
         drafter, shape = self.drafter(name), TreeShape.parse(tree) if tree else TreeShape()
         drafting = Drafting(RoutedDrafter(PredictionDrafter(_COST), drafter, shape), None, shape, _COST)
         runner: StepRunner = PartsRunner(self.target, drafting.drafter)
         self.target._replayed.clear()  # what an engine before this one captured
         if graphs:
-            capture = CudaGraphs() if self.device.cuda else Direct
+            capture = CudaGraphs() if self.device.torch.type == "cuda" else Direct
             drafters = [drafter] if drafter is not None else []
             capture_passes(self.target, drafters, tokens, max_seqs, capture, _unsaid)
             capture_levels(self.target, drafting, tokens, max_seqs, capture, _unsaid)
@@ -125,18 +130,10 @@ def _unsaid(phase: str, share: float | None = None) -> None:
     pass
 
 
-def bench_of(task: Task, name: str) -> Bench:
-    """The "8B" or the "1B" of this process, made when it is first asked for."""
-    if name not in task.kept:
-        task.kept[name] = Bench(task.device, task.settings.pairs[name], task.settings.positions, task.settings.random)
-    made: Bench = task.kept[name]
-    return made
-
-
 def texts(number: int) -> list[list[int]]:
     """Token ids of our own prompts: the bundled tokenizer is that of the model the target was made of."""
-    encode = Encoder(BUNDLED / "target")
-    return [encode(prompt) for prompt in load(limit=number)]
+    encode = prompts.Encoder(BUNDLED / "target")
+    return [encode(prompt) for prompt in prompts.load(limit=number)]
 
 
 def request(prompt: Sequence[int], tokens: int, temperature: float = 0.0) -> Request:
@@ -146,7 +143,7 @@ def request(prompt: Sequence[int], tokens: int, temperature: float = 0.0) -> Req
 
 
 def answers(engine: Engine, requests: Sequence[Request]) -> tuple[list[int], Statistics]:
-    """Run all of them together to their ends; the first one's tokens. Raises RuntimeError where one ends in an error."""
+    """Run all of them to their ends; the first one's tokens. Raises RuntimeError where one ends in an error."""
     tokens: list[int] = []
     done: dict[str, Statistics] = {}
     for each in requests:
@@ -159,36 +156,3 @@ def answers(engine: Engine, requests: Sequence[Request]) -> tuple[list[int], Sta
                     raise RuntimeError(f"a request ended as {delta.finish_reason}: {delta.error}")
                 done[delta.id] = delta.statistics
     return tokens, done[requests[0].id]
-
-
-#: What is compared with plain decoding op by op: who drafts, the tree, captured or not, requests at once.
-WAYS = (
-    (NONE, "", True, 1),
-    (DRAFT_MODEL, "1,1,1,1", True, 1),
-    (EAGLE3, "1,1,1,1,1", True, 1),
-    (DRAFT_MODEL, "3,2,1", True, 1),
-    (DRAFT_MODEL, "1,1,1,1", True, 3),
-    (NGRAM, "1,1,1,1", True, 1),
-    (DRAFT_MODEL, "3,2,1", False, 3),
-)
-
-
-def same(task: Task) -> None:
-    """The same tokens, whoever drafts and however a step is launched, alone or in company."""
-    bench, prompts, tokens = bench_of(task, "8B"), texts(3), task.settings.tokens
-    longest = min(1024, task.settings.positions // 2)
-
-    def written(name: str, tree: str, graphs: bool, together: int) -> dict[str, Any]:
-        engine = bench.engine(name, tree, graphs, longest, together)
-        asked = ([request(text, tokens, at) for text in prompts[:together]] for at in (0.0, 1.0))
-        found = [answers(engine, each) for each in asked]
-        rates = [statistics.decode_tokens_per_second for _, statistics in found]
-        return {"value": [mine for mine, _ in found], "tokens_per_second": rates}
-
-    wanted = written(NONE, "", False, 1)["value"]
-    for way in WAYS:
-        context = dict(zip(("drafter", "tree", "captured", "requests"), way, strict=True))
-        found = task.take("answers", "tokens", written, *way, **context)
-        for at, mine, plain in zip((0.0, 1.0), found or (), wanted, strict=False):
-            differ = next((place for place, pair in enumerate(zip(mine, plain, strict=True)) if len(set(pair)) > 1), None)
-            task.check("same tokens", differ is None, temperature=at, differ_at=differ, **context)
