@@ -125,9 +125,14 @@ def sweep(task: Task) -> None:
         for rows in (16, 64):
             x, served = _rows(task, those, rows), linear.tile_of(rows, large=task.device.cuda)
             wanted = those[0](x)
-            wide = replace(served, outputs=128, warps=8, stages=3)
-            for tile in dict.fromkeys((served, *(replace(served, stages=stages) for stages in (3, 4, 5, 6)), wide)):
+            for tile in tiles(served):
                 task.take("tile", "s", tiled, task, those, x, tile, wanted, of=kind, rows=rows, tile=str(tile))
+
+
+def tiles(served: linear.Tile) -> list[linear.Tile]:
+    """What is served first; the widest last."""
+    deeper = [replace(served, stages=stages) for stages in (3, 4, 5, 6)]
+    return list(dict.fromkeys((served, *deeper, replace(served, outputs=128, warps=8, stages=3))))
 
 
 def tiled(task: Task, those: Sequence[Linear], x: Tensor, tile: linear.Tile, wanted: Tensor) -> dict[str, Any]:

@@ -23,7 +23,8 @@ class Settings:
     """contexts: tokens; rows: of passes at the shortest of them. prompts_read: tokens of prompts that are predicted.
     patience: seconds of one timing. steps: timed for p99 over p50, and block: in a row, before the text is cut back.
     tokens: of an answer. levels: of a chain by EAGLE, and by a draft model. tree: of a draft model. tests: pytest's
-    selection. positions: of the longest text. random: whether all weights are, or the bundled ones inside."""
+    selection. positions: of the longest text. random: whether all weights are, or the bundled ones inside. compiled: steps whose kernels are compiled before; all
+    that the plan says, if none is named."""
 
     pairs: dict[str, Pair] = field(default_factory=_large)
     rows: tuple[int, ...] = (1, 6, 16, 32, 64)
@@ -39,6 +40,7 @@ class Settings:
     tests: tuple[str, ...] = ("tests/kernels/on_device",)
     positions: int = shapes.POSITIONS
     random: bool = False
+    compiled: tuple[str, ...] = ()
 
     @property
     def bar(self) -> ModelShape:
@@ -70,5 +72,18 @@ def tiny() -> Settings:
     pair = Pair(shapes.TINY, shapes.TINY_DRAFT, EagleShape(288, 4, 2, 64, 400, 500))
     tests = ("tests/kernels/on_device/test_move.py", "-k", "values")
     return Settings(
-        {"8B": pair, "1B": pair}, (1, 4), (32, 96), (20,), 1 << 22, 0.002, 8, 4, 6, (2, 2), "2,1", tests, positions=512
+        {"8B": pair, "1B": pair},
+        (1, 4),
+        (32, 96),
+        (20,),
+        1 << 22,
+        0.002,
+        8,
+        4,
+        6,
+        (2, 2),
+        "2,1",
+        tests,
+        512,
+        compiled=("8B passes", "sweep"),
     )

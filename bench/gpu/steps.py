@@ -175,6 +175,8 @@ def compile_ahead(task: Task) -> None:
     """The step that the name says, on models of few layers, its figures thrown away. What is compiled lies on the disk,
     and the process that measures only loads it."""
     begun, name = time.monotonic(), task.name.removeprefix("compile ")
+    if task.settings.compiled and name not in task.settings.compiled:
+        return
     function = next(step.function for steps in plan.STEPS.values() for step in steps if step.name == name)
     chosen = task.settings.thin(9 if "steps" in name else 1)  # a head reads of several layers
     ended = replace(task, name=name, settings=chosen, silent=True).run(function)
