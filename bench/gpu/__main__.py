@@ -25,10 +25,9 @@ NEEDED = (
     "msgspec", "llguidance", "torch", "triton", "transformers", "tokenizers", "safetensors", "aiohttp", "jinja2",
     "numpy", "llvmlite", "prometheus_client", "rich", "tqdm", "pytest", "foresay.server.cli.main",
     "foresay.server.engine.drafters.registry", "foresay.server.host.local", "foresay.verifier.ops.kernels.linear",
-    *(f"bench.gpu.{name}" for name in ("smoke", "steps", "peers", "profile", "kernels", "commands")),
+    *(f"bench.gpu.{name}" for name in ("smoke", "steps", "profile", "kernels", "commands")),
 )  # fmt: skip
-DONE, MISSING = 0, 3
-UNKNOWN = "a GPU not asked yet"
+DONE, MISSING, UNKNOWN = 0, 3, "a GPU not asked yet"
 #: Seconds without which no step is begun; after which even a rehearsal takes one for hanging.
 LEAST, REHEARSED = 3.0, 600.0
 
@@ -58,15 +57,12 @@ def main(given: list[str] | None = None) -> int:
     if missing:
         print(f"not begun: {', '.join(missing)} cannot be imported; WHEELS names a folder of wheels", file=sys.stderr)
         return MISSING
-    import torch
-
     from bench.gpu import report, settings
     from bench.gpu.device import Device
 
-    torch.set_grad_enabled(False)
     first, *rest = plan.STEPS[args.call]
     steps = [first, *(step for step in rest if step.name.startswith(tuple(args.only)))]
-    device, chosen = Device("cpu" if args.rehearse else "cuda"), settings.tiny() if args.rehearse else settings.full()
+    device, chosen = (Device("cpu" if args.rehearse else "cuda"), settings.tiny() if args.rehearse else settings.full())
     Call(lines, device, chosen, math.inf if args.rehearse else plan.CALLS[args.call] - plan.REPORT).run(steps)
     if lines.card == UNKNOWN:
         print("not begun: no GPU answers", file=sys.stderr)
@@ -126,7 +122,10 @@ class Call:
             if not apart:
                 self._worker = worker if useful else None
             elif self.lines.card == UNKNOWN:
-                return
+                if Worker.start == "spawn":
+                    return
+                Worker.start = "spawn"  # should an import have touched the GPU, no fork of this process can
+                return self.run(steps)
         self._settle()
         if self._worker is not None:
             self._worker.end()

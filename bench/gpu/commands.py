@@ -16,9 +16,8 @@ from bench.gpu.worker import Task
 from bench.http import exchange, running
 
 ROOT = Path(__file__).resolve().parents[2]
+FORESAY = (sys.executable, "-m", "foresay.server.cli.main")
 PROMPT, ASKED = "Once upon a time", {"max_tokens": 48, "seed": 7}
-#: Seconds before a step has to have ended, at which what it started is ended.
-_EARLY = 3.0
 #: The project's settings for pytest but for those that want packages which a machine with a GPU may lack.
 _BARE = ("-o", "addopts=", "-o", "filterwarnings=", "--import-mode=importlib", "-p", "no:cacheprovider")
 _BARE += ("--confcutdir=tests/kernels/on_device",)
@@ -27,21 +26,13 @@ _VERDICT = re.compile(r"^(?:\[gw\d+\].*?([A-Z]+) (\S+::.+)|(\S+::.+) ([A-Z]+) +\
 
 
 def left(task: Task) -> float:
-    """Seconds that a command may take."""
-    return min(600.0, max(1.0, task.until - time.monotonic() - _EARLY))
+    """Seconds that a command may take: it is ended before the step that runs it."""
+    return min(600.0, max(1.0, task.until - time.monotonic() - 3.0))
 
 
 def run(task: Task, *arguments: str) -> Any:
     """What a command of ours prints last, a JSON line. Raises RuntimeError with what it says if it fails."""
-    command = [
-        sys.executable,
-        "-m",
-        "foresay.server.cli.main",
-        *arguments,
-        "--json",
-        "--device",
-        task.device.torch.type,
-    ]
+    command = [*FORESAY, *arguments, "--json", "--device", task.device.torch.type]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left(task), check=False)
     if done.returncode:
         raise RuntimeError(f"foresay {arguments[0]} ended with {done.returncode}: {done.stderr[-1200:]}")
@@ -59,7 +50,7 @@ def pytest_of(task: Task) -> tuple[list[str], dict[str, str]]:
 
 def kernel_tests(task: Task) -> None:
     """On the device; what is said counts even where it did not end in time."""
-    path, (command, environment), code = task.lines.path.with_name("tests.txt"), pytest_of(task), -1
+    path, (command, environment), code = (task.lines.path.with_name("tests.txt"), pytest_of(task), -1)
     with path.open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
         try:
@@ -83,7 +74,7 @@ def tested(text: str) -> tuple[dict[str, int], list[str]]:
 
 def generate(task: Task) -> None:
     """The text that ``foresay generate`` writes by the drafter that the step's name says."""
-    draft, flags = task.name.split()[-1], [f"--{name.replace('_', '-')}={value}" for name, value in ASKED.items()]
+    draft, flags = (task.name.split()[-1], [f"--{name.replace('_', '-')}={value}" for name, value in ASKED.items()])
 
     def written() -> dict[str, Any]:
         begun = time.monotonic()
@@ -103,9 +94,9 @@ def serve(task: Task) -> None:
     """``foresay serve`` until it is ready; then one answer streamed and one not."""
 
     def asked() -> dict[str, Any]:
-        begun, flags = time.monotonic(), ["--device", task.device.torch.type, "--draft", "auto"]
+        begun, flags = (time.monotonic(), ["--device", task.device.torch.type, "--draft", "auto"])
         with task.lines.path.with_name("serve.txt").open("wb") as said, running(flags, left(task), said) as (_, port):
-            ready, body = time.monotonic() - begun, {"model": None, "prompt": PROMPT, **ASKED}
+            ready, body = (time.monotonic() - begun, {"model": None, "prompt": PROMPT, **ASKED})
             streamed, whole = (exchange(port, body | {"stream": stream}) for stream in (True, False))
         task.check("streamed as whole", streamed.text == whole.text)
         task.check("same text", whole.text == task.lines.last("text by none"), of="over HTTP and foresay generate")

@@ -13,8 +13,6 @@ import torch
 from foresay.verifier.graphs.capture import CudaGraphs, without_stops
 
 Call = Callable[[], object]
-#: Calls before the first one that counts: modules are loaded, handles made, clocks raised.
-WARM_CALLS = 3
 
 
 class Device:
@@ -35,7 +33,7 @@ class Device:
 
     def median(self, call: Call, patience: float) -> float:
         """Median seconds of a call, of many for about ``patience`` seconds altogether."""
-        self.seconds(call, WARM_CALLS)
+        self.seconds(call, 3)  # modules are loaded, handles made, clocks raised
         one = max(sum(self.seconds(call, 2)) / 2, 1e-7)
         return median(self.seconds(call, max(3, min(1000, int(patience / one)))))
 

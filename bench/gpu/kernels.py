@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from bench.engines import Bench
 from bench.gpu.drafting import Ground, rows_proposer
-from bench.gpu.steps import read
+from bench.gpu.steps import bench_of, read
 from bench.gpu.worker import Task
 from bench.shapes import kv_bytes_per_token
 from foresay.verifier.graphs.rows import Nodes, rows_of
@@ -25,15 +25,6 @@ from foresay.verifier.ops.tree_attention import tree_attention
 
 #: Largest relative error of a product in bf16: rounding, with room, far below any wrong index.
 WRONG = 1e-2
-KINDS = ("qkv", "output", "gate_up", "down")
-
-
-def bench_of(task: Task) -> Bench:
-    """Random weights: every layer moves every number."""
-    if "random" not in task.kept:
-        task.kept["random"] = Bench(task.device, task.settings.pairs["8B"], task.settings.positions, random=True)
-    made: Bench = task.kept["random"]
-    return made
 
 
 def matrices(bench: Bench, kind: str) -> list[Linear]:
@@ -45,22 +36,17 @@ def matrices(bench: Bench, kind: str) -> list[Linear]:
 
 def kernels(task: Task) -> None:
     """Products beside the library's; attention by rows and context."""
-    bench, few, many, (first, *_) = (
-        bench_of(task),
-        task.settings.rows[0],
-        task.settings.rows[-1],
-        task.settings.contexts,
-    )
-    for kind in (*KINDS, "head"):
+    bench, (few, *_, many) = bench_of(task, "8B", random=True), task.settings.rows
+    for kind in ("qkv", "output", "gate_up", "down", "head"):
         those = matrices(bench, kind)
         for rows in (few, many):
             x = _rows(task, those, rows)
-            error = error_of(those[0], x)
-            task.check("product is right", error < WRONG, error=error, of=kind, rows=rows)
+            error = task.take("error of a product", "", error_of, those[0], x, of=kind, rows=rows)
+            task.check("a product is right", error is not None and error < WRONG, of=kind, rows=rows)
             task.take("product", "s", product, task, those, x, of=kind, rows=rows)
-    for context in task.settings.contexts:
-        for rows in (few, many) if context == first else (few,):
-            task.take("attention", "s", attention, task, bench, rows, context, rows=rows, context=context)
+    first, *longer = task.settings.contexts
+    for rows, context in ((few, first), (many, first), *((few, context) for context in longer)):
+        task.take("attention", "s", attention, task, bench, rows, context, rows=rows, context=context)
 
 
 def _rows(task: Task, those: Sequence[Linear], rows: int) -> Tensor:
@@ -105,14 +91,12 @@ def attention(task: Task, bench: Bench, rows: int, context: int) -> dict[str, An
     proposer = rows_proposer(rows, where)
     ground = Ground(target, proposer, context)
     ground.reset()
-    tree, numbers = proposer.propose(ground.state), torch.arange(rows, device=where)[None].contiguous()
+    tree, numbers = (proposer.propose(ground.state), torch.arange(rows, device=where)[None].contiguous())
     static, _ = rows_of(ground.state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
     query = torch.randn(rows, config.num_heads, config.head_dim, device=where).to(task.device.dtype)
-    stores, given = (
-        map(target.store.layer, range(config.num_layers)),
-        (static.groups[0].paged, target.decoder.scale, None, 0),
-    )
-    calls = [partial(tree_attention, query, *kept[:2], *given, static.count, kept[2]) for kept in stores]
+    given = static.groups[0].paged, target.decoder.scale, None, 0, static.count
+    stores = [target.store.layer(layer) for layer in range(config.num_layers)]
+    calls = [partial(tree_attention, query, keys, values, *given, scales) for keys, values, scales in stores]
     taken = each(task, calls)
     moved = (context + rows) * kv_bytes_per_token(config, task.device.dtype.itemsize) / config.num_layers
     return {"value": taken, "share": moved / taken / read(task)}
@@ -121,9 +105,9 @@ def attention(task: Task, bench: Bench, rows: int, context: int) -> dict[str, An
 def sweep(task: Task) -> None:
     """Tiles, for gate_up and o at 16 and 64 rows, the served one first; and whether their bits are the same."""
     for kind in ("gate_up", "output"):
-        those = matrices(bench_of(task), kind)
+        those = matrices(bench_of(task, "8B", random=True), kind)
         for rows in (16, 64):
-            x, served = _rows(task, those, rows), linear.tile_of(rows, large=task.device.cuda)
+            x, served = (_rows(task, those, rows), linear.tile_of(rows, large=task.device.cuda))
             wanted = those[0](x)
             for tile in tiles(served):
                 task.take("tile", "s", tiled, task, those, x, tile, wanted, of=kind, rows=rows, tile=str(tile))

@@ -31,9 +31,8 @@ _FIRST = (
 )
 
 
-def _compile(*names: str) -> tuple[Step, ...]:
-    """Of these steps the kernels, meanwhile."""
-    return tuple(Step(f"compile {name}", "steps:compile_ahead", 60, background=True) for name in names)
+def _compile(*names: str) -> list[Step]:
+    return [Step(f"compile {name}", "steps:compile_ahead", 60, background=True) for name in names]
 
 
 STEPS = {
@@ -46,8 +45,8 @@ STEPS = {
         Step("1B passes", "steps:passes", 15, quiet=True),
         Step("1B steps", "steps:whole", 20, quiet=True),
         Step("ablation", "steps:ablation", 25, quiet=True),
-        Step("library", "peers:library", 20, quiet=True),
-        Step("transformers", "peers:generates", 30, quiet=True),
+        Step("library", "profile:library", 20, quiet=True),
+        Step("transformers", "profile:generates", 30, quiet=True),
         Step("profile", "profile:profile", 25, quiet=True),
     ),
     "B": (
@@ -83,6 +82,6 @@ def shown(call: str) -> str:
     for step, end in zip(STEPS[call], ends(STEPS[call]), strict=True):
         notes = ", ".join(word for word in ("background", "alone", "quiet") if getattr(step, word))
         rows.append(f"{end - step.seconds:5.0f} {end:5.0f}  {step.name}{f' ({notes})' if notes else ''}")
-    rows.append(f"{total(call) - REPORT:5.0f} {total(call):5.0f}  report")
     sums = ", ".join(f"{each} {total(each):.0f} s" for each in CALLS)
+    rows.append(f"{total(call) - REPORT:5.0f} {total(call):5.0f}  report")
     return "\n".join([*rows, f"sum: {sums}, together {sum(map(total, CALLS)):.0f} s"])

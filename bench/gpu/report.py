@@ -32,9 +32,9 @@ def shown(lines: Sequence[dict[str, Any]]) -> str:
     card = next((card for card in ("H100", "H200") if card in name), "")
     rows = [f"{name}, run {lines[-1]['run']}", f"{'':44}{'measured':>10}{'predicted':>10}{'at most':>10}"]
     for row in json.loads(TABLE.read_text()):
-        numbers = found(lines, row), row.get("predicted", {}).get(card), row.get("most", {}).get(card)
+        measured, most = found(lines, row), row.get("most", {}).get(card)
+        numbers = measured, row.get("predicted", {}).get(card), most
         cells = "".join(f"{'' if number is None else f'{number:.4g}':>10}" for number in numbers)
-        measured, _, most = numbers
         rows.append(f"{row['says']:44}{cells}{'  MORE' if most and measured and measured > most else ''}".rstrip())
     return "\n".join(rows)
 
@@ -49,9 +49,8 @@ def finish(lines: Lines) -> int:
     for title, which in (("DID NOT HOLD", bad), ("LEFT OUT", left_out)):
         for line in which:
             print(f"{title} {said(line)[:250]}")
-    print(
-        f"{len(those)} lines in {lines.path.name}, {lines.now:.0f} s{'; figures mean nothing' * ('CPU' in lines.card)}"
-    )
+    nothing = "; its figures mean nothing" * ("CPU" in lines.card)
+    print(f"{len(those)} lines in {lines.path.name}, {lines.now:.0f} s{nothing}")
     print(f"NOT done: {len(bad)} did not hold, {len(left_out)} left out" if bad or left_out else "done")
     return 1 if bad else 4 if left_out else 0
 
@@ -73,14 +72,12 @@ def predict() -> None:
 
 
 def main(given: Sequence[str]) -> None:
-    """Show the runs of these files; write the predictions where none is given."""
+    """Show the runs of these files."""
     for path in given:
         lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
         for run in dict.fromkeys(line["run"] for line in lines):
             print(shown([line for line in lines if line["run"] == run]), end="\n\n")
-    if not given:
-        predict()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:]) if sys.argv[1:] else predict()

@@ -8,14 +8,10 @@ from bench import shapes
 from bench.engines import Pair
 from bench.shapes import EagleShape, ModelShape
 
-
-def _large() -> dict[str, Pair]:
-    eagle = EagleShape(4096, 32, 8, 128, 14336, 32_000)
-    small = EagleShape(2048, 32, 8, 64, 8192, 32_000)
-    return {
-        "8B": Pair(shapes.LLAMA_8B, shapes.LLAMA_1B, eagle),
-        "1B": Pair(shapes.LLAMA_1B, shapes.SMALL, small),
-    }
+LARGE = {
+    "8B": Pair(shapes.LLAMA_8B, shapes.LLAMA_1B, EagleShape(4096, 32, 8, 128, 14336, 32_000)),
+    "1B": Pair(shapes.LLAMA_1B, shapes.SMALL, EagleShape(2048, 32, 8, 64, 8192, 32_000)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +19,10 @@ class Settings:
     """contexts: tokens; rows: of passes at the shortest of them. prompts_read: tokens of prompts that are predicted.
     patience: seconds of one timing. steps: timed for p99 over p50, and block: in a row, before the text is cut back.
     tokens: of an answer. levels: of a chain by EAGLE, and by a draft model. tree: of a draft model. tests: pytest's
-    selection. positions: of the longest text. random: whether all weights are, or the bundled ones inside. compiled: steps whose kernels are compiled before; all
-    that the plan says, if none is named."""
+    selection. positions: of the longest text. random: whether all weights are, or the bundled ones inside. compiled:
+    steps whose kernels are compiled before, all that the plan says if none is named."""
 
-    pairs: dict[str, Pair] = field(default_factory=_large)
+    pairs: dict[str, Pair] = field(default_factory=LARGE.copy)
     rows: tuple[int, ...] = (1, 6, 16, 32, 64)
     contexts: tuple[int, ...] = (1024, 8192, 32_000)
     prompts_read: tuple[int, ...] = (128, 1024)
@@ -70,20 +66,6 @@ def full() -> Settings:
 def tiny() -> Settings:
     """A rehearsal: everything, at sizes that a CPU takes in its stride."""
     pair = Pair(shapes.TINY, shapes.TINY_DRAFT, EagleShape(288, 4, 2, 64, 400, 500))
+    small = Settings({"8B": pair, "1B": pair}, (1, 4), (32, 96), (20,), 1 << 22, 0.002, 8, 4, 6, (2, 2), "2,1")
     tests = ("tests/kernels/on_device/test_move.py", "-k", "values")
-    return Settings(
-        {"8B": pair, "1B": pair},
-        (1, 4),
-        (32, 96),
-        (20,),
-        1 << 22,
-        0.002,
-        8,
-        4,
-        6,
-        (2, 2),
-        "2,1",
-        tests,
-        512,
-        compiled=("8B passes", "sweep"),
-    )
+    return replace(small, tests=tests, positions=512, compiled=("8B passes", "sweep"))

@@ -6,6 +6,7 @@ begins to read too early leaves a wrong sum.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
@@ -40,9 +41,9 @@ def card(task: Task) -> None:
         found["driver"] = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     torch.zeros(1, device="cuda")
     has = torch.cuda.get_device_properties(0)
-    found |= {"gib": f"{has.total_memory / 2**30:.1f}", "processors": str(has.multi_processor_count)}
-    task.lines.card = has.name
-    task.lines.write(task.name, "device", has.name, l2=has.L2_cache_size, capability=(has.major, has.minor), **found)
+    task.lines.card, capability, gib = has.name, (has.major, has.minor), has.total_memory / 2**30
+    found |= {"gib": f"{gib:.1f}", "processors": str(has.multi_processor_count), "l2": str(has.L2_cache_size)}
+    task.lines.write(task.name, "device", has.name, capability=capability, **found)
 
 
 @triton.jit
@@ -65,7 +66,7 @@ class Chain:
         """All of them; an even number of moves, so that the numbers are in the array that they were in."""
         for _ in range(PAIRS):
             if self.between == "memset":
-                self.one.zero_()
+                self._cleared()
             if self.between == "memcpy":
                 self._moved(self.other.copy_, self.one)
             for _ in range(2):
@@ -75,10 +76,19 @@ class Chain:
         move(*given)
         self.one, self.other = self.other, self.one
 
+    def _cleared(self) -> None:
+        if not self.device.cuda:
+            self.one.zero_()
+            return
+        where, stream = ctypes.c_uint64(self.one.data_ptr()), torch.cuda.current_stream().cuda_stream
+        size, none = ctypes.c_size_t(len(self.one)), ctypes.c_uint(0)  # torch's own zero_ is a kernel
+        if status := ctypes.CDLL("libcuda.so.1").cuMemsetD32Async(where, none, size, ctypes.c_void_p(stream)):
+            raise RuntimeError(f"cuMemsetD32Async returned {status}")
+
     def _kernel(self, source: Tensor, target: Tensor) -> None:
         if self.device.cuda:
-            grid, options = (len(source) // BLOCK,), {"num_warps": 4, "launch_pdl": self.overlapping}
-            next_of[grid](source, target, BLOCK, self.overlapping, **options)
+            grid = (len(source) // BLOCK,)
+            next_of[grid](source, target, BLOCK, self.overlapping, num_warps=4, launch_pdl=self.overlapping)
         else:
             torch.add(source, 1, out=target)
 
@@ -104,9 +114,6 @@ def smoke(task: Task) -> None:
     for overlapping in (False, True)[: 1 + held]:
         call = task.device.captured(Chain(task, "nothing", overlapping))
         task.take("launches in a graph", "s", task.device.median, call, 0.1, launches=2 * PAIRS, overlap=overlapping)
-
-
-# -- what memory gives -------------------------------------------------------------------------------------------------
 
 
 @triton.jit

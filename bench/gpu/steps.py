@@ -17,14 +17,13 @@ from bench.shapes import draft_model_bytes, eagle_bytes, step_bytes
 from foresay.spec.names import DRAFT_MODEL, EAGLE3, NGRAM, NONE
 from foresay.spec.tree import TreeShape
 
-Found = dict[str, Any]
 
-
-def bench_of(task: Task, name: str) -> Bench:
-    """The "8B" or the "1B" of this process, made when it is first asked for."""
-    if name not in task.kept:
-        task.kept[name] = Bench(task.device, task.settings.pairs[name], task.settings.positions, task.settings.random)
-    made: Bench = task.kept[name]
+def bench_of(task: Task, name: str, random: bool = False) -> Bench:
+    """The "8B" or the "1B" of this process, made when it is first asked for. random: all of its weights."""
+    key, chosen = (name, random or task.settings.random), task.settings
+    if key not in task.kept:
+        task.kept[key] = Bench(task.device, chosen.pairs[name], chosen.positions, key[1])
+    made: Bench = task.kept[key]
     return made
 
 
@@ -33,7 +32,7 @@ def read(task: Task) -> float:
     return float(task.lines.last("bandwidth") or "nan")
 
 
-def timed(task: Task, bench: Bench, rows: int, context: int, least: int = 3) -> Found:
+def timed(task: Task, bench: Bench, rows: int, context: int, least: int = 3) -> dict[str, Any]:
     """A step of so many rows, over its floor. least: steps that are timed."""
     steps = steps_of(task, bench, rows, context)
     return over(task, bench, steps.timed(task.settings.patience, least), NONE, 0, context)
@@ -44,7 +43,7 @@ def steps_of(task: Task, bench: Bench, rows: int, context: int) -> Steps:
     return Steps(task.device, bench.target, rows_proposer(rows, task.device.torch), context, task.settings.block)
 
 
-def over(task: Task, bench: Bench, found: Found, drafter: str, levels: int, context: float) -> Found:
+def over(task: Task, bench: Bench, found: dict[str, Any], drafter: str, levels: int, context: float) -> dict[str, Any]:
     """The same with its floor, in seconds, and how many times that it is."""
     item = task.device.dtype.itemsize
     needed = step_bytes(bench.target.decoder.config, context, item)
@@ -79,7 +78,7 @@ def whole(task: Task) -> None:
     name, chosen, bench = task.name[:2], task.settings, bench_of(task, task.name[:2])
     context, (eagle, draft) = chosen.contexts[0], chosen.levels
 
-    def step(drafter: str, shape: TreeShape, at: float) -> Found:
+    def step(drafter: str, shape: TreeShape, at: float) -> dict[str, Any]:
         proposer = bench.proposer(drafter, shape) or rows_proposer(1, task.device.torch)
         steps = Steps(task.device, bench.target, proposer, context, chosen.block, at)
         return over(task, bench, steps.timed(chosen.patience), drafter, shape.levels, context)
@@ -96,13 +95,9 @@ def whole(task: Task) -> None:
         task.take("T = 1 over T = 0", "times", lambda: warm / cold, model=name)
 
 
-# -- ablation ----------------------------------------------------------------------------------------------------------
-
-
-KERNELS = "foresay.verifier.ops.kernels"
 #: Constants that launchers read: module, name, values to try in the place of what is served, rows of the step.
 SWITCHES: tuple[tuple[str, str, tuple[Any, ...], int], ...] = (
-    (f"{KERNELS}.chain", "PDL", (False,), 1),
+    ("foresay.verifier.ops.kernels.chain", "PDL", (False,), 1),
 )  # fmt: skip
 
 
@@ -119,7 +114,7 @@ def ablation(task: Task) -> None:
     bench, patience = bench_of(task, "8B"), task.settings.patience
     served: dict[int, Steps] = {}
 
-    def tried(module: str, constant: str, value: Any, rows: int) -> Found:
+    def tried(module: str, constant: str, value: Any, rows: int) -> dict[str, Any]:
         if rows not in served:
             served[rows] = steps_of(task, bench, rows, task.settings.contexts[0])
         with patch.object(import_module(module), constant, value):
@@ -130,9 +125,6 @@ def ablation(task: Task) -> None:
     for module, constant, value, rows in switched():
         name = f"{module.rpartition('.')[2]}.{constant}"
         task.take("switched", "s", tried, module, constant, value, rows, constant=name, to=str(value), rows=rows)
-
-
-# -- the same tokens ---------------------------------------------------------------------------------------------------
 
 
 #: What is compared with plain decoding op by op: who drafts, the tree, captured or not, requests at once.
@@ -166,9 +158,6 @@ def same(task: Task) -> None:
         for at, mine, plain in zip((0.0, 1.0), found or (), wanted, strict=False):
             differ = [place for place, pair in enumerate(zip(mine, plain, strict=True)) if len(set(pair)) > 1]
             task.check("same tokens", not differ, temperature=at, differ_at=differ[:1], **context)
-
-
-# -- what is compiled before -------------------------------------------------------------------------------------------
 
 
 def compile_ahead(task: Task) -> None:

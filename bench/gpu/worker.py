@@ -99,7 +99,7 @@ class Task:
     until: float
     device: Any
     settings: Any
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[Any, Any] = field(default_factory=dict)
     silent: bool = False
     failures: int = 0
 
@@ -155,18 +155,21 @@ class Task:
 
 
 class Worker:
-    """A process that runs steps. Raises nothing that they raise."""
+    """A process that runs steps. Raises nothing that they raise. start: "fork"; "spawn" where that can use no GPU."""
+
+    start = "fork"
 
     def __init__(self, lines: Lines, device: Any, settings: Any) -> None:
-        context = multiprocessing.get_context("fork")
+        context: Any = multiprocessing.get_context(self.start)
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, lines, device, settings), daemon=True)
         self._process.start()
         theirs.close()
 
     def begin(self, name: str, function: str, until: float) -> None:
-        """Have it run a step."""
-        self._pipe.send((name, function, until))
+        """Have it run a step; one that is gone says so by its outcome."""
+        with suppress(OSError):
+            self._pipe.send((name, function, until))
 
     def outcome(self, limit: float) -> str:
         """How the step ended (:meth:`Task.run`), or "died"; "stopped", if it has not after so many seconds."""
@@ -186,6 +189,7 @@ class Worker:
 
 def _serve(pipe: Any, lines: Lines, device: Any, settings: Any) -> None:
     """Run the steps that come through the pipe; Linux ends this process when its parent is gone."""
+    import_module("torch").set_grad_enabled(False)
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     kept: dict[str, Any] = {}

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from bench import made, shapes
 from bench.engines import PUBLISHED, Bench, answers, request, texts
-from bench.gpu import kernels, peers, profile, settings, smoke
+from bench.gpu import kernels, profile, settings, smoke
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground, Steps, rows_proposer
 from bench.gpu.worker import Lines, Task
+from bench.library import Library
 from bench.made import BUNDLED, inflated, paged
 from bench.shapes import (
     EagleShape,
@@ -153,7 +154,7 @@ def test_a_proposer_is_made_for_whoever_drafts(bench: Bench) -> None:
 def test_the_librarys_step_computes_what_ours_does(bench: Bench, device: Device) -> None:
     """Token by token from an empty text on."""
     decoder, tokens = bench.target.decoder, torch.tensor([7, 300, 41, 9, 1200])
-    library = peers.Library(decoder, len(tokens))
+    library = Library(decoder, len(tokens))
     found = []
     for at, token in enumerate(tokens):
         library.at, library.rotation = at, decoder.rope.rows(torch.tensor([at]))

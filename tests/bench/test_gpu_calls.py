@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from bench.gpu import __main__ as gpu
 from bench.gpu import commands, plan, report, settings, steps
 from bench.gpu.device import Device
 from bench.gpu.plan import Step
-from bench.gpu.worker import CHECK, ENDED, FAILED, LEFT_OUT, Lines, Task
+from bench.gpu.worker import CHECK, ENDED, FAILED, LEFT_OUT, Lines, Task, Worker
 from foresay.verifier.ops.kernels import chain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,20 +71,28 @@ def test_a_call_rehearsed(call: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [3, 17, 31])
+@pytest.mark.parametrize("after", random.Random(40).sample(range(1, 25), 3))
 def test_a_call_that_is_killed_has_told_all_that_it_said(after: int, tmp_path: Path) -> None:
     """Whatever was said is in the file, whole."""
-    asked = [sys.executable, "-m", "bench.gpu", "A", "--rehearse", "--only", "smoke", "bandwidth", "8B", "same"]
-    process = subprocess.Popen(asked, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
-    said = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        if not line.startswith("["):
-            continue
-        said.append(line)
-        if len(said) == after:
-            process.send_signal(signal.SIGKILL)
-    process.wait()
+    asked = [
+        sys.executable,
+        "-m",
+        "bench.gpu",
+        "A",
+        "--rehearse",
+        "--only",
+        "smoke",
+        "bandwidth",
+        "compile",
+        "8B passes",
+    ]
+    said: list[str] = []
+    with subprocess.Popen(asked, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said += [line] * line.startswith("[")
+            if len(said) == after:
+                process.send_signal(signal.SIGKILL)
     assert len(said) >= after
     told = {f"[{line['t']:8.3f}] {line['step']} | {line['what']}" for line in lines_of(tmp_path)}
     assert all(any(line.startswith(one) for one in told) for line in said)
@@ -200,6 +209,15 @@ def test_a_step_has_no_more_than_its_own_time_where_those_before_were_quick(line
     late, early = Step("late", "", 20.0), Step("early", "", 20.0)
     assert call._until(early, 200.0) == pytest.approx(lines.now + 20.0, abs=1.0)
     assert call._until(late, lines.now + 3.0) == pytest.approx(lines.now + 10.0, abs=1.0)
+
+
+def test_where_a_fork_can_use_no_gpu_a_fresh_process_does(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers know what the smoke decided all the same."""
+    monkeypatch.setattr(Worker, "start", "fork")
+    monkeypatch.setattr(lines, "card", gpu.UNKNOWN)
+    ended = run(lines, [step("finds_a_gpu_in_a_fresh_process", alone=True), step("sound")])
+    assert ended["sound"] == "held" and lines.card == "a card" and Worker.start == "spawn"
+    assert [line["value"] for line in lines.read() if line["unit"] == ENDED] == ["failed", "held", "held"]
 
 
 def test_a_process_that_dies_is_replaced_and_its_step_not_repeated(lines: Lines) -> None:

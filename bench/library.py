@@ -1,28 +1,19 @@
-"""What others make of the same weights: one graph of torch's own ops, and transformers' ``generate``.
+"""What torch's own ops and transformers make of a decoder's weights, which stay where they are.
 
-The graph is what an engine of library kernels replays for each token at batch 1: a product for each matrix, norms,
-rotation and attention over one piece of memory for the keys and values. transformers runs views of the same tensors.
+:class:`Library` is what an engine of library kernels replays for each token at batch 1: a product for each matrix,
+norms, rotation and attention over one piece of memory for the keys and values.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.engines import Bench, answers, request, texts
-from bench.gpu.steps import bench_of, over, steps_of
-from bench.gpu.worker import Task
-from foresay.spec.names import DRAFT_MODEL, NGRAM, NONE
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import LayerWeights, ModelWeights, places
-
-#: Tokens looked up by transformers' prompt lookup, as in its documentation.
-LOOKUP = 10
 
 
 def weights_of(decoder: Decoder) -> ModelWeights:
@@ -65,7 +56,7 @@ class Library:
         return functional.rms_norm(x, (len(weight),), weight, self.config.rms_norm_eps)
 
     def _attended(self, qkv: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        (cos, sin), groups, at = self.rotation, self.config.num_kv_heads, slice(self.at, self.at + 1)
+        (cos, sin), groups, at = (self.rotation, self.config.num_kv_heads, slice(self.at, self.at + 1))
         turned, value = qkv.view(1, -1, 1, self.config.head_dim).split_with_sizes(
             (self.config.num_heads + groups, groups), 1
         )
@@ -86,29 +77,6 @@ class Library:
             functional.linear(weight[:1], weight)
 
 
-def library(task: Task) -> None:
-    """A token by the library's kernels beside ours, after the same context, in turns."""
-    bench, context, patience = bench_of(task, "8B"), task.settings.contexts[0], task.settings.patience
-    theirs, ours = Library(bench.target.decoder, context), steps_of(task, bench, 1, context)
-
-    def timed(call: Callable[[], object]) -> dict[str, Any]:
-        captured = task.device.captured(call)
-        before, mine, after = (
-            task.device.median(captured, patience),
-            ours.timed(patience),
-            task.device.median(captured, patience),
-        )
-        found = {
-            "value": min(before, after),
-            "ours": mine["value"],
-            "ours_over_theirs": mine["value"] / min(before, after),
-        }
-        return over(task, bench, found, NONE, 0, context)
-
-    for what, call in (("a step", theirs), ("its products alone", theirs.products)):
-        task.take(what, "s", timed, call, of="torch's ops in one graph", context=context)
-
-
 def of_transformers(decoder: Decoder) -> Any:
     """A model of transformers whose weights are views of the decoder's."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -127,42 +95,3 @@ def of_transformers(decoder: Decoder) -> Any:
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(decoder.device)  # of no checkpoint
     return model.eval()
-
-
-def generates(task: Task) -> None:
-    """Tokens a second of an answer: ours, and transformers plain, with our draft model, with prompt lookup."""
-    bench, tokens, prompt, wanted = bench_of(task, "8B"), task.settings.tokens, texts(1)[0], list[int]()
-    for name, tree in ((NONE, ""), (DRAFT_MODEL, "1,1,1,1"), (NGRAM, "1,1,1,1")):
-        task.take("answer", "tokens/s", ours, bench, name, tree, prompt, tokens, wanted, by="foresay", drafter=name)
-    model, draft = (of_transformers(one.decoder) for one in (bench.target, bench.drafter(DRAFT_MODEL).model))
-    ways = {NONE: {}, DRAFT_MODEL: {"assistant_model": draft}, NGRAM: {"prompt_lookup_num_tokens": LOOKUP}}
-    for name, how in ways.items():
-        task.take(
-            "answer", "tokens/s", theirs, task, model, prompt, tokens, wanted, how, by="transformers", drafter=name
-        )
-
-
-def ours(bench: Bench, name: str, tree: str, prompt: list[int], tokens: int, wanted: list[int]) -> dict[str, Any]:
-    """By our engine; its tokens are left in ``wanted``."""
-    engine = bench.engine(name, tree, True, min(1024, bench.positions // 2))
-    answers(engine, [request(prompt, 4)])
-    wanted[:], statistics = answers(engine, [request(prompt, tokens)])
-    return {"value": statistics.decode_tokens_per_second, "steps": statistics.steps, "tokens": len(wanted)}
-
-
-@torch.inference_mode()
-def theirs(
-    task: Task, model: Any, prompt: list[int], tokens: int, wanted: list[int], how: dict[str, Any]
-) -> dict[str, Any]:
-    """By transformers: all tokens but the first, over the time since then."""
-    ids = torch.tensor([prompt], device=task.device.torch)
-
-    def written(count: int) -> tuple[float, list[int]]:
-        begun = time.perf_counter()
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **how)
-        return time.perf_counter() - begun, out[0, len(prompt) :].tolist()
-
-    written(4)
-    (first, _), (whole, found) = written(1), written(tokens)
-    alike = sum(mine == other for mine, other in zip(found, wanted, strict=False)) / max(1, len(found))
-    return {"value": (len(found) - 1) / max(whole - first, 1e-9), "tokens": len(found), "same_tokens": alike}
