@@ -96,8 +96,7 @@ class Call:
     """Runs steps, each in a worker, and writes down how each ended. last: when the call has to end, in seconds."""
 
     def __init__(self, lines: Lines, device: Any, settings: Any, last: float) -> None:
-        self.lines, self.last = lines, last
-        self._given = lines, device, settings
+        self.lines, self.last, self._given = lines, last, (lines, device, settings)
         self._worker: Worker | None = None
         self._behind: list[tuple[Step, Worker, float]] = []
 
@@ -154,4 +153,6 @@ class Call:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # a process that hangs inside the driver is not waited for

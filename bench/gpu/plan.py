@@ -38,7 +38,7 @@ def _compile(*names: str) -> list[Step]:
 STEPS = {
     "A": (
         *_FIRST,
-        *_compile("8B passes", "8B steps", "1B passes", "1B steps", "ablation"),
+        *_compile("8B passes", "8B steps", "1B passes", "1B steps", "ablation 0", "ablation 1", "ablation 2"),
         Step("same tokens", "steps:same", 70),
         Step("8B passes", "steps:passes", 22, quiet=True),
         Step("8B steps", "steps:whole", 23, quiet=True),

@@ -27,8 +27,6 @@ STEPS, FIRST = 16, 4
 #: What the profiler calls the host's launches, and its copies.
 LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 COPIES = ("cudaMemcpyAsync", "cudaMemsetAsync")
-#: Tokens looked up by transformers' prompt lookup, as in its documentation.
-LOOKUP = 10
 #: Name, beginning and end in microseconds.
 Event = tuple[str, float, float]
 
@@ -120,7 +118,7 @@ def generates(task: Task) -> None:
     for name, tree in ((NONE, ""), (DRAFT_MODEL, "1,1,1,1"), (NGRAM, "1,1,1,1")):
         task.take("answer", "tokens/s", ours, bench, name, tree, prompt, tokens, wanted, by="foresay", drafter=name)
     model, draft = (of_transformers(one.decoder) for one in (bench.target, bench.drafter(DRAFT_MODEL).model))
-    ways = {NONE: {}, DRAFT_MODEL: {"assistant_model": draft}, NGRAM: {"prompt_lookup_num_tokens": LOOKUP}}
+    ways = {NONE: {}, DRAFT_MODEL: {"assistant_model": draft}, NGRAM: {"prompt_lookup_num_tokens": 10}}
     for name, how in ways.items():
         given = task, model, prompt, tokens, wanted, how
         task.take("answer", "tokens/s", theirs, *given, by="transformers", drafter=name)

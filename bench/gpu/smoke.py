@@ -87,8 +87,8 @@ class Chain:
 
     def _kernel(self, source: Tensor, target: Tensor) -> None:
         if self.device.cuda:
-            grid = (len(source) // BLOCK,)
-            next_of[grid](source, target, BLOCK, self.overlapping, num_warps=4, launch_pdl=self.overlapping)
+            launch = next_of[(len(source) // BLOCK,)]
+            launch(source, target, BLOCK, self.overlapping, num_warps=4, launch_pdl=self.overlapping)
         else:
             torch.add(source, 1, out=target)
 

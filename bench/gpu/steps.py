@@ -122,7 +122,7 @@ def ablation(task: Task) -> None:
         before, found, after = (each.timed(patience)["value"] for each in (served[rows], steps, served[rows]))
         return {"value": found, "served": (before + after) / 2, "over": 2 * found / (before + after)}
 
-    for module, constant, value, rows in switched():
+    for module, constant, value, rows in list(switched())[task.kept.get("switches", slice(None))]:
         name = f"{module.rpartition('.')[2]}.{constant}"
         task.take("switched", "s", tried, module, constant, value, rows, constant=name, to=str(value), rows=rows)
 
@@ -162,11 +162,12 @@ def same(task: Task) -> None:
 
 def compile_ahead(task: Task) -> None:
     """The step that the name says, on models of few layers, its figures thrown away. What is compiled lies on the disk,
-    and the process that measures only loads it."""
-    begun, name = time.monotonic(), task.name.removeprefix("compile ")
+    and the process that measures only loads it. "ablation 1": every third switch from that one on."""
+    begun, what = time.monotonic(), task.name.removeprefix("compile ")
+    name, part = (what[:-2], int(what[-1])) if what.startswith("ablation") else (what, 0)
     if task.settings.compiled and name not in task.settings.compiled:
         return
     function = next(step.function for steps in plan.STEPS.values() for step in steps if step.name == name)
     chosen = task.settings.thin(9 if "steps" in name else 1)  # a head reads of several layers
-    ended = replace(task, name=name, settings=chosen, silent=True).run(function)
-    task.check("compiled", ended == "held", seconds=time.monotonic() - begun)
+    inner = replace(task, name=name, settings=chosen, silent=True, kept={"switches": slice(part, None, 3)})
+    task.check("compiled", inner.run(function) == "held", seconds=time.monotonic() - begun)

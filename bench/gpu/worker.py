@@ -142,16 +142,15 @@ class Task:
     def run(self, function: str) -> str:
         """Run ``module:function``; how it ended: "held", "failed", or "broken"."""
         module, _, name = function.rpartition(":")
-        try:
+        with suppress(Broken):
             try:
                 getattr(import_module(f"bench.gpu.{module}" if "." not in module else module), name)(self)
             except Broken:
                 raise
             except Exception as error:
                 self.failed("the step", error)
-        except Broken:
-            return "broken"
-        return "failed" if self.failures else "held"
+            return "failed" if self.failures else "held"
+        return "broken"
 
 
 class Worker:

@@ -4,6 +4,7 @@ quarter of an hour."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +333,22 @@ def test_what_pytest_says_counts_even_where_it_did_not_end() -> None:
 def test_every_switch_is_a_constant_that_is_there() -> None:
     tried = list(steps.switched())
     assert ("foresay.verifier.ops.kernels.chain", "PDL", False, 1) in tried
+
+
+def test_what_is_compiled_before_is_what_steps_launch(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figures are thrown away. Switches are shared out among three processes; each is in one of them."""
+    tried: list[object] = []
+    monkeypatch.setattr(steps, "SWITCHES", (("foresay.verifier.ops.kernels.chain", "PDL", tuple(range(2, 9)), 1),))
+    monkeypatch.setattr(steps, "steps_of", lambda task, bench, rows, context: tried.append(chain.PDL) or 1 / 0)
+    monkeypatch.setattr(steps, "bench_of", lambda task, name: None)
+    chosen = replace(settings.tiny(), compiled=())
+    for part in range(3):
+        name = f"compile ablation {part}"
+        assert name in {each.name for each in plan.STEPS["A"]}
+        Task(name, lines, math.inf, Device("cpu"), chosen).run("steps:compile_ahead")
+    assert len(tried) == 7, "as served is captured first, which fails here"
+    assert sum(line["what"] == "switched" for line in lines.read()) == 7, "what fails is written down"
+    assert [line["value"] for line in lines.read() if line["what"] == "compiled"] == [False] * 3
 
 
 def test_the_script_names_what_it_does() -> None:
