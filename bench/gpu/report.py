@@ -35,7 +35,8 @@ def shown(lines: Sequence[dict[str, Any]]) -> str:
         measured, most = found(lines, row), row.get("most", {}).get(card)
         numbers = measured, row.get("predicted", {}).get(card), most
         cells = "".join(f"{'' if number is None else f'{number:.4g}':>10}" for number in numbers)
-        rows.append(f"{row['says']:44}{cells}{'  MORE' if most and measured and measured > most else ''}".rstrip())
+        more = "  MORE" if most and measured and measured > most else ""
+        rows += [f"{row['says']:44}{cells}{more}".rstrip()] if measured is not None else []
     return "\n".join(rows)
 
 
