@@ -32,7 +32,8 @@ class Library:
 
     def __init__(self, decoder: Decoder, context: int) -> None:
         c, device = decoder.config, decoder.device
-        self.config, self.weights, self.at = c, weights_of(decoder), context
+        self.config, self.at = c, context
+        self.weights: Any = weights_of(decoder)  # all of it tensors
         self.kept = torch.randn(c.num_layers, 2, 1, c.num_kv_heads, context + 1, c.head_dim, device=device).to(
             decoder.dtype
         )

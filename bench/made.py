@@ -38,13 +38,17 @@ BUNDLED_LAYERS = (2, 4, 7)
 NORMS = ("input_layernorm", "hidden_norm", "norm")
 
 
+#: By names of their own: a device has an attribute that is called as the module.
+_Where, _What = torch.device, torch.dtype
+
+
 class Device(Protocol):
     """Where models are made, and in what."""
 
-    torch: torch.device
+    torch: _Where
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> _What:
         """Of weights and activations."""
         ...
 

@@ -167,9 +167,14 @@ def test_the_librarys_step_computes_what_ours_does(bench: Bench, device: Device)
 
 def test_a_product_and_the_librarys_are_compared_with_nothing_asked_for_ahead(monkeypatch, tmp_path: Path) -> None:
     """Ours is timed once more as it is served; that is another number."""
-    overlap = []
+    overlap: list[bool] = []
+
+    def each(task: Task, calls: Any) -> float:
+        overlap.append(chain.PDL)
+        return 1e-3
+
     monkeypatch.setattr(chain, "PDL", True)
-    monkeypatch.setattr(kernels, "each", lambda task, calls: overlap.append(chain.PDL) or 1e-3)
+    monkeypatch.setattr(kernels, "each", each)
     lines = Lines(tmp_path / "lines.jsonl", "B", "a card")
     lines.write("bandwidth", "bandwidth", 1e9)
     task = Task("kernels", lines, 0.0, Device("cpu"), TINY)
