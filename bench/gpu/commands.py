@@ -19,16 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FORESAY = (sys.executable, "-m", "foresay.server.cli.main")
 PROMPT, ASKED = "Once upon a time", {"max_tokens": 48, "seed": 7}
 #: The project's settings for pytest but for those that want packages which a machine with a GPU may lack.
-_BARE: tuple[str, ...] = (
-    "-o",
-    "addopts=",
-    "-o",
-    "filterwarnings=",
-    "--import-mode=importlib",
-    "-p",
-    "no:cacheprovider",
-)
-_BARE += ("--confcutdir=tests/kernels/on_device",)
+_BARE = ["-o", "addopts=", "-o", "filterwarnings=", "--import-mode=importlib", "-p", "no:cacheprovider"]
+_BARE.append("--confcutdir=tests/kernels/on_device")
 #: A line of pytest's for one test, of one of several workers, or alone.
 _VERDICT = re.compile(r"^(?:\[gw\d+\].*?([A-Z]+) (\S+::.+)|(\S+::.+) ([A-Z]+) +\[.*)$", re.MULTILINE)
 

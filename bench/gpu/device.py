@@ -60,7 +60,7 @@ class Device:
 
     def free(self) -> None:
         """Give memory that nobody uses back; graphs hang on cycles. Raises where the GPU answers no more."""
-        gc.collect()
         if self.cuda:
+            gc.collect()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

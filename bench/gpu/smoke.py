@@ -108,8 +108,7 @@ def smoke(task: Task) -> None:
     for between in ("nothing", "memcpy", "memset"):
         for captured in (False, True):
             chain = Chain(task, between, True, 128 if task.device.cuda else 1)
-            good = task.take("sums are right", CHECK, chain.holds, captured, between=between, graphs=captured)
-            held = held and bool(good)
+            held &= bool(task.take("sums are right", CHECK, chain.holds, captured, between=between, graphs=captured))
     task.lines.write(task.name, "overlap", held)
     for overlapping in (False, True)[: 1 + held]:
         call = task.device.captured(Chain(task, "nothing", overlapping))

@@ -118,6 +118,7 @@ class Task:
         more = found if isinstance(found, dict) else {"value": found}
         if not self.silent:
             self.lines.write(self.name, what, **({"unit": unit} | context | more))
+        self.device.free()  # a graph keeps its memory until it is looked for
         return more["value"]
 
     def check(self, what: str, good: bool, **context: Any) -> None:
