@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch import dtype as Dtype
 
 import foresay.server
 from bench.inflate import Inflation, Shape, read_tensors
@@ -38,17 +39,13 @@ BUNDLED_LAYERS = (2, 4, 7)
 NORMS = ("input_layernorm", "hidden_norm", "norm")
 
 
-#: By names of their own: a device has an attribute that is called as the module.
-_Where, _What = torch.device, torch.dtype
-
-
 class Device(Protocol):
     """Where models are made, and in what."""
 
-    torch: _Where
+    torch: torch.device
 
     @property
-    def dtype(self) -> _What:
+    def dtype(self) -> Dtype:
         """Of weights and activations."""
         ...
 
