@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.gpu.binder import DEVICE, Launches
-from bench.gpu.shapes import POSITIONS
+from bench.binder import DEVICE, Launches
+from bench.shapes import POSITIONS
 from foresay.verifier.graphs.buckets import widths
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.ops.kernels import key_blocks, linear, tree_attention

@@ -15,7 +15,7 @@ What keeps the function::
     head dim   pair i of a head goes to pair i * wide/narrow, which turns as fast; queries times sqrt(wide/narrow)
     q/k norm   queries and keys times 2**-24, so that eps alone decides the norm: its weight takes both back
 
-The last two only for models made in memory (:mod:`bench.gpu.models`).
+The last two only for models made in memory (:mod:`bench.made`).
 
 Everything else is random, and nothing is zero or repeated: engines share equal constants and skip nothing for us. The
 constant is needed because a zero row has logit 0, which takes mass at temperature 1. The final norm divides it by the

@@ -158,33 +158,6 @@ def forced(entry: Entry) -> str:
     return "\n\n".join(parts)
 
 
-def gpu(entry: Entry) -> str:
-    """A GPU against the bars, then steps over their floors, then the engine."""
-    bars = [
-        [key, f"{bar['bar']:g}", f"{bar['goal']:g}", f"{bar['measured']:.4g}" if bar["measured"] else "", bar["met"]]
-        for key, bar in entry["bars"].items()
-    ]
-    steps = [
-        [f"{model}, {row['rows']} rows at {row['context']}", f"{1e3 * row['floor']:.3f}"]
-        + [f"{1e3 * row[way]:.3f}" for way in ("graph", "eager")]
-        + [f"{row['over_floor']:.3f}"]
-        for model, rows in entry.get("steps", {}).items()
-        for row in rows
-    ]
-    spoken = [
-        [row["mode"], f"{row['temperature']:g}"]
-        + [f"{row[key]:.4g}" for key in ("tokens_per_second", "tokens_per_step", "step_ms")]
-        for row in entry.get("engine", ())
-    ]
-    said = f"Reads {entry['bandwidth']['read'] / 1e9:.0f} GB/s ({entry['bandwidth']['way']}), probed in the same run."
-    tables = [
-        markdown(["measure", "at most", "goal", "measured", "met"], bars),
-        markdown(["verifying steps", "floor, ms", "graph, ms", "eager, ms", "graph / floor"], steps),
-        markdown(["decoding", "T", "tok/s", "tokens/step", "ms/step"], spoken),
-    ]
-    return "\n\n".join([said, *tables])
-
-
 SECTIONS: dict[str, tuple[str, Callable[[Entry], str]]] = {
     "decode": ("Speculation on and off", decode),
     "drafters": ("Drafters", drafters),
@@ -193,7 +166,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Entry], str]]] = {
     "peers": ("Beside transformers", peers),
     "http": ("Streaming", http),
     "forced": ("Forced draws", forced),
-    "gpu": ("On a GPU", gpu),
 }
 
 
@@ -203,8 +175,6 @@ def origin(entry: Entry) -> str:
     models = " + ".join(name for name in (entry["target"], entry.get("draft")) if name)
     dtype = f", {entry['dtype']}" if "dtype" in entry else ""
     where = f"{machine['cores']} cores of {machine['cpu']}, torch {machine['torch']}"
-    if card := entry.get("gpu"):
-        where = f"{card.get('gpu', card['device'])}, driver {card.get('driver', 'none')}, torch {machine['torch']}"
     return f"{models}{dtype}; {where}; {entry['date'][:10]}; `{entry['command']}`"
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench import readme
-from bench.gpu.shapes import LLAMA_1B, LLAMA_8B, QWEN_8B, ModelShape
 from bench.inflate import Shape
+from bench.shapes import LLAMA_1B, LLAMA_8B, QWEN_8B, ModelShape
 from foresay.server.cli.main import COMMANDS, build_parser
 from foresay.server.engine.memory import Demand
 from foresay.server.settings.config import EngineConfig

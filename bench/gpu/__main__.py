@@ -1,104 +1,158 @@
-"""``python -m bench.gpu``: one command for a machine with an NVIDIA GPU.
+"""``python -m bench.gpu A|B``: one of the two calls on a machine with a GPU; ``bench/gpu/quarter_hour.sh`` starts it.
 
-It needs torch 2.11 or newer, Triton 3.6 or newer, no network and no weights beyond the bundled ones. It ends with a
-table of bars and one JSON line, in at most eight minutes; parts that no longer fit are left out and named. Exit code: 0
-if every part ran and every check held, 1 if not, 2 where there is no GPU, 3 if ``--resume`` has parts left to run.
-``--device cpu --tiny`` rehearses it; ``bench/gpu/half_hour.sh`` runs it until everything was asked.
+Every measurement is a line of ``lines.jsonl`` in the folder that OUT names. Exit code: 0 if everything ran and every
+check held (the last line is then "done"); 1 if a check or a step failed; 2 for arguments that make no sense; 3 if a
+package or a GPU is missing, and nothing was begun; 4 if nothing failed and something was left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import math
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import torch
+from bench.gpu import plan
+from bench.gpu.plan import GRACE, Step
+from bench.gpu.worker import ENDED, LEFT_OUT, Lines, Worker
 
-from bench import record
-from bench.gpu import bars, settings
-from bench.gpu.compiling import SWEEP, compile_model
-from bench.gpu.device import Device, NoGpu
-from bench.gpu.gaps import compile_ways
-from bench.gpu.parts import run_all
-from bench.gpu.session import Broken, Clock, Session
+#: What any step of either call imports, ours last.
+NEEDED = (
+    "msgspec", "llguidance", "torch", "triton", "transformers", "tokenizers", "safetensors", "aiohttp", "jinja2",
+    "numpy", "llvmlite", "prometheus_client", "rich", "tqdm", "pytest", "foresay.server.cli.main",
+    "foresay.server.engine.drafters.registry", "foresay.server.host.local", "foresay.verifier.ops.kernels.linear",
+    *(f"bench.gpu.{name}" for name in ("smoke", "steps", "profile", "kernels", "commands")),
+)  # fmt: skip
+DONE, MISSING, UNKNOWN = 0, 3, "a GPU not asked yet"
+#: Seconds without which no step is begun; after which even a rehearsal takes one for hanging.
+LEAST, REHEARSED = 3.0, 600.0
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """The flags."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="What a GPU makes of Foresay.")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only with --tiny")
-    parser.add_argument("--tiny", action="store_true", help="small shapes: a rehearsal, whose figures mean nothing")
-    parser.add_argument("--limit", type=float, default=settings.LIMIT, help="seconds for everything (default: 480)")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="run these parts alone (the first letters will do)")
-    parser.add_argument("--no-save", action="store_true", help="do not write the result; --tiny needs --results for it")
-    parser.add_argument("--results", type=Path, metavar="DIR", help="where the result is written (bench/results)")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep what is found there after each part; go on")
-    parser.add_argument("--compile-only", metavar="MODEL", help="compile the kernels of one model's shape and stop")
-    args = parser.parse_args(given)
-    if args.device == "cpu" and not args.tiny:
-        parser.error("--device cpu takes --tiny: the large shapes are for a GPU")
-    if args.limit <= 0:
-        parser.error("--limit must be above 0 seconds")
-    return args
+    parser = argparse.ArgumentParser(prog="bench/gpu/quarter_hour.sh", description="What a GPU makes of Foresay.")
+    parser.add_argument("call", choices=tuple(plan.CALLS), help="A: steps of large models; B: kernels and commands")
+    parser.add_argument("--plan", action="store_true", help="print the schedule and stop")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with small shapes: its figures mean nothing")
+    parser.add_argument("--only", nargs="+", metavar="STEP", default=[""], help="run the steps alone that begin so")
+    parser.add_argument("--spent", type=float, default=0.0, metavar="SECONDS", help="of the call, before this began")
+    return parser.parse_args(given)
 
 
 def main(given: list[str] | None = None) -> int:
-    """Run it; the exit code."""
+    """Run a call; the exit code."""
     args = arguments(given)
-    torch.set_grad_enabled(False)
-    try:
-        device = Device(args.device)
-        session = Session(device, settings.tiny() if args.tiny else settings.full(), Clock(args.limit))
-        if args.resume is not None:
-            session.resume(args.resume)
-    except (NoGpu, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    chosen = session.settings
-    if args.compile_only == SWEEP:
-        print(f"{compile_ways(device)} ways")
-        return 0
-    if args.compile_only:
-        shape = next(model for model in chosen.models if model.name == args.compile_only)
-        print(f"{shape.name}: {compile_model(device, shape, chosen.rows, chosen.contexts)} calls")
-        return 0
-    try:
-        run_all(session, args)
-    except Broken:
-        return 3
-    return finish(session, args)
+    if args.plan:
+        print(plan.shown(args.call))
+        return DONE
+    out = Path(os.environ.get("OUT", "gpu-results"))
+    out.mkdir(parents=True, exist_ok=True)
+    lines = Lines(out / "lines.jsonl", args.call, "CPU, a rehearsal" if args.rehearse else UNKNOWN, args.spent)
+    missing = missing_of(NEEDED)
+    lines.write("preflight", "missing", missing, "modules")
+    if missing:
+        print(f"not begun: {', '.join(missing)} cannot be imported; WHEELS names a folder of wheels", file=sys.stderr)
+        return MISSING
+    from bench.gpu import report, settings
+    from bench.gpu.device import Device
+
+    first, *rest = plan.STEPS[args.call]
+    steps = [first, *(step for step in rest if step.name.startswith(tuple(args.only)))]
+    device, chosen = (Device("cpu" if args.rehearse else "cuda"), settings.tiny() if args.rehearse else settings.full())
+    Call(lines, device, chosen, math.inf if args.rehearse else plan.CALLS[args.call] - plan.REPORT).run(steps)
+    if lines.card == UNKNOWN:
+        print("not begun: no GPU answers", file=sys.stderr)
+        return MISSING
+    return report.finish(lines)
 
 
-def finish(session: Session, args: argparse.Namespace) -> int:
-    """The last table, what was left out, the record."""
-    verdicts = bars.verdicts(session.measured, args.tiny)
-    bars.show(verdicts)
-    for what in session.clock.skipped:
-        print(f"left out for want of time: {what}")
-    for failure in session.failures:
-        print(f"FAILED: {failure}")
-    if args.tiny:
-        print("a rehearsal: these figures mean nothing")
-    record.finish(
-        "gpu",
-        {
-            "target": session.settings.bar.name,
-            "dtype": str(session.device.dtype).removeprefix("torch."),
-            "rehearsal": args.tiny,
-            "gpu": session.device.identity(),
-            "bars": bars.as_json(verdicts),
-            **session.found,
-            "left_out": session.clock.skipped,
-            "failures": session.failures,
-            "total_seconds": session.clock.spent,
-        },
-        save=not args.no_save and (not args.tiny or args.results is not None),
-        folder=args.results,
-    )
-    if session.kept is not None and session.clock.skipped:
-        return 3
-    return 1 if session.failures else 0
+def missing_of(names: Sequence[str]) -> list[str]:
+    """Import all of these: what cannot be, by the name of the package that is not there."""
+    found = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            found.append(error.name or name)
+        except Exception as error:  # what is there and broken is of no more use
+            found.append(f"{name} ({error})")
+    return list(dict.fromkeys(found))
+
+
+def learn(lines: Lines) -> None:
+    """Take over what the first steps found, for the processes to come: the card, and whether kernels overlap."""
+    from foresay.verifier.ops.kernels import chain
+
+    lines.card = lines.last("device") or lines.card
+    chain.PDL = bool(lines.last("overlap"))
+    os.environ["TRITON_PDL"] = str(int(chain.PDL))  # for commands
+
+
+class Call:
+    """Runs steps, each in a worker, and writes down how each ended. last: when the call has to end, in seconds."""
+
+    def __init__(self, lines: Lines, device: Any, settings: Any, last: float) -> None:
+        self.lines, self.last, self._given = lines, last, (lines, device, settings)
+        self._worker: Worker | None = None
+        self._behind: list[tuple[Step, Worker, float]] = []
+
+    def run(self, steps: Sequence[Step]) -> None:
+        """All of them, in order; none after the one that finds no GPU."""
+        for step, end in zip(steps, plan.ends(steps), strict=True):
+            if step.quiet:
+                self._settle()
+            if self.lines.now > self.last - LEAST:
+                self.lines.write(step.name, "the step", "no time", LEFT_OUT)
+                continue
+            apart = step.alone or step.background
+            worker = (None if apart else self._worker) or Worker(*self._given)
+            until = self._until(step, end)
+            worker.begin(step.name, step.function, self.lines.begun + until)
+            if step.background:
+                self._behind.append((step, worker, until))
+                continue
+            useful = self._ended(step, worker, until + GRACE) and not step.alone
+            if not useful:
+                worker.end()
+            if not apart:
+                self._worker = worker if useful else None
+            elif self.lines.card == UNKNOWN:
+                if Worker.start == "spawn":
+                    return
+                Worker.start = "spawn"  # should an import have touched the GPU, no fork of this process can
+                return self.run(steps)
+        self._settle()
+        if self._worker is not None:
+            self._worker.end()
+
+    def _until(self, step: Step, end: float) -> float:
+        """When a step should have ended: as planned, and in half of its time where those before it took longer."""
+        if self.last == math.inf:
+            return math.inf
+        least, most = self.lines.now + step.seconds / 2, self.lines.now + step.seconds
+        return min(self.last, most if step.background else min(max(least, end), most))
+
+    def _ended(self, step: Step, worker: Worker, limit: float) -> bool:
+        """Wait for a step; whether its worker is of any more use."""
+        outcome = worker.outcome(min(limit, self.last, self.lines.now + REHEARSED) - self.lines.now)
+        if step.alone:
+            learn(self.lines)
+        self.lines.write(step.name, "the step", outcome, ENDED)
+        return outcome in ("held", "failed")
+
+    def _settle(self) -> None:
+        """Wait for what runs in the background, and stop what takes too long."""
+        for step, worker, until in self._behind:
+            self._ended(step, worker, until)
+            worker.end()
+        self._behind.clear()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # a process that hangs inside the driver is not waited for

@@ -1,128 +1,127 @@
-"""Part b: every kernel against its reference, and the bandwidth it reaches over the probed one."""
+"""Kernels over bandwidth, by the weights and the store of a whole model in turns, so that none is found in a cache."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench import record
-from bench.gpu.case import Case
-from bench.gpu.cases import Cases
-from bench.gpu.device import Call, Device
-from bench.gpu.session import Clock
+from bench.engines import Bench
+from bench.gpu.drafting import Ground, rows_proposer
+from bench.gpu.steps import bench_of, read
+from bench.gpu.worker import Task
+from bench.shapes import kv_bytes_per_token
+from foresay.verifier.graphs.rows import Nodes, rows_of
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.ops.kernels import chain, linear
+from foresay.verifier.ops.linear import finish
+from foresay.verifier.ops.tree_attention import tree_attention
 
-#: Largest relative error by dtype: rounding of the inputs and outputs, with room, far below any wrong index.
-LIMITS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
-#: Input sets that are rotated at most, and the memory they may take.
-MOST_SETS = 32
-SETS_BYTES = 8 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One op at one shape. error: relative; of tokens the share that differs. seconds: of one call, inputs not cached.
-    share: of the probed read bandwidth."""
-
-    name: str
-    error: float
-    passed: bool
-    seconds: float
-    share: float
+#: Largest relative error of a product in bf16: rounding, with room, far below any wrong index.
+WRONG = 1e-2
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
-    """||found - wanted|| / ||wanted||, not a number if anything is; of integers the share that differs."""
-    if not found.is_floating_point():
-        return float((found.cpu() != wanted.cpu()).double().mean())
-    difference = (found.double() - wanted.double().to(found.device)).norm()
-    return float(difference / wanted.double().norm())
+def matrices(bench: Bench, kind: str) -> list[Linear]:
+    """Those of a kind, of all layers, each by itself: it asks for no other's weight."""
+    decoder = bench.target.decoder
+    those = [decoder.head] if kind == "head" else [getattr(layer, kind) for layer in decoder.layers]
+    return [Linear(each._packed.plain(), None, each.dtype, each._packed.gated) for each in those]
 
 
-def check(device: Device, case: Case) -> tuple[float, bool]:
-    """The error on inputs never used before, and whether it is within its limit."""
-    found = error(*case.outcome())
-    limit = LIMITS[device.dtype] if case.limit is None else case.limit
-    return found, found <= limit
+def kernels(task: Task) -> None:
+    """Products beside the library's; attention by rows and context."""
+    bench, (few, *_, many) = bench_of(task, "8B", random=True), task.settings.rows
+    for kind in ("qkv", "output", "gate_up", "down", "head"):
+        those = matrices(bench, kind)
+        for rows in (few, many):
+            x = _rows(task, those, rows)
+            error = task.take("error of a product", "", error_of, those[0], x, of=kind, rows=rows)
+            task.check("a product is right", error is not None and error < WRONG, of=kind, rows=rows)
+            task.take("product", "s", product, task, those, x, of=kind, rows=rows)
+    first, *longer = task.settings.contexts
+    for rows, context in ((few, first), (many, first), *((few, context) for context in longer)):
+        task.take("attention", "s", attention, task, bench, rows, context, rows=rows, context=context)
 
 
-def rotated(device: Device, case: Case, run: Any) -> tuple[Call, int]:
-    """One launch of many calls whose inputs together are over three times the cache, and how many they are."""
-    first = case.make()
-    size = max(1, sum(tensor.nbytes for tensor in first))
-    count = min(MOST_SETS, max(1, SETS_BYTES // size), max(2, math.ceil(3 * device.cache_bytes / size)))
-    sets = [first, *(case.make() for _ in range(count - 1))]
+def _rows(task: Task, those: Sequence[Linear], rows: int) -> Tensor:
+    return torch.randn(rows, those[0].in_features, device=task.device.torch).to(task.device.dtype)
+
+
+def each(task: Task, calls: Sequence[Callable[[], object]]) -> float:
+    """Seconds of one of these, run one after the other in one launch."""
 
     def all_of_them() -> None:
-        for inputs in sets:
-            run(*inputs)
+        for call in calls:
+            call()
 
-    return device.captured(all_of_them), count
-
-
-def seconds_of(device: Device, case: Case, run: Any, patience: float) -> float:
-    """Median seconds of one call."""
-    call, count = rotated(device, case, run)
-    return median(device.sample(call, patience)) / count
+    return float(task.device.median(task.device.captured(all_of_them), task.settings.patience / 3)) / len(calls)
 
 
-def measure(device: Device, cases: Iterable[Case], read: float, clock: Clock, patience: float) -> list[Result]:
-    """Check and time each case. read: bytes per second of the probe."""
-    results = []
-    for case in cases:
-        if clock.fits(f"kernel {case.name}", 2 * patience):
-            found, passed = check(device, case)
-            took = seconds_of(device, case, case.run, patience)
-            results.append(Result(case.name, found, passed, took, case.bytes / took / read))
-            device.free()
-    return results
+def product(task: Task, those: Sequence[Linear], x: Tensor) -> dict[str, Any]:
+    """Ours and the library's product of the same weights, neither with anything asked for ahead; and ours with it."""
+    ours = [partial(one.unfinished, x) for one in those]
+    with patch.object(chain, "PDL", False):
+        taken = each(task, ours)
+    theirs = each(task, [partial(functional.linear, x, one._packed.plain()) for one in those])
+    share, ahead = those[0].nbytes / taken / read(task), each(task, ours)
+    return {"value": taken, "share": share, "library": theirs, "over_library": taken / theirs, "asked_ahead": ahead}
 
 
-def against_library(
-    device: Device, cases: Cases, rows: Sequence[int], read: float, clock: Clock, patience: float
-) -> list[dict[str, Any]]:
-    """The library's product beside the skinny one, in turns, at every width of the model."""
-    compared = []
-    for name, outer, inner in (*cases.products(), ("gate_up", 2 * cases.config.intermediate_size, inner_of(cases))):
-        for count in rows:
-            case = cases.product(name, outer, inner, count)
-            if clock.fits(f"library beside {case.name}", 3 * patience):
-                ours, theirs = (
-                    seconds_of(device, case, run, patience) for run in (case.run, partial(functional.linear, bias=None))
-                )
-                compared.append(
-                    {"weight": name, "rows": count, "ours_us": 1e6 * ours, "library_us": 1e6 * theirs}
-                    | {"ours_over_library": ours / theirs, "library_share": case.bytes / theirs / read}
-                )
-    return compared
+def error_of(matrix: Linear, x: Tensor) -> float:
+    """||found - wanted|| / ||wanted|| of its product, gate and all."""
+    made, packed = matrix.unfinished(x), matrix._packed
+    found = made if isinstance(made, Tensor) else finish(made, x.dtype, packed.gated)
+    wanted = torch.cat([functional.linear(x.double(), part.double()) for part in packed.plain().split(16384)], dim=-1)
+    if packed.gated:
+        gate, up = wanted.chunk(2, dim=-1)
+        wanted = functional.silu(gate) * up
+    return float((found.double() - wanted).norm() / wanted.norm())
 
 
-def inner_of(cases: Cases) -> int:
-    """What the gate's product reads."""
-    return cases.config.hidden_size
+@torch.inference_mode()
+def attention(task: Task, bench: Bench, rows: int, context: int) -> dict[str, Any]:
+    """Over all layers' keys and values; its tables are as wide as those that are served."""
+    target, where, config = bench.target, task.device.torch, bench.target.decoder.config
+    proposer = rows_proposer(rows, where)
+    ground = Ground(target, proposer, context)
+    ground.reset()
+    tree, numbers = (proposer.propose(ground.state), torch.arange(rows, device=where)[None].contiguous())
+    static, _ = rows_of(ground.state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
+    query = torch.randn(rows, config.num_heads, config.head_dim, device=where).to(task.device.dtype)
+    given = static.groups[0].paged, target.decoder.scale, None, 0, static.count
+    stores = [target.store.layer(layer) for layer in range(config.num_layers)]
+    calls = [partial(tree_attention, query, keys, values, *given, scales) for keys, values, scales in stores]
+    taken = each(task, calls)
+    moved = (context + rows) * kv_bytes_per_token(config, task.device.dtype.itemsize) / config.num_layers
+    return {"value": taken, "share": moved / taken / read(task)}
 
 
-def show(results: Sequence[Result]) -> None:
-    """The table of one model's kernels."""
-    rows = [[r.name, f"{r.error:.1e}", "yes" if r.passed else "NO", 1e6 * r.seconds, r.share] for r in results]
-    record.table("kernels", ["op", "error", "within", "us", "of probed bandwidth"], rows)
+def sweep(task: Task) -> None:
+    """Tiles, for gate_up and o at 16 and 64 rows, the served one first; and whether their bits are the same."""
+    for kind in ("gate_up", "output"):
+        those = matrices(bench_of(task, "8B", random=True), kind)
+        for rows in (16, 64):
+            x, served = (_rows(task, those, rows), linear.tile_of(rows, large=task.device.cuda))
+            wanted = those[0](x)
+            for tile in tiles(served):
+                task.take("tile", "s", tiled, task, those, x, tile, wanted, of=kind, rows=rows, tile=str(tile))
 
 
-def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """For the record."""
-    return [asdict(result) for result in results]
+def tiles(served: linear.Tile) -> list[linear.Tile]:
+    """What is served first; the widest last."""
+    deeper = [replace(served, stages=stages) for stages in (3, 4, 5, 6)]
+    return list(dict.fromkeys((served, *deeper, replace(served, outputs=128, warps=8, stages=3))))
 
 
-def show_library(compared: Sequence[dict[str, Any]]) -> None:
-    """The table of products beside the library's."""
-    rows = [
-        [f"{c['weight']}, {c['rows']} rows", c["ours_us"], c["library_us"], c["ours_over_library"]] for c in compared
-    ]
-    record.table("skinny linears beside the library's", ["weight", "ours us", "library us", "ratio"], rows)
+def tiled(task: Task, those: Sequence[Linear], x: Tensor, tile: linear.Tile, wanted: Tensor) -> dict[str, Any]:
+    """By this tile."""
+    with patch.object(linear, "tile_of", lambda *_, **__: tile):
+        same = bool(torch.equal(those[0](x), wanted))
+        taken = each(task, [partial(one.unfinished, x) for one in those])
+    return {"value": taken, "share": those[0].nbytes / taken / read(task), "same_bits": same}

@@ -1,32 +1,30 @@
-"""What a step should take on a GPU, over its floor: ``python -m bench.gpu.model [--json FILE]``. Nothing is measured.
+"""What a step should take on a GPU, over its floor: ``python -m bench.gpu.model``. Nothing is measured.
 
-The launches are those that the code makes, counted without a GPU (:mod:`bench.gpu.binder`); what each takes is
+The launches are those that the code makes, counted without a GPU (:mod:`bench.binder`); what each takes is
 arithmetic (:mod:`bench.arithmetic`). *Before* is the same arithmetic with constants of the code as they were.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from bench import record
+from bench import made as heads
+from bench import record, shapes
 from bench.arithmetic import CARDS, Card, Product, Step, prompt_seconds, roles
-from bench.gpu import heads, shapes
-from bench.gpu.binder import DEVICE, Launches, bound
+from bench.binder import DEVICE, Launches, bound
+from bench.gpu import settings
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground
-from bench.gpu.models import BUNDLED, paged
-from bench.gpu.shapes import EagleShape, ModelShape, eagle_bytes, kv_bytes_per_token, step_bytes
+from bench.made import BUNDLED, paged
+from bench.shapes import EagleShape, ModelShape, eagle_bytes, kv_bytes_per_token, step_bytes
 from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.proposer import Drafts
 from foresay.kvpaging import PagePool
@@ -41,12 +39,9 @@ from foresay.verifier.model.weights import allocate
 from foresay.verifier.ops.kernels import key_blocks, linear, tree_attention
 from foresay.verifier.paged_model import PagedModel
 
-#: What is predicted: a model, and the head that drafts for it.
-SIZES = {
-    "8B": (shapes.LLAMA_8B, EagleShape(4096, 32, 8, 128, 14336, 32_000)),
-    "1B": (shapes.LLAMA_1B, EagleShape(2048, 32, 8, 64, 8192, 32_000)),
-}
-LEVELS, ROWS, CONTEXTS, PROMPTS = 5, (1, 16, 32, 64), (1024, 8192, 32_000), (128, 1024)
+#: What is predicted is what is measured. Prompts are not: tokens of those.
+_CHOSEN = settings.full()
+LEVELS, PROMPTS = _CHOSEN.levels[0], (128, 1024)
 #: Constants of the code before weights were prefetched this far ahead, tiles were this wide and splits this short.
 BEFORE: tuple[tuple[Any, str, Any], ...] = (
     (linear, "AHEAD", 4),
@@ -125,14 +120,14 @@ def predicted(size: str, counted: list[Step], card: Card) -> dict[str, float]:
     """What a run will be held against, by the names of its bars: over the floor, but for nanoseconds."""
     plain, chain = counted
     found = {f"{size}, EAGLE-3 chain of {LEVELS} over its floor": chain.over_floor(card)}
-    for context in CONTEXTS:
+    for context in _CHOSEN.contexts:
         name = f"{size}, plain step at {round(context / 1000)}k over its floor"
         found[name] = replace(plain, context=context).over_floor(card)
-    for rows in ROWS[1:]:
+    for rows in (16, 32, 64):
         found[f"{size}, {rows} rows over their floor"] = replace(plain, rows=rows).over_floor(card)
-    found[f"{size}, {ROWS[-1]} rows over one"] = replace(plain, rows=ROWS[-1]).seconds(card) / plain.seconds(card)
-    longest = replace(plain, context=CONTEXTS[-1]).seconds(card) - plain.seconds(card)
-    found[f"{size}, ns for a token of context"] = 1e9 * longest / (CONTEXTS[-1] - plain.context)
+    found[f"{size}, 64 rows over one"] = replace(plain, rows=64).seconds(card) / plain.seconds(card)
+    longest = replace(plain, context=_CHOSEN.contexts[-1]).seconds(card) - plain.seconds(card)
+    found[f"{size}, ns for a token of context"] = 1e9 * longest / (_CHOSEN.contexts[-1] - plain.context)
     return found
 
 
@@ -164,7 +159,7 @@ def show_each(counted: dict[str, list[Step]]) -> None:
 
 def show_prompts(plain: Step) -> None:
     """Milliseconds of reading a prompt of an 8B."""
-    config, rows = SIZES["8B"][0].config(ModelConfig.from_directory(BUNDLED / "target")), []
+    config, rows = _CHOSEN.pairs["8B"].target.config(ModelConfig.from_directory(BUNDLED / "target")), []
     for name, chunk, large in (("64 x 64, chunks of 256", 256, False), (f"128 x 128, of {GPU_CHUNK}", GPU_CHUNK, True)):
         for tokens in PROMPTS:
             taken = [1e3 * prompt_seconds(card, plain, config, tokens, chunk, large) for card in CARDS]
@@ -172,32 +167,26 @@ def show_prompts(plain: Step) -> None:
     record.table("expected, ms", ["reading a prompt", *(card.name for card in CARDS)], rows)
 
 
-def main() -> int:
-    """Print the tables; write what is expected now, by card, as a run's report reads it."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu.model", description="What a GPU should take.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the predictions there")
-    arguments = parser.parse_args()
+def counted() -> dict[str, list[Step]]:
+    """By size, a plain step and one with a chain."""
     torch.set_grad_enabled(False)
-    counted = {size: steps(*shape, LEVELS, CONTEXTS[0]) for size, shape in SIZES.items()}
-    launched = [[size, one.name, one.launches.total] for size, made in counted.items() for one in made]
+    return {size: steps(pair.target, pair.eagle, LEVELS, _CHOSEN.contexts[0]) for size, pair in _CHOSEN.pairs.items()}
+
+
+def main() -> int:
+    """Print the tables."""
+    made = counted()
+    launched = [[size, one.name, one.launches.total] for size, steps in made.items() for one in steps]
     record.table("launches", ["model", "step", ""], launched)
     with bound():
-        report(counted, arguments.json)
+        found, names = both(made), [card.name for card in CARDS]
+        columns = [(card, when) for card in names for when in ("before", "now")]
+        rows = [[says, *(found[card][when][says] for card, when in columns)] for says in found[names[0]]["now"]]
+        record.table("expected", ["", *(f"{card} {when}" for card, when in columns)], rows)
+        show_each(made)
+        show_prompts(made["8B"][0])
     print("Arithmetic, nothing was measured.")
     return 0
-
-
-def report(counted: dict[str, list[Step]], file: Path | None) -> None:
-    """All tables; the file, if one is wanted."""
-    found, names = both(counted), [card.name for card in CARDS]
-    columns = [(card, when) for card in names for when in ("before", "now")]
-    rows = [[says, *(found[card][when][says] for card, when in columns)] for says in found[names[0]]["now"]]
-    record.table("expected", ["", *(f"{card} {when}" for card, when in columns)], rows)
-    show_each(counted)
-    show_prompts(counted["8B"][0])
-    if file is not None:
-        now = {card: {says: round(value, 3) for says, value in found[card]["now"].items()} for card in names}
-        file.write_text(json.dumps(now, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,101 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from bench.gpu import kernel_tests, probe, shapes
-from bench.gpu.shapes import EagleShape, ModelShape
+from bench import shapes
+from bench.engines import Pair
+from bench.shapes import EagleShape, ModelShape
 
-#: Seconds that the whole run may take.
-LIMIT = 480.0
+LARGE = {
+    "8B": Pair(shapes.LLAMA_8B, shapes.LLAMA_1B, EagleShape(4096, 32, 8, 128, 14336, 32_000)),
+    "1B": Pair(shapes.LLAMA_1B, shapes.SMALL, EagleShape(2048, 32, 8, 64, 8192, 32_000)),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One way of running the benchmark.
+    """contexts: tokens; rows: of passes at the shortest of them. patience: seconds of one timing.
+    steps: timed for p99 over p50, and block: in a row, before the text is cut back. tokens: of an answer. levels: of a
+    chain by EAGLE, and by a draft model. tree: of a draft model. tests: pytest's selection. positions: of the longest
+    text. random: whether all weights are, or the bundled ones inside. compiled: steps whose kernels are compiled
+    before, all that the plan says if none is named."""
 
-    models: measured in this order. bar: the one that the bars are about. draft: the shape of the draft model. eagle: of
-    the head. rows, contexts: of verifying steps. patience: seconds spent on each timing. steps: timed for p99 over p50.
-    tests: pytest's selection. tests_limit: seconds
-    for these and for compiling. tokens: of each answer that is timed; same_tokens: that is
-    compared. prompts: how many are timed. positions: the longest text. block: whole steps in a row. levels: of drafted
-    chains. bits: contexts behind which bits are compared. tree: of a whole step. prompts_read: tokens of prompts whose
-    reading is timed. swept: rows of the products whose tiles are tried.
-    """
+    pairs: dict[str, Pair] = field(default_factory=LARGE.copy)
+    rows: tuple[int, ...] = (1, 6, 16, 32, 64)
+    contexts: tuple[int, ...] = (1024, 8192, 32_000)
+    probe_bytes: int = 4 << 30
+    patience: float = 0.3
+    steps: int = 1500
+    block: int = 50
+    tokens: int = 96
+    levels: tuple[int, int] = (5, 4)
+    tree: str = "4,8,12,12,12"
+    tests: tuple[str, ...] = ("tests/kernels/on_device",)
+    positions: int = shapes.POSITIONS
+    random: bool = False
+    compiled: tuple[str, ...] = ()
 
-    models: tuple[ModelShape, ...]
-    bar: ModelShape
-    draft: ModelShape
-    eagle: EagleShape
-    rows: tuple[int, ...]
-    contexts: tuple[int, ...]
-    probe_bytes: int
-    patience: float
-    steps: int
-    tests: tuple[str, ...]
-    tests_limit: float
-    tokens: int
-    same_tokens: int
-    prompts: int
-    positions: int
-    block: int
-    levels: tuple[int, ...]
-    bits: tuple[int, ...]
-    tree: str
-    prompts_read: tuple[int, ...]
-    swept: tuple[int, ...]
+    def thin(self, layers: int) -> Settings:
+        """What launches the same kernels, on random models of few layers, and takes no time beside."""
+
+        def cut(shape: ModelShape) -> ModelShape:
+            return replace(shape, sizes=replace(shape.sizes, layers=min(layers, shape.sizes.layers)))
+
+        pairs = {name: Pair(cut(pair.target), cut(pair.draft), pair.eagle) for name, pair in self.pairs.items()}
+        return replace(self, pairs=pairs, random=True, patience=0.0, steps=0, block=4)
 
 
 def full() -> Settings:
     """What a machine with a large GPU measures."""
-    large = shapes.LLAMA_8B
-    return Settings(
-        models=(large, shapes.QWEN_8B, shapes.LLAMA_1B),
-        bar=large,
-        draft=shapes.LLAMA_1B,
-        eagle=EagleShape(4096, 32, 8, 128, 14336, 32_000),
-        rows=(1, 8, 16, 32, 64),
-        contexts=(1024, 8192, 32_768),
-        probe_bytes=probe.PROBE_BYTES,
-        patience=0.15,
-        steps=10_000,
-        tests=(kernel_tests.TESTS,),
-        tests_limit=150.0,
-        tokens=256,
-        same_tokens=128,
-        prompts=2,
-        positions=shapes.POSITIONS,
-        block=100,
-        levels=(3, 5, 7),
-        bits=(1_100, 8_300),
-        tree="4,8,12,12,12",
-        prompts_read=(128, 1024),
-        swept=(1, 16, 64, 512),
-    )
+    return Settings()
 
 
 def tiny() -> Settings:
-    """A rehearsal: every part, at sizes that a CPU takes in its stride."""
-    return Settings(
-        models=(shapes.TINY, shapes.TINY_QK),
-        bar=shapes.TINY,
-        draft=shapes.TINY_DRAFT,
-        eagle=EagleShape(288, 4, 2, 64, 400, 500),
-        rows=(1, 4),
-        contexts=(32, 96),
-        probe_bytes=probe.TINY_BYTES,
-        patience=0.002,
-        steps=20,
-        tests=kernel_tests.TINY_TESTS,
-        tests_limit=60.0,
-        tokens=8,
-        same_tokens=6,
-        prompts=1,
-        positions=512,
-        block=8,
-        levels=(3, 5),
-        bits=(70,),
-        tree="3,2,1",
-        prompts_read=(20,),
-        swept=(2, 70),
-    )
+    """A rehearsal: everything, at sizes that a CPU takes in its stride."""
+    pair = Pair(shapes.TINY, shapes.TINY_DRAFT, EagleShape(288, 4, 2, 64, 400, 500))
+    small = Settings({"8B": pair, "1B": pair}, (1, 4), (32, 96), 1 << 22, 0.002, 8, 4, 6, (2, 2), "2,1")
+    tests = ("tests/kernels/on_device/test_move.py", "-k", "values")
+    return replace(small, tests=tests, positions=512, compiled=("8B passes", "sweep"))

@@ -1,18 +1,19 @@
-"""Parts of ``bench.gpu`` on a device as strict as a GPU: nothing mixes with the CPU's tensors, nothing is read
-while a step is captured, a replay launches what was captured."""
+"""Steps of ``bench.gpu`` on a device as strict as a GPU: nothing mixes with the CPU's tensors, nothing is read while a
+step is captured, a replay launches what was captured."""
 
 from __future__ import annotations
 
-import argparse
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench.gpu import parts, settings
+from bench.gpu import settings
 from bench.gpu.device import Call, Device
-from bench.gpu.session import Clock, Session
+from bench.gpu.worker import Lines, Task
 from foresay.verifier.graphs.capture import without_stops
 from tests.simulated.conftest import frozen as frozen
 from tests.simulated.device import DEVICE, simulated
@@ -31,8 +32,8 @@ class SimulatedDevice(Device):
 
 
 @pytest.fixture
-def on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """A rehearsal's session. The device makes no random numbers of its own: those of the CPU are moved there."""
+def on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """The device makes no random numbers of its own: those of the CPU are moved there."""
     made = torch.Generator
 
     class OnCpu(made):  # type: ignore[misc, valid-type]
@@ -40,15 +41,15 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
             return made()
 
     monkeypatch.setattr(torch, "Generator", OnCpu)
-    monkeypatch.setattr("bench.gpu.engines.Direct", captured)
+    monkeypatch.setattr("bench.engines.Direct", captured)
     with simulated():
-        yield Session(SimulatedDevice(), settings.tiny(), Clock(600.0))
+        yield SimulatedDevice()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["steps tiny", "split"])
-def test_a_part(name: str, on_device: Session) -> None:
-    args = argparse.Namespace(tiny=True, device="cpu", only=None)
-    run = next(run for part, _, run in parts.parts(on_device, args) if part.startswith(name))
-    run()
-    assert on_device.failures == []
+@pytest.mark.parametrize("function", ["steps:passes", "steps:whole", "profile:profile"])
+def test_a_step(function: str, on_device: Device, tmp_path: Path) -> None:
+    lines = Lines(tmp_path / "lines.jsonl", "A", "simulated")
+    lines.write("bandwidth", "bandwidth", 1e9)
+    task = Task("8B", lines, math.inf, on_device, settings.tiny())
+    assert task.run(function) == "held"

@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bench.gpu.binder import bound
+from bench.binder import bound
 
 CAPABILITIES = (80, 90)
 

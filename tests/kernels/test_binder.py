@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,12 +15,13 @@ import triton
 import triton.language as tl
 from triton.runtime.driver import driver
 
+from bench import shapes
 from bench.arithmetic import CARDS, Step
-from bench.gpu import gaps, model, shapes
-from bench.gpu.binder import DEVICE, bound
-from bench.gpu.verify import VerifyStep
-from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.kernels import key_blocks, linear
+from bench.binder import DEVICE, bound
+from bench.gpu import kernels, model, report
+from bench.gpu.drafting import Ground, RandomChain
+from foresay.verifier.graphs.step import SpeculativeStep
+from foresay.verifier.ops.kernels import chain, key_blocks, linear
 from foresay.verifier.ops.kernels.chain import capability
 from foresay.verifier.paged_model import PagedModel
 from tests.kernels.compiling import resource_usage
@@ -37,14 +39,23 @@ def target() -> PagedModel:
 
 
 @pytest.fixture(scope="module")
-def counted() -> list[Step]:
-    """A plain step of an 8B, and one with a chain of an EAGLE-3 head."""
-    return model.steps(*model.SIZES["8B"], levels=5, context=1024)
+def counted() -> dict[str, list[Step]]:
+    """By size, a plain step and one with a chain of an EAGLE-3 head."""
+    return model.counted()
+
+
+def step(target: PagedModel, rows: int, context: int, temperature: float = 0.0) -> None:
+    """One step of so many rows, as it is timed."""
+    proposer = RandomChain(rows, DEVICE)
+    ground = Ground(target, proposer, context, temperature=temperature)
+    made = SpeculativeStep(target, proposer, ground.state)
+    ground.reset()
+    made()
 
 
 def test_launches_of_a_step_of_an_8b(counted) -> None:
     """What docs/latency.md says of them."""
-    plain, drafting = counted
+    plain, drafting = counted["8B"]
     for step in (plain, drafting):
         print(
             f"{step.name}: {step.launches.total} launches, {dict(step.launches.kernels)}, {dict(step.launches.torch)}"
@@ -54,15 +65,22 @@ def test_launches_of_a_step_of_an_8b(counted) -> None:
     assert plain.launches.total <= 267 and drafting.launches.total <= 374
 
 
+def test_what_a_run_is_held_against_is_what_is_predicted(counted) -> None:
+    assert report.predicted(counted) == json.loads(report.TABLE.read_text()), (
+        "python -m bench.gpu.report writes it anew"
+    )
+
+
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_what_is_expected_follows_the_constants_of_the_code(counted, card, monkeypatch) -> None:
     """So the same arithmetic says what each of them is worth."""
-    plain, longer = counted[0], replace(counted[0], context=8192)
+    made = counted["8B"]
+    plain, longer = made[0], replace(made[0], context=8192)
     with bound():
-        now = model.predicted("8B", counted, card)
+        now = model.predicted("8B", made, card)
         assert all(value > 1 for value in now.values())
         with model.as_before():
-            before = model.predicted("8B", counted, card)
+            before = model.predicted("8B", made, card)
         assert all(before[name] >= now[name] for name in now if "over" in name) and before != now
         taken, serial = plain.seconds(card), longer.seconds(card)
         with monkeypatch.context() as patched:
@@ -82,7 +100,7 @@ def test_a_kernel_is_compiled_once_for_any_number_of_rows(target) -> None:
     with bound() as launches:
         for rows in (1, 2, 3, 8, 16, 20, 33, 64):
             for temperature in (0.0, 1.0):
-                VerifyStep(target, rows, 1000 + rows, SamplingParams(temperature=temperature))()
+                step(target, rows, 1000 + rows, temperature)
     print(launches.variants)
     assert {name: launches.variants[name] for name in one_shape | sampled | laid_out} == one_shape | sampled | laid_out
 
@@ -123,7 +141,7 @@ def test_what_was_compiled_for_another_gpu_is_not_taken() -> None:
 def test_kernels_of_a_step_spill_nothing(target, tmp_path: Path) -> None:
     with bound(compiling=True) as launches:
         for rows in (1, 32, 64):
-            VerifyStep(target, rows, 1024)()
+            step(target, rows, 1024)
     assert len(launches.binaries) >= 24
     for name, made in launches.binaries.items():
         binary = tmp_path / f"{name}.cubin".replace(" ", ".")
@@ -138,19 +156,29 @@ def test_kernels_of_a_step_spill_nothing(target, tmp_path: Path) -> None:
         )
 
 
+def test_the_switch_decides_whether_kernels_overlap(monkeypatch) -> None:
+    """Read at each launch: what was compiled to overlap is not what is launched after it."""
+    x, weight = (torch.empty(size, 4096, device=DEVICE, dtype=torch.bfloat16) for size in (1, 4096))
+    for able in (True, False):
+        monkeypatch.setattr(chain, "PDL", able)
+        with bound(compiling=True) as launches:
+            linear.linear(x, weight)
+        assert {made.metadata.launch_pdl for made in launches.binaries.values()} == {able}
+        assert {"griddepcontrol" in made.asm["ptx"] for made in launches.binaries.values()} == {able}
+    with bound() as launches:
+        for able in (True, False, True):
+            monkeypatch.setattr(chain, "PDL", able)
+            linear.linear(x, weight)
+    assert launches.variants["linear_tiles"] == 2 and launches.kernels["linear_tiles"] == 3
+
+
 @pytest.mark.slow
-def test_what_tells_of_gaps_and_tiles_compiles_as_it_is_meant() -> None:
-    """The dependent chain waits for the one before it, and every way of a product multiplies with wgmma."""
-    device = model.OnShapes()
-    with bound(compiling=True) as launches:
-        for options in ({}, {"launch_pdl": True}):
-            data = torch.empty(1, dtype=torch.int32, device=DEVICE)
-            gaps.empty_step[(1,)](data, bool(options), num_warps=1, **options)
-        gaps.compile_ways(device)
-    wide = [*gaps.WAYS, *(way for way in gaps.CHUNK_WAYS if not way.served)]
-    assert launches.variants == {"empty_step": 2, "swept_tiles": len(wide), "linear_tiles": 1}
-    codes = {name: made.asm["ptx"] for name, made in launches.binaries.items()}
-    assert "griddepcontrol.wait" in codes["empty_step 2"] and "griddepcontrol" not in codes["empty_step 1"]
-    for number, way in enumerate(wide, start=1):
-        assert f"wgmma.mma_async.sync.aligned.m64n{way.rows}k16" in codes[f"swept_tiles {number}"], way
-        assert launches.binaries[f"swept_tiles {number}"].metadata.shared <= gaps.SHARED
+@pytest.mark.parametrize("rows", [16, 64])
+def test_tiles_that_are_tried_fit_on_a_gpu(rows: int, monkeypatch) -> None:
+    x, weight = (torch.empty(size, 4096, device=DEVICE, dtype=torch.bfloat16) for size in (rows, 4096))
+    for tile in kernels.tiles(linear.tile_of(rows, large=True))[-2:]:  # the deepest and the widest
+        monkeypatch.setattr(linear, "tile_of", lambda *_, tile=tile, **__: tile)
+        with bound(compiling=True) as launches:
+            linear.linear(x, weight)
+        (made,) = [one for name, one in launches.binaries.items() if name.startswith("linear_tiles")]
+        assert made.metadata.shared <= 227 << 10, tile

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu.binder import bound
+from bench.binder import bound
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import Engine

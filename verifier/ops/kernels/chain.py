@@ -8,6 +8,7 @@ beginning of its weight into the L2 while what is before it, norm, rotation or a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable
 from functools import cache
 
@@ -15,6 +16,10 @@ import triton
 import triton.language as tl
 from triton import knobs
 from triton.runtime.driver import driver
+
+#: Whether kernels are launched so at all; read at each launch. TRITON_PDL=0 in the environment switches it off, should
+#: a driver do it wrong.
+PDL = os.environ.get("TRITON_PDL", "1") != "0"
 
 
 @triton.jit
@@ -41,7 +46,7 @@ def bring_bytes(pointers, size):
 
 def chained() -> dict[str, bool]:
     """How a kernel that does so is launched: GPUs can from compute capability 9.0 on."""
-    able = not knobs.runtime.interpret and capability() >= 90
+    able = PDL and not knobs.runtime.interpret and capability() >= 90
     return {"CHAINED": able, "launch_pdl": able}
 
 

@@ -1,34 +1,111 @@
-"""Drafters for a model made on the device: the bundled ones embedded beside their target, and a published head's shape
-with random weights, which costs what a trained one costs and guesses nothing.
+"""Large models made on the device out of the bundled ones: what a model of the shape costs, saying what those say; and
+heads for them.
 
-The bundled heads keep their vocabulary of 4,096 as a draft vocabulary.
+No file is written and no second copy held: each tensor is sampled where it is multiplied, the small model's numbers go
+into their places (:mod:`bench.inflate`), and the weights' allocation is the one that a loaded checkpoint has. A head of
+a published shape has random weights: it costs what a trained one costs and guesses nothing. The bundled head keeps its
+vocabulary of 4,096 as a draft vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch import dtype as Dtype
 
-from bench.gpu.device import Device
-from bench.gpu.models import BUNDLED, sizes_of
-from bench.gpu.shapes import EagleShape, ModelShape
-from bench.inflate import Shape, read_tensors
+import foresay.server
+from bench.inflate import Inflation, Shape, read_tensors
 from bench.inflate_heads import HeadInflation
+from bench.shapes import POSITIONS, EagleShape, ModelShape
+from foresay.kvpaging import KVStore, PagePool
 from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.eagle_config import EagleConfig
 from foresay.verifier.heads.eagle_weights import EagleWeights
 from foresay.verifier.heads.layer import LayerWeights
-from foresay.verifier.heads.medusa import MedusaHead, MedusaHeads
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.weights import allocate, places
+from foresay.verifier.paged_model import PagedModel
 
+BUNDLED = Path(foresay.server.__file__).parent / "bundled"
 PROJECTIONS = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 #: The target's layers whose inputs the bundled head reads; those of the embedded target are the same.
 BUNDLED_LAYERS = (2, 4, 7)
 NORMS = ("input_layernorm", "hidden_norm", "norm")
+
+
+class Device(Protocol):
+    """Where models are made, and in what."""
+
+    torch: torch.device
+
+    @property
+    def dtype(self) -> Dtype:
+        """Of weights and activations."""
+        ...
+
+
+def sizes_of(config: ModelConfig) -> Shape:
+    """The source's shape as inflation wants it."""
+    return Shape(config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.intermediate_size)
+
+
+def inflated(
+    device: Device, shape: ModelShape, source: Path, positions: int = POSITIONS, seed: int = 0
+) -> tuple[ModelConfig, Decoder]:
+    """The model in ``source`` (a directory) embedded into ``shape`` on the device, in the device's dtype."""
+    small = ModelConfig.from_directory(source)
+    config = shape.config(small, positions)
+    weights = allocate(config, device.dtype, device.torch)
+    into = {name: place for name, place in places(config, weights) if isinstance(place, Tensor)}
+    inflation = Inflation(
+        sizes_of(small),
+        shape.sizes,
+        small.head_dim,
+        shape.vocab,
+        seed=seed,
+        device=device.torch,
+        wide=shape.head_dim,
+        qk_eps=config.rms_norm_eps if shape.qk_norm else None,
+        untied=shape.untied,
+    )
+    exact = {name: tensor.float() for name, tensor in read_tensors(source).items()}
+    for name, tensor in inflation.tensors(exact):
+        into.pop(name).copy_(tensor)
+    assert not into, f"nothing was made for {sorted(into)}"
+    return config, Decoder(config, weights, positions)
+
+
+def random_model(device: Device, shape: ModelShape, positions: int = POSITIONS) -> Decoder:
+    """A decoder of this shape with random weights: every layer moves every number."""
+    config = shape.config(ModelConfig.from_directory(BUNDLED / "target"), positions)
+    weights = allocate(config, device.dtype, device.torch)
+    for _, place in places(config, weights):
+        assert isinstance(place, Tensor), "nothing is quantised"
+        place.normal_(std=0.02)
+    return Decoder(config, weights, positions)
+
+
+def store_for(pool: PagePool, decoder: Decoder, device: Device) -> KVStore:
+    """An empty store for a decoder's keys and values."""
+    config = decoder.config
+    return KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype, device.torch)
+
+
+def scribble(store: KVStore) -> None:
+    """Random keys and values everywhere, as of long texts: a cache of zeros would hide what reading it costs."""
+    store.keys.normal_()
+    store.values.normal_()
+
+
+def paged(pool: PagePool, decoder: Decoder, device: Device) -> PagedModel:
+    """A decoder with a store on the pool."""
+    return PagedModel(decoder, store_for(pool, decoder, device), decoder.max_positions - 64)
 
 
 def random_eagle(device: Device, target: Decoder, shape: EagleShape) -> EagleHead:
@@ -101,20 +178,3 @@ def _eagle(
         token_ids=torch.arange(vocab, device=target.embedding.device),
     )
     return EagleHead(EagleConfig(3, layer, vocab, layers), weights, target.max_positions)
-
-
-def bundled_medusa(device: Device, target: Decoder, shape: ModelShape) -> MedusaHeads:
-    """The bundled Medusa heads beside ``target``, which was made of the bundled one."""
-    source = ModelConfig.from_directory(BUNDLED / "target")
-    stored = {name: tensor.float() for name, tensor in read_tensors(BUNDLED / "medusa").items()}
-    inflation = HeadInflation(sizes_of(source), shape.sizes, 1, source.vocab_size, seed=2, device=device.torch)
-    tensors = {name: tensor.to(device.torch, device.dtype) for name, tensor in inflation.medusa(stored)}
-    count = len({name.split(".")[0] for name in tensors})
-    heads = [
-        MedusaHead(
-            (Linear(tensors[f"{head}.0.linear.weight"], tensors[f"{head}.0.linear.bias"]),),
-            Linear(tensors[f"{head}.1.weight"]),
-        )
-        for head in range(count)
-    ]
-    return MedusaHeads(heads, torch.arange(source.vocab_size, device=target.embedding.device))

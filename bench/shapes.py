@@ -12,6 +12,7 @@ from math import prod
 from bench.inflate import Shape
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.rope_config import RopeConfig
+from foresay.verifier.ops.kernels.blocked import segments_of
 
 #: The longest context measured, with room for a tree.
 POSITIONS = 33_000
@@ -58,6 +59,8 @@ class ModelShape:
 LLAMA_1B = ModelShape("Llama-3.2-1B", Shape(16, 2048, 32, 8, 8192), 64, 128_256, untied=False)
 LLAMA_8B = ModelShape("Llama-3.1-8B", Shape(32, 4096, 32, 8, 14336), 128, 128_256)
 QWEN_8B = ModelShape("Qwen3-8B", Shape(36, 4096, 32, 8, 12288), 128, 151_936, qk_norm=True)
+#: A draft model for the 1B: SmolLM2-135M's sizes, the 1B's vocabulary.
+SMALL = ModelShape("135M", Shape(30, 576, 9, 3, 1536), 64, 128_256, untied=False)
 #: For a rehearsal on a CPU: as small as the bundled pair fits in, and every oddity of the large ones among them.
 TINY_TIED = ModelShape("tiny-tied", Shape(9, 288, 8, 2, 800), 64, 4500, untied=False)
 TINY = ModelShape("tiny", Shape(9, 288, 4, 2, 800), 128, 4500)
@@ -132,3 +135,8 @@ def eagle_bytes(shape: EagleShape, passes: int, context: float, itemsize: int = 
     """Bytes that a draft loop of so many passes of an EAGLE-3 head reads, keys and values of its one layer included."""
     kept = 2 * shape.kv_heads * shape.head_dim * context
     return itemsize * (shape.step_weights + passes * (shape.pass_weights + kept))
+
+
+def cut(outer: int, inner: int) -> tuple[int, int]:
+    """How many segments a weight of floats is cut into as it is served, and the inner width of each."""
+    return segments_of(outer, -(-inner // 128), 128)

@@ -1,0 +1,158 @@
+"""Models made on the device (:mod:`bench.made`), who drafts for them, and engines around both as a server has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from bench import prompts
+from bench.made import BUNDLED, Device, bundled_eagle, inflated, paged, random_eagle, random_model, scribble
+from bench.shapes import EagleShape, ModelShape
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.prediction import PredictionDrafter
+from foresay.drafters.proposer import Drafts, on_device
+from foresay.drafters.routed import RoutedDrafter
+from foresay.kvpaging import PagePool
+from foresay.server.engine.drafting import Drafting, capture_levels, capture_passes, runner_of
+from foresay.spec.budget import CostModel
+from foresay.spec.engine import Engine
+from foresay.spec.request import EngineInfo, Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.step import PartsRunner, StepRunner
+from foresay.spec.trace import Statistics
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.capture import CudaGraphs, Direct
+from foresay.verifier.graphs.proposer import Proposer
+from foresay.verifier.paged_model import PagedModel
+
+PAGE = 16
+#: A head of a published shape, whose weights are random: it costs what a trained one costs and guesses nothing.
+PUBLISHED = "eagle3 of a published shape"
+_numbers = count()
+_COST = CostModel((2, 64, 256), (1.0, 1.1, 2.0))  # only shares out the rows of prompts, which are not timed here
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target, and the draft model and the EAGLE-3 head of random weights that are made for it."""
+
+    target: ModelShape
+    draft: ModelShape
+    eagle: EagleShape
+
+
+@dataclass(slots=True)
+class Bench:
+    """A target made on the device, and the drafters that go with it, made when first asked for. positions: of the
+    longest text, for whose KV there is room. random: whether weights are, or the bundled ones are inside."""
+
+    device: Device
+    pair: Pair
+    positions: int
+    random: bool = False
+    target: PagedModel = field(init=False)
+    _drafters: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        pool = PagePool(-(-self.positions // PAGE) + 1, PAGE)
+        self.target = self._model(pool, self.pair.target, "target")
+
+    def _model(self, pool: PagePool, shape: ModelShape, name: str) -> PagedModel:
+        if self.random:
+            decoder = random_model(self.device, shape, self.positions)
+        else:
+            decoder = inflated(self.device, shape, BUNDLED / name, self.positions, seed=len(name))[1]
+        model = paged(pool, decoder, self.device)
+        scribble(model.store)
+        return model
+
+    def drafter(self, name: str) -> Any:
+        """``none``, ``ngram``; ``draft_model``, ``eagle3``, the bundled ones; or :data:`PUBLISHED`."""
+        if name not in self._drafters:
+            self._drafters[name] = self._made(name)
+        return self._drafters[name]
+
+    def _made(self, name: str) -> Any:
+        pool, decoder = self.target.store.pool, self.target.decoder
+        match name:
+            case "none":
+                return None
+            case "ngram":
+                return NgramDrafter()
+            case "draft_model":
+                return DraftModelDrafter(self._model(pool, self.pair.draft, "draft"), dynamic=False)
+            case "eagle3":
+                return EagleDrafter(bundled_eagle(self.device, decoder, self.pair.target), pool, dynamic=False)
+        head = random_eagle(self.device, decoder, self.pair.eagle)
+        drafter = EagleDrafter(head, pool, dynamic=False, name=PUBLISHED)
+        for store in (drafter.store, drafter.fed):
+            scribble(store)
+        return drafter
+
+    def proposer(self, name: str, shape: TreeShape) -> Proposer | None:
+        """Who drafts in captured steps of one sequence; None if nobody does."""
+        captured = on_device(self.drafter(name))
+        return None if captured is None else Drafts(captured, shape, 1, self.target.vocab_size)
+
+    def engine(self, name: str, tree: str, graphs: bool, tokens: int, max_seqs: int = 1) -> Engine:
+        """An engine for texts of so many tokens, with what a server captures for it (on a CPU: called as it is), or op
+        by op. tree: widths of its levels, "" for none."""
+        drafter, shape = self.drafter(name), TreeShape.parse(tree) if tree else TreeShape()
+        drafting = Drafting(RoutedDrafter(PredictionDrafter(_COST), drafter, shape), None, shape, _COST)
+        runner: StepRunner = PartsRunner(self.target, drafting.drafter)
+        self.target._replayed.clear()  # what an engine before this one captured
+        if graphs:
+            capture = CudaGraphs() if self.device.torch.type == "cuda" else Direct
+            drafters = [drafter] if drafter is not None else []
+            capture_passes(self.target, drafters, tokens, max_seqs, capture, _unsaid)
+            capture_levels(self.target, drafting, tokens, max_seqs, capture, _unsaid)
+            runner = runner_of(self.target, drafting, tokens, max_seqs, capture, _unsaid)
+        pool = self.target.store.pool
+        info = EngineInfo(
+            target=self.pair.target.name, drafter=name, drafter_reason="", dtype="", dtype_reason="", exact=True,
+            device=str(self.device.torch), exact_reason="", kv_tokens=(pool.num_pages - 1) * PAGE, page_size=PAGE,
+            max_model_len=self.target.max_positions, max_seqs=max_seqs, draft_shape=shape.widths,
+            vocab_size=self.target.vocab_size, eos_token_ids=(),
+        )  # fmt: skip
+        scheduler = Scheduler(pool, None, shape, _COST, max_seqs, plain_every=0)
+        return Engine(
+            info=info, pool=pool, prefix=None, verifier=self.target, drafter=drafting.drafter, scheduler=scheduler,
+            runner=runner,
+        )  # fmt: skip
+
+
+def _unsaid(phase: str, share: float | None = None) -> None:
+    pass
+
+
+def texts(number: int) -> list[list[int]]:
+    """Token ids of our own prompts: the bundled tokenizer is that of the model the target was made of."""
+    encode = prompts.Encoder(BUNDLED / "target")
+    return [encode(prompt) for prompt in prompts.load(limit=number)]
+
+
+def request(prompt: Sequence[int], tokens: int, temperature: float = 0.0) -> Request:
+    """For an answer of so many tokens."""
+    params = SamplingParams(temperature=temperature, seed=7, max_tokens=tokens, ignore_eos=True)
+    return Request(id=f"gpu-{next(_numbers)}", prompt=list(prompt), params=params)
+
+
+def answers(engine: Engine, requests: Sequence[Request]) -> tuple[list[int], Statistics]:
+    """Run all of them to their ends; the first one's tokens. Raises RuntimeError where one ends in an error."""
+    tokens: list[int] = []
+    done: dict[str, Statistics] = {}
+    for each in requests:
+        engine.add(each)
+    while len(done) < len(requests):
+        for delta in engine.step():
+            tokens += delta.tokens if delta.id == requests[0].id else []
+            if delta.finish_reason is not None:
+                if delta.error is not None or delta.statistics is None:
+                    raise RuntimeError(f"a request ended as {delta.finish_reason}: {delta.error}")
+                done[delta.id] = delta.statistics
+    return tokens, done[requests[0].id]

@@ -1,0 +1,117 @@
+"""What users run, as they do: the kernels' own tests, ``foresay generate``, ``serve`` asked over HTTP, ``bench``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.worker import Task
+from bench.http import exchange, running
+
+ROOT = Path(__file__).resolve().parents[2]
+FORESAY = (sys.executable, "-m", "foresay.server.cli.main")
+PROMPT, ASKED = "Once upon a time", {"max_tokens": 48, "seed": 7}
+#: The project's settings for pytest but for those that want packages which a machine with a GPU may lack.
+_BARE = ["-o", "addopts=", "-o", "filterwarnings=", "--import-mode=importlib", "-p", "no:cacheprovider"]
+_BARE.append("--confcutdir=tests/kernels/on_device")
+#: A line of pytest's for one test, of one of several workers, or alone.
+_VERDICT = re.compile(r"^(?:\[gw\d+\].*?([A-Z]+) (\S+::.+)|(\S+::.+) ([A-Z]+) +\[.*)$", re.MULTILINE)
+
+
+def left(task: Task) -> float:
+    """Seconds that a command may take: it is ended before the step that runs it."""
+    return min(600.0, max(1.0, task.until - time.monotonic() - 3.0))
+
+
+def run(task: Task, *arguments: str) -> Any:
+    """What a command of ours prints last, a JSON line. Raises RuntimeError with what it says if it fails."""
+    command = [*FORESAY, *arguments, "--json", "--device", task.device.torch.type]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left(task), check=False)
+    if done.returncode:
+        raise RuntimeError(f"foresay {arguments[0]} ended with {done.returncode}: {done.stderr[-1200:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def pytest_of(task: Task) -> tuple[list[str], dict[str, str]]:
+    """The command, and its environment: many processes, of one thread each; on a CPU in Triton's interpreter."""
+    workers = ["-n", str(max(2, (os.cpu_count() or 4) - 4))] if task.device.cuda and find_spec("xdist") else []
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", *_BARE, *workers, *task.settings.tests]
+    there = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # with what was carried along
+    more = {"PYTHONPATH": there, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    return command, os.environ | more | ({} if task.device.cuda else {"TRITON_INTERPRET": "1"})
+
+
+def kernel_tests(task: Task) -> None:
+    """On the device; what is said counts even where it did not end in time."""
+    path, (command, environment), code = (task.lines.path.with_name("tests.txt"), pytest_of(task), -1)
+    with path.open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        try:
+            code = process.wait(left(task))
+        except subprocess.TimeoutExpired:
+            process.terminate()
+    counts, failed = tested(text := path.read_text(errors="replace"))
+    for name in failed:
+        task.check("kernel test", False, test=name)
+    task.lines.write(task.name, "kernel tests", counts, "tests", code=code, end=text[-300:])
+    task.check("kernel tests", code == 0 and counts.get("PASSED", 0) > 0)
+
+
+def tested(text: str) -> tuple[dict[str, int], list[str]]:
+    """How many tests passed, failed and so on, and the names of those that failed."""
+    found = _VERDICT.findall(text.partition(" short test summary info ")[0])
+    verdicts = [(before or after, spread or alone) for before, spread, alone, after in found]
+    counts = {verdict: sum(verdict == other for other, _ in verdicts) for verdict, _ in verdicts}
+    return counts, [name for verdict, name in verdicts if verdict in ("FAILED", "ERROR")]
+
+
+def generate(task: Task) -> None:
+    """The text that ``foresay generate`` writes by the drafter that the step's name says."""
+    draft, flags = (task.name.split()[-1], [f"--{name.replace('_', '-')}={value}" for name, value in ASKED.items()])
+
+    def written() -> dict[str, Any]:
+        begun = time.monotonic()
+        said = run(task, "generate", "--prompt", PROMPT, "--draft", draft, "--max-model-len", "512", *flags)
+        return {"value": said["text"], "seconds": time.monotonic() - begun, "exact": said["exact_reason"]}
+
+    task.take(f"text by {draft}", "", written)
+
+
+def built(task: Task) -> None:
+    """What was written with drafts and without is the same."""
+    auto, none = (task.lines.last(f"text by {draft}") for draft in ("auto", "none"))
+    task.check("same text", auto is not None and auto == none, of="foresay generate, auto and none")
+
+
+def serve(task: Task) -> None:
+    """``foresay serve`` until it is ready; then one answer streamed and one not."""
+
+    def asked() -> dict[str, Any]:
+        begun, flags = (time.monotonic(), ["--device", task.device.torch.type, "--draft", "auto"])
+        with task.lines.path.with_name("serve.txt").open("wb") as said, running(flags, left(task), said) as (_, port):
+            ready, body = (time.monotonic() - begun, {"model": None, "prompt": PROMPT, **ASKED})
+            streamed, whole = (exchange(port, body | {"stream": stream}) for stream in (True, False))
+        task.check("streamed as whole", streamed.text == whole.text)
+        task.check("same text", whole.text == task.lines.last("text by none"), of="over HTTP and foresay generate")
+        return {"value": whole.seconds, "ready": ready, "first": streamed.arrivals[0], "events": streamed.events}
+
+    task.take("answered over HTTP", "s", asked)
+
+
+def bench(task: Task) -> None:
+    """``foresay bench`` of the bundled pair."""
+
+    def measured() -> dict[str, Any]:
+        said = run(task, "bench", "--rounds", "1", "--max-tokens", str(min(64, 4 * task.settings.tokens)))
+        task.check("same tokens", said["same_tokens"])
+        rates = {f"{way}_tokens_per_second": said[way]["tokens_per_second"] for way in ("on", "off")}
+        return {"value": said["speedup"], "drafter": said["drafter"], "per_step": said["on"]["tokens_per_step"]} | rates
+
+    task.take("foresay bench", "times plain", measured)

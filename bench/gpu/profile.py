@@ -1,0 +1,148 @@
+"""Where the time of a step goes, every kernel in its place; and what others make of the same weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiled
+
+from bench.engines import PUBLISHED, Bench, answers, request, texts
+from bench.gpu.steps import bench_of, over, steps_of
+from bench.gpu.worker import Task
+from bench.library import Library, of_transformers
+from foresay.server.engine.build import build_engine
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.engine import Engine
+from foresay.spec.names import DRAFT_MODEL, NGRAM, NONE
+
+#: Steps that are watched, after those in which the prompt is read and the step joined.
+STEPS, FIRST = 16, 4
+#: What the profiler calls the host's launches, and its copies.
+LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+COPIES = ("cudaMemcpyAsync", "cudaMemsetAsync")
+#: Name, beginning and end in microseconds.
+Event = tuple[str, float, float]
+
+
+def profile(task: Task) -> None:
+    """Steps of the 8B through the engine: plain, and a chain of EAGLE-3's."""
+    bench, longest = bench_of(task, "8B"), min(1024, task.settings.positions)
+    for name, tree in ((NONE, ""), (PUBLISHED, ",".join("1" * task.settings.levels[0]))):
+        engine = partial(bench.engine, name, tree, True, longest)
+        task.take("GPU idle for a step", "us", watched, task, engine, name, model="8B", drafter=name)
+
+
+def engines(task: Task) -> None:
+    """The bundled pair as it is served, where the host chooses or looks up in between, and without drafts."""
+    for draft in ("auto", "suffix", NONE):
+        config = EngineConfig(draft=draft, device=task.device.torch.type, max_model_len=512, kv_tokens=4096)
+        engine = partial(build_engine, config)
+        task.take("GPU idle for a step", "us", watched, task, engine, draft, model="bundled", drafter=draft)
+
+
+def watched(task: Task, made: Callable[[], Engine], name: str) -> dict[str, Any]:
+    """Some steps in the middle of an answer."""
+    engine = made()
+    engine.add(request(texts(1)[0], 300))
+    while engine.steps < FIRST or any(sequence.pending for sequence in engine.scheduler.running):
+        engine.step()
+    host: list[dict[str, float]] = []
+    kind = DeviceType.CUDA if task.device.cuda else DeviceType.CPU
+    with profiled(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * task.device.cuda]) as found:
+        for _ in range(STEPS):
+            engine.step()
+            host.append(dict(engine.trace.seconds) if engine.trace is not None else {})
+        task.device.synchronize()
+    events = list(found.events() or ())
+    spans = [(e.name, e.time_range.start, e.time_range.end) for e in events if e.device_type is kind]
+    ran = sorted(spans, key=lambda span: span[1])
+    task.lines.write(task.name, "kernels in place", in_place(ran), "name, us, us of nothing before", drafter=name)
+    named, (busy, idle, longest) = [event.name for event in events], waits(ran)
+    return {
+        "value": idle / STEPS, "busy_us": busy / STEPS, "longest_us": longest, "kernels": len(ran) / STEPS,
+        "launches": sum(each in LAUNCHES for each in named) / STEPS,
+        "copies": sum(each in COPIES for each in named) / STEPS,
+        "host_us": {phase: 1e6 * median(one.get(phase, 0.0) for one in host) for phase in host[-1]},
+    }  # fmt: skip
+
+
+def waits(events: Sequence[Event]) -> tuple[float, float, float]:
+    """Microseconds in which something ran, and in which nothing did between two of them; the longest of these."""
+    busy, idle, longest, end = 0.0, 0.0, 0.0, events[0][1] if events else 0.0
+    for _, begun, ended in events:
+        gap = max(0.0, begun - end)
+        busy, idle, longest = (busy + max(0.0, ended - max(begun, end)), idle + gap, max(longest, gap))
+        end = max(end, ended)
+    return busy, idle, longest
+
+
+def in_place(events: Sequence[Event]) -> list[list[Any]]:
+    """Each kernel of a step in order: its name, its median time, how long nothing had run before it. Where steps differ
+    in what they launch, each kind of kernel, with its number, and its time in all of them."""
+    count, names = len(events) // STEPS, [name[:60] for name, _, _ in events]
+    if not count or names != names[:count] * STEPS:
+        took = {kind: sum(end - begin for name, begin, end in events if name[:60] == kind) for kind in names}
+        return [[f"{names.count(kind)} x {kind}", seconds, 0.0] for kind, seconds in took.items()]
+    places = [range(place, len(events), count) for place in range(count)]
+    gaps = [[events[each][1] - events[each - 1][2] for each in mine if each] for mine in places]
+    times = [[events[each][2] - events[each][1] for each in mine] for mine in places]
+    return [[name, median(took), median(gap)] for name, took, gap in zip(names, times, gaps, strict=False)]
+
+
+def library(task: Task) -> None:
+    """A token by the library's kernels beside ours, after the same context, in turns."""
+    bench, context, patience = (bench_of(task, "8B"), task.settings.contexts[0], task.settings.patience)
+    theirs, ours = (Library(bench.target.decoder, context), steps_of(task, bench, 1, context))
+
+    def timed(call: Callable[[], object]) -> dict[str, Any]:
+        captured = task.device.captured(call)
+        before = task.device.median(captured, patience)
+        mine = ours.timed(patience)["value"]
+        least = min(before, task.device.median(captured, patience))
+        return over(task, bench, {"value": least, "ours": mine, "ours_over_theirs": mine / least}, NONE, 0, context)
+
+    for what, call in (("a step", theirs), ("its products alone", theirs.products)):
+        task.take(what, "s", timed, call, of="torch's ops in one graph", context=context)
+
+
+def generates(task: Task) -> None:
+    """Tokens a second of an answer: ours, and transformers plain, with our draft model, with prompt lookup."""
+    bench, tokens, prompt, wanted = (bench_of(task, "8B"), task.settings.tokens, texts(1)[0], list[int]())
+    for name, tree in ((NONE, ""), (DRAFT_MODEL, "1,1,1,1"), (NGRAM, "1,1,1,1")):
+        task.take("answer", "tokens/s", ours, bench, name, tree, prompt, tokens, wanted, by="foresay", drafter=name)
+    model, draft = (of_transformers(one.decoder) for one in (bench.target, bench.drafter(DRAFT_MODEL).model))
+    ways = {NONE: {}, DRAFT_MODEL: {"assistant_model": draft}, NGRAM: {"prompt_lookup_num_tokens": 10}}
+    for name, how in ways.items():
+        given = task, model, prompt, tokens, wanted, how
+        task.take("answer", "tokens/s", theirs, *given, by="transformers", drafter=name)
+
+
+def ours(bench: Bench, name: str, tree: str, prompt: list[int], tokens: int, wanted: list[int]) -> dict[str, Any]:
+    """By our engine; its tokens are left in ``wanted``."""
+    engine = bench.engine(name, tree, True, min(1024, bench.positions // 2))
+    answers(engine, [request(prompt, 4)])
+    wanted[:], statistics = answers(engine, [request(prompt, tokens)])
+    return {"value": statistics.decode_tokens_per_second, "steps": statistics.steps, "tokens": len(wanted)}
+
+
+@torch.inference_mode()
+def theirs(task: Task, model: Any, prompt: list[int], tokens: int, wanted: list[int], how: Any) -> dict[str, Any]:
+    """By transformers: all tokens but the first, over the time since then."""
+    ids = torch.tensor([prompt], device=task.device.torch)
+
+    def written(count: int) -> tuple[float, list[int]]:
+        begun = time.perf_counter()
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **how)
+        return time.perf_counter() - begun, out[0, len(prompt) :].tolist()
+
+    written(4)
+    (first, _), (whole, found) = written(1), written(tokens)
+    alike = sum(mine == other for mine, other in zip(found, wanted, strict=False)) / max(1, len(found))
+    return {"value": (len(found) - 1) / max(whole - first, 1e-9), "tokens": len(found), "same_tokens": alike}

@@ -1,0 +1,198 @@
+"""What a call has found, and the processes that find it.
+
+Each measurement is one JSON line, on the disk before anything else happens: a call that is cut anywhere has said all
+it knew. Steps run in workers, forked from a parent that never touches the GPU: one that hangs, dies or breaks the GPU
+takes nothing of the others along, and the next worker goes on with the next step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+#: What belongs to every line; the rest of it is what the measurement was made with.
+COMMON = ("run", "card", "t", "step", "what", "value", "unit")
+#: ``unit`` of lines that measure nothing: something raised; was left out; a check that held or not; how a step ended.
+FAILED, LEFT_OUT, CHECK, ENDED = "failed", "left out", "check", "outcome"
+#: Of errors after which the GPU answers no more in this process; Triton's are worded in their own way.
+_BROKEN = re.compile(r"CUDA error|Triton Error \[CUDA\]|device-side assert|CUBLAS_STATUS|cudaError")
+
+
+class Broken(RuntimeError):
+    """The GPU answers no more in this process."""
+
+
+class Lines:
+    """The file of one run, on one card; lines that others wrote to it, perhaps on another card, are not read. spent:
+    seconds that the call has taken before this."""
+
+    def __init__(self, path: Path, call: str, card: str = "", spent: float = 0.0) -> None:
+        self.path, self.card, self.begun = path, card, time.monotonic() - spent
+        self.run = f"{call} {time.time():.0f}.{os.getpid()}"
+
+    @property
+    def now(self) -> float:
+        """Seconds since the call began."""
+        return time.monotonic() - self.begun
+
+    def write(self, step: str, what: str, value: Any, unit: str = "", **context: Any) -> None:
+        """Append a line by one write, have it on the disk, then say it."""
+        common = (self.run, self.card, round(self.now, 3), step, what, value, unit)
+        line = _plain(dict(zip(COMMON, common, strict=True)) | context)
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(file, json.dumps(line, default=str).encode() + b"\n")
+        os.fsync(file)
+        os.close(file)
+        sys.stdout.write(said(line) + "\n")  # by one write: other processes speak too
+        sys.stdout.flush()
+
+    def read(self) -> list[dict[str, Any]]:
+        """Those of this run."""
+        return [line for line in map(json.loads, self.path.read_text().splitlines()) if line["run"] == self.run]
+
+    def last(self, what: str, **context: Any) -> Any:
+        """The newest value of this name that was made with this; None if there is none."""
+        fits = (line for line in reversed(self.read()) if line["what"] == what and context.items() <= line.items())
+        return next((line["value"] for line in fits if line["unit"] not in (FAILED, LEFT_OUT)), None)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: six digits, and what is no number as a word."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def said(line: dict[str, Any]) -> str:
+    """A line for people: when, in which step, what, how much, and the short ones of what it was made with."""
+    more = [f"{name}={value}" for name, value in line.items() if name not in COMMON and len(str(value)) < 60]
+    value, unit = line["value"], line["unit"]
+    if unit == "s" and isinstance(value, float):
+        value, unit = (1e3 * value, "ms") if value >= 1e-3 else (1e6 * value, "us")
+    number = f"{value:.4g}" if isinstance(value, float) else str(value)[:300]
+    return f"[{line['t']:8.3f}] {line['step']} | {' '.join([line['what'], *more])} | {number} {unit}".rstrip()
+
+
+@dataclass(slots=True)
+class Task:
+    """What a step is given. until: when it should have ended, by :func:`time.monotonic`. kept: what steps of this
+    process leave for those after them. silent: only what fails is written down."""
+
+    name: str
+    lines: Lines
+    until: float
+    device: Any
+    settings: Any
+    kept: dict[Any, Any] = field(default_factory=dict)
+    silent: bool = False
+    failures: int = 0
+
+    def take(self, what: str, unit: str, call: Callable[..., Any], *given: Any, **context: Any) -> Any:
+        """One measurement: what ``call`` returns is written down (of a dict ``value``, the rest beside it). None where
+        there is no time for it, or it raised; Broken where the GPU answers no more."""
+        if time.monotonic() > self.until:
+            if not self.silent:
+                self.lines.write(self.name, what, "no time", LEFT_OUT, **context)
+            return None
+        try:
+            found = call(*given)
+        except Exception as error:  # other measurements may still say something
+            self.failed(what, error, **context)
+            return None
+        more = found if isinstance(found, dict) else {"value": found}
+        if not self.silent:
+            self.lines.write(self.name, what, **({"unit": unit} | context | more))
+        self.device.free()  # a graph keeps its memory until it is looked for
+        return more["value"]
+
+    def check(self, what: str, good: bool, **context: Any) -> None:
+        """Something that has to be so."""
+        self.failures += not good
+        if not self.silent:
+            self.lines.write(self.name, what, bool(good), CHECK, **context)
+
+    def failed(self, what: str, error: Exception, **context: Any) -> None:
+        """Write down what was raised, and see whether the GPU still answers."""
+        traceback.print_exc()
+        self.failures += 1
+        text = f"{type(error).__name__}: {error}"
+        self.lines.write(self.name, what, text[:1500], FAILED, **context)
+        try:
+            self.device.free()
+        except Exception as worse:
+            raise Broken(what) from worse
+        if _BROKEN.search(text):
+            raise Broken(what) from error
+
+    def run(self, function: str) -> str:
+        """Run ``module:function``; how it ended: "held", "failed", or "broken"."""
+        module, _, name = function.rpartition(":")
+        with suppress(Broken):
+            try:
+                getattr(import_module(f"bench.gpu.{module}" if "." not in module else module), name)(self)
+            except Broken:
+                raise
+            except Exception as error:
+                self.failed("the step", error)
+            return "failed" if self.failures else "held"
+        return "broken"
+
+
+class Worker:
+    """A process that runs steps. Raises nothing that they raise. start: "fork"; "spawn" where that can use no GPU."""
+
+    start = "fork"
+
+    def __init__(self, lines: Lines, device: Any, settings: Any) -> None:
+        context: Any = multiprocessing.get_context(self.start)
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, lines, device, settings), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def begin(self, name: str, function: str, until: float) -> None:
+        """Have it run a step; one that is gone says so by its outcome."""
+        with suppress(OSError):
+            self._pipe.send((name, function, until))
+
+    def outcome(self, limit: float) -> str:
+        """How the step ended (:meth:`Task.run`), or "died"; "stopped", if it has not after so many seconds."""
+        try:
+            return str(self._pipe.recv()) if self._pipe.poll(max(0.0, limit)) else "stopped"
+        except (EOFError, OSError):
+            return "died"
+
+    def end(self) -> None:
+        """Kill it and all that it started, and wait a little: a process that hangs inside the driver stays behind."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
+        self._process.kill()
+        self._process.join(3.0)
+        self._pipe.close()
+
+
+def _serve(pipe: Any, lines: Lines, device: Any, settings: Any) -> None:
+    """Run the steps that come through the pipe; Linux ends this process when its parent is gone."""
+    import_module("torch").set_grad_enabled(False)
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    kept: dict[str, Any] = {}
+    while True:
+        name, function, until = pipe.recv()
+        pipe.send(Task(name, lines, until, device, settings, kept).run(function))

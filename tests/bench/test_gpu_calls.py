@@ -1,0 +1,361 @@
+"""The two calls of ``bench.gpu``: a rehearsal of each, and everything that would cost a run on a machine lent for a
+quarter of an hour."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu import __main__ as gpu
+from bench.gpu import commands, plan, report, settings, steps
+from bench.gpu.device import Device
+from bench.gpu.plan import Step
+from bench.gpu.worker import CHECK, ENDED, FAILED, LEFT_OUT, Lines, Task, Worker
+from foresay.verifier.ops.kernels import chain
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "bench" / "gpu" / "quarter_hour.sh"
+
+
+def command(*arguments: str) -> list[str]:
+    return ["bash", str(SCRIPT), *arguments]
+
+
+def environment(out: Path, *paths: Path) -> dict[str, str]:
+    there = os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"OUT": str(out), "PYTHON": sys.executable, "PYTHONPATH": there, "OMP_NUM_THREADS": "1"}
+
+
+def lines_of(out: Path) -> list[dict[str, Any]]:
+    """Every line, whole."""
+    return [json.loads(line) for line in (out / "lines.jsonl").read_text().splitlines()]
+
+
+# -- both calls --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["A", "B"])
+def test_a_call_rehearsed(call: str, tmp_path: Path) -> None:
+    """By the script that a GPU will see: every step is run and holds."""
+    run = subprocess.run(command(call, "--rehearse"), env=environment(tmp_path), capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    lines = lines_of(tmp_path)
+    assert run.stdout.splitlines()[-1] == "done"
+    assert [line for line in lines if line["unit"] in (FAILED, LEFT_OUT)] == []
+    ended = {line["step"]: line["value"] for line in lines if line["unit"] == ENDED}
+    assert ended == {step.name: "held" for step in plan.STEPS[call]}
+    assert {line["card"] for line in lines} == {"CPU, a rehearsal"} and len({line["run"] for line in lines}) == 1
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == sorted(
+        [f"{call}.log", "lines.jsonl", *(["serve.txt", "tests.txt"] if call == "B" else [])]
+    )
+    made = {line["what"] for line in lines}
+    of_call = {
+        "A": {"pass", "steady", "whole step", "switched", "a step", "its products alone", "answer", "kernels in place"},
+        "B": {"kernel tests", "product", "attention", "tile", "answered over HTTP", "foresay bench", "text by auto"},
+    }
+    assert {"missing", "device", "overlap", "bandwidth", "GPU idle for a step"} | of_call[call] <= made
+    if call == "A":
+        alike = [line["same_tokens"] for line in lines if line.get("by") == "transformers"]
+        assert alike == [1.0] * 3, "its weights are views of ours"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", random.Random(40).sample(range(1, 25), 3))
+def test_a_call_that_is_killed_has_told_all_that_it_said(after: int, tmp_path: Path) -> None:
+    """Whatever was said is in the file, whole."""
+    asked = [
+        sys.executable,
+        "-m",
+        "bench.gpu",
+        "A",
+        "--rehearse",
+        "--only",
+        "smoke",
+        "bandwidth",
+        "compile",
+        "8B passes",
+    ]
+    said: list[str] = []
+    with subprocess.Popen(asked, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said += [line] * line.startswith("[")
+            if len(said) == after:
+                process.send_signal(signal.SIGKILL)
+    assert len(said) >= after
+    told = {f"[{line['t']:8.3f}] {line['step']} | {line['what']}" for line in lines_of(tmp_path)}
+    assert all(any(line.startswith(one) for one in told) for line in said)
+
+
+def test_the_plan_fits_and_is_printed_without_importing_much() -> None:
+    asked = [sys.executable, "-X", "importtime", "-m", "bench.gpu", "B", "--plan"]
+    run = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "torch" not in {line.split("|")[-1].strip() for line in run.stderr.splitlines()}
+    assert sum(map(plan.total, plan.CALLS)) <= 540
+    assert all(plan.total(call) <= most for call, most in plan.CALLS.items())
+    total = sum(map(plan.total, plan.CALLS))
+    assert (
+        run.stdout.splitlines()[-1]
+        == f"sum: A {plan.total('A'):.0f} s, B {plan.total('B'):.0f} s, together {total:.0f} s"
+    )
+    assert all(f"  {step.name}" in run.stdout for step in plan.STEPS["B"])
+
+
+def test_the_harness_stays_small() -> None:
+    """All that a call runs; the predictor (bench/gpu/model.py) runs at home."""
+    files = [path for path in SCRIPT.parent.iterdir() if path.suffix in (".py", ".sh") and path.name != "model.py"]
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 1500
+
+
+# -- what a machine lacks ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_named_before_anything_is_begun(tmp_path: Path) -> None:
+    """As on a machine without our two wheels: not done, and the exit code says why."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nfor name in ('msgspec', 'llguidance'):\n    sys.modules[name] = None\n"
+    )
+    run = subprocess.run(
+        command("A", "--rehearse"), env=environment(tmp_path / "out", tmp_path), capture_output=True, text=True
+    )
+    assert run.returncode == gpu.MISSING, run.stdout + run.stderr
+    (line,) = lines_of(tmp_path / "out")
+    assert (line["what"], line["value"]) == ("missing", ["msgspec", "llguidance"])
+    assert "msgspec, llguidance cannot be imported" in run.stdout and "done" not in run.stdout
+
+
+def test_a_package_that_is_broken_is_missing_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_another_kind.py").write_text("raise ImportError('undefined symbol')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert gpu.missing_of(["json", "of_another_kind"]) == ["of_another_kind (undefined symbol)"]
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_begun(tmp_path: Path) -> None:
+    asked = [sys.executable, "-m", "bench.gpu", "A"]
+    run = subprocess.run(asked, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True)
+    assert run.returncode == gpu.MISSING and "no GPU answers" in run.stderr and "done" not in run.stdout
+    assert {line["step"] for line in lines_of(tmp_path)} == {"preflight", "card"}
+
+
+# -- steps that go wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Lines:
+    return Lines(tmp_path / "lines.jsonl", "A", "a card")
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call changes how the processes to come launch kernels."""
+    monkeypatch.setattr(chain, "PDL", chain.PDL)
+    monkeypatch.setenv("TRITON_PDL", "1")
+    monkeypatch.setattr(gpu, "GRACE", 0.1)
+
+
+def run(lines: Lines, wanted: Sequence[Step]) -> dict[str, str]:
+    """How each step ended."""
+    gpu.Call(lines, Device("cpu"), settings.tiny(), 600.0).run(wanted)
+    return {line["step"]: line["value"] for line in lines.read() if line["unit"] == ENDED}
+
+
+def step(name: str, seconds: float = 100.0, **how: bool) -> Step:
+    return Step(name, f"tests.bench.faults:{name.split()[0]}", seconds, **how)
+
+
+def processes(lines: Lines) -> list[int]:
+    return [line["value"] for line in lines.read() if line["what"] == "process"]
+
+
+def test_a_measurement_that_fails_takes_no_other_along(lines: Lines) -> None:
+    assert run(lines, [step("raises"), step("sound"), step("sound again")]) == {
+        "raises": "failed", "sound": "held", "sound again": "held",
+    }  # fmt: skip
+    assert lines.last("good") == 1.0 and len(set(processes(lines))) == 1
+    assert report.finish(lines) == 1
+
+
+@pytest.mark.parametrize("fault", ["broken_context", "broken_driver"])
+def test_after_an_error_that_sticks_a_new_process_goes_on_with_the_next_step(fault: str, lines: Lines) -> None:
+    """Triton's errors are not worded as torch's, and giving memory back raises what launching raised."""
+    ended = run(lines, [step("sound"), step(fault), step("sound again")])
+    assert ended == {"sound": "held", fault: "broken", "sound again": "held"}
+    before, after = processes(lines)
+    assert before != after and lines.last("never") is None
+
+
+def test_a_step_that_hangs_costs_its_own_limit_and_nothing_is_repeated(lines: Lines) -> None:
+    ended = run(lines, [step("sound"), step("hangs", 0.3), step("sound again")])
+    assert ended == {"sound": "held", "hangs": "stopped", "sound again": "held"}
+    assert [line["what"] for line in lines.read() if line["step"] == "hangs"] == ["begun", "the step"]
+    pid = lines.last("begun")
+    assert not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_a_step_has_no_more_than_its_own_time_where_those_before_were_quick(lines: Lines) -> None:
+    call = gpu.Call(lines, None, None, 285.0)
+    late, early = Step("late", "", 20.0), Step("early", "", 20.0)
+    assert call._until(early, 200.0) == pytest.approx(lines.now + 20.0, abs=1.0)
+    assert call._until(late, lines.now + 3.0) == pytest.approx(lines.now + 10.0, abs=1.0)
+
+
+def test_where_a_fork_can_use_no_gpu_a_fresh_process_does(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers know what the smoke decided all the same."""
+    monkeypatch.setattr(Worker, "start", "fork")
+    monkeypatch.setattr(lines, "card", gpu.UNKNOWN)
+    ended = run(lines, [step("finds_a_gpu_in_a_fresh_process", alone=True), step("sound")])
+    assert ended["sound"] == "held" and lines.card == "a card" and Worker.start == "spawn"
+    assert [line["value"] for line in lines.read() if line["unit"] == ENDED] == ["failed", "held", "held"]
+
+
+def test_a_process_that_dies_is_replaced_and_its_step_not_repeated(lines: Lines) -> None:
+    assert run(lines, [step("dies"), step("sound")]) == {"dies": "died", "sound": "held"}
+    assert sum(line["what"] == "begun" for line in lines.read()) == 1
+    assert report.finish(lines) == 1
+
+
+def test_a_compiler_that_fails_throws_no_other_result_away(lines: Lines) -> None:
+    wanted = [
+        step("fails_to_compile", background=True), step("tests_pass", background=True),
+        step("hangs", 0.3, background=True), step("sound", quiet=True),
+    ]  # fmt: skip
+    ended = run(lines, wanted)
+    assert ended == {"fails_to_compile": "failed", "tests_pass": "held", "hangs": "stopped", "sound": "held"}
+    assert lines.last("kernel tests") == 27
+
+
+def test_what_there_is_no_time_for_is_left_out_by_name(lines: Lines, capsys) -> None:
+    gpu.Call(lines, Device("cpu"), settings.tiny(), 1.0).run([step("sound")])
+    assert report.finish(lines) == 4
+    assert (
+        "LEFT OUT" in (said := capsys.readouterr().out)
+        and said.splitlines()[-1] == "NOT done: 0 did not hold, 1 left out"
+    )
+
+
+def test_a_step_leaves_out_what_comes_after_its_end(lines: Lines) -> None:
+    task = Task("late", lines, until=0.0, device=Device("cpu"), settings=None)
+    assert task.take("pass", "s", lambda: 1.0, rows=64) is None
+    assert [(line["unit"], line["rows"]) for line in lines.read()] == [(LEFT_OUT, 64)]
+
+
+def test_only_a_run_in_which_all_held_is_done(lines: Lines, capsys) -> None:
+    run(lines, [step("sound")])
+    assert report.finish(lines) == 0 and capsys.readouterr().out.splitlines()[-1] == "done"
+    lines.write("sound", "same tokens", False, CHECK)
+    assert (
+        report.finish(lines) == 1 and capsys.readouterr().out.splitlines()[-1] == "NOT done: 1 did not hold, 0 left out"
+    )
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_of_another_card_are_not_taken_for_this_ones(tmp_path: Path) -> None:
+    """Two calls may share a file and see different cards."""
+    other = Lines(tmp_path / "lines.jsonl", "A", "NVIDIA H200")
+    other.run = "A of another day"
+    other.write("bandwidth", "bandwidth", 4.4e12, "B/s")
+    other.write("smoke", "overlap", True)
+    mine = Lines(tmp_path / "lines.jsonl", "B", "NVIDIA H100 80GB HBM3")
+    mine.write("bandwidth", "bandwidth", 3.0e12, "B/s")
+    assert mine.last("bandwidth") == 3.0e12 and mine.last("overlap") is None
+    assert {line["card"] for line in mine.read()} == {"NVIDIA H100 80GB HBM3"}
+    assert steps.read(Task("", mine, 0.0, None, None)) == 3.0e12
+
+
+def test_bars_and_predictions_are_those_of_the_card(tmp_path: Path) -> None:
+    def table(card: str) -> dict[str, list[str]]:
+        lines = Lines(tmp_path / f"{card}.jsonl", "A", f"NVIDIA {card} 80GB")
+        made_with = {"model": "8B", "rows": 1, "context": 1024}
+        lines.write("8B passes", "pass", 4e-3, "s", over_floor=1.12, **made_with)
+        rows = report.shown(lines.read()).splitlines()
+        return {row[:44].strip(): row[44:].split() for row in rows}
+
+    row = "8B, plain step over its floor"
+    h100, h200, other = (table(card)[row] for card in ("H100", "H200", "L40S"))
+    assert h200[0] == h100[0] == other[0] == "1.12" and len(other) == 1
+    assert float(h100[2]) < 1.12 < float(h200[2]) and h100[3:] == ["MORE"] and h200[3:] == []
+    assert float(h100[1]) < float(h200[1]), "its floor is the longer one"
+
+
+def test_a_line_is_json_whatever_was_measured(lines: Lines) -> None:
+    lines.write("a step", "what", float("nan"), "s", path=Path("x"), deep={"inf": [float("inf"), 1 / 3]})
+    (line,) = lines.read()
+    assert (line["value"], line["path"], line["deep"]) == ("nan", "x", {"inf": ["inf", 0.333333]})
+
+
+# -- kernels and tests -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_the_smoke_decides_how_all_that_comes_is_launched(held: bool, lines: Lines) -> None:
+    """In processes of ours, and in the commands that are run. Where it said nothing kernels do not overlap."""
+    lines.write("preflight", "missing", [])
+    gpu.learn(lines)
+    assert chain.PDL is False and os.environ["TRITON_PDL"] == "0"
+    lines.write("smoke", "overlap", held)
+    gpu.learn(lines)
+    assert chain.PDL is held and os.environ["TRITON_PDL"] == str(int(held))
+
+
+def test_test_workers_have_a_thread_each(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    task = Task("kernel tests", lines, 0.0, Device("cuda"), settings.full())
+    command, environment = commands.pytest_of(task)
+    assert environment["OMP_NUM_THREADS"] == "1" and "TRITON_INTERPRET" not in environment
+    assert command[-1] == "tests/kernels/on_device"
+
+
+def test_what_pytest_says_counts_even_where_it_did_not_end() -> None:
+    alone = "tests/a.py::test_x[1] PASSED   [ 33%]\ntests/a.py::test_x[2-b c] FAILED  [ 66%]\ntests/a.py::te"
+    assert commands.tested(alone) == ({"PASSED": 1, "FAILED": 1}, ["tests/a.py::test_x[2-b c]"])
+    spread = "[gw3] [  5%] PASSED tests/a.py::test_x[1] \n[gw11] [ 10%] ERROR tests/a.py::test_y\nscheduling tests"
+    assert commands.tested(spread) == ({"PASSED": 1, "ERROR": 1}, ["tests/a.py::test_y"])
+    ends = "tests/a.py::test_x PASSED [100%]\n== short test summary info ==\nFAILED tests/a.py::test_z - x\n"
+    assert commands.tested(ends) == ({"PASSED": 1}, [])
+
+
+def test_every_switch_is_a_constant_that_is_there() -> None:
+    tried = list(steps.switched())
+    assert ("foresay.verifier.ops.kernels.chain", "PDL", False, 1) in tried
+
+
+def test_what_is_compiled_before_is_what_steps_launch(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figures are thrown away. Switches are shared out among three processes; each is in one of them."""
+    tried: list[object] = []
+    monkeypatch.setattr(steps, "SWITCHES", (("foresay.verifier.ops.kernels.chain", "PDL", tuple(range(2, 9)), 1),))
+
+    def fails(task: Task, *_: Any) -> None:
+        tried.append(task.name)
+        raise ValueError("no model here")
+
+    monkeypatch.setattr(steps, "steps_of", fails)
+    monkeypatch.setattr(steps, "bench_of", lambda task, name: None)
+    chosen = replace(settings.tiny(), compiled=())
+    for part in range(3):
+        name = f"compile ablation {part}"
+        assert name in {each.name for each in plan.STEPS["A"]}
+        Task(name, lines, math.inf, Device("cpu"), chosen).run("steps:compile_ahead")
+    assert len(tried) == 7, "as served is captured first, which fails here"
+    assert sum(line["what"] == "switched" for line in lines.read()) == 7, "what fails is written down"
+    assert [line["value"] for line in lines.read() if line["what"] == "compiled"] == [False] * 3
+
+
+def test_the_script_names_what_it_does() -> None:
+    said = SCRIPT.read_text()
+    assert re.search(r"^#     bench/gpu/quarter_hour.sh A\|B", said, re.MULTILINE) and os.access(SCRIPT, os.X_OK)
