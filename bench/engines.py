@@ -17,6 +17,7 @@ from foresay.drafters.prediction import PredictionDrafter
 from foresay.drafters.proposer import Drafts, on_device
 from foresay.drafters.routed import RoutedDrafter
 from foresay.kvpaging import PagePool
+from foresay.server.engine.device import GPU_CHUNK
 from foresay.server.engine.drafting import Drafting, capture_levels, capture_passes, runner_of
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
@@ -109,7 +110,7 @@ class Bench:
         if graphs:
             capture = CudaGraphs() if self.device.torch.type == "cuda" else Direct
             drafters = [drafter] if drafter is not None else []
-            capture_passes(self.target, drafters, tokens, max_seqs, capture, _unsaid)
+            capture_passes(self.target, drafters, tokens, max_seqs, GPU_CHUNK, capture, _unsaid)
             capture_levels(self.target, drafting, tokens, max_seqs, capture, _unsaid)
             runner = runner_of(self.target, drafting, tokens, max_seqs, capture, _unsaid)
         pool = self.target.store.pool
@@ -119,7 +120,7 @@ class Bench:
             max_model_len=self.target.max_positions, max_seqs=max_seqs, draft_shape=shape.widths,
             vocab_size=self.target.vocab_size, eos_token_ids=(),
         )  # fmt: skip
-        scheduler = Scheduler(pool, None, shape, _COST, max_seqs, plain_every=0)
+        scheduler = Scheduler(pool, None, shape, _COST, max_seqs, GPU_CHUNK, plain_every=0)
         return Engine(
             info=info, pool=pool, prefix=None, verifier=self.target, drafter=drafting.drafter, scheduler=scheduler,
             runner=runner,

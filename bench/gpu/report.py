@@ -63,10 +63,10 @@ def predicted(counted: dict[str, list[Step]]) -> list[dict[str, Any]]:
     from bench.gpu import model
 
     with bound():
-        expected = {card.name: {} for card in CARDS}
+        expected: dict[str, dict[str, float]] = {card.name: {} for card in CARDS}
         for card, (size, made) in product(CARDS, counted.items()):
             expected[card.name] |= model.predicted(size, made, card)
-    table = json.loads(TABLE.read_text())
+    table: list[dict[str, Any]] = json.loads(TABLE.read_text())
     for row in table:
         if row["says"] in expected[CARDS[0].name]:
             row["predicted"] = {card: round(found[row["says"]], 3) for card, found in expected.items()}

@@ -134,7 +134,8 @@ def ablation(task: Task) -> None:
         before, found, after = (each.timed(patience)["value"] for each in (served[rows], steps, served[rows]))
         return {"value": found, "served": (before + after) / 2, "over": 2 * found / (before + after)}
 
-    for module, constant, value, rows in list(switched())[task.kept.get("switches", slice(None))]:
+    for module, constant, value, most in list(switched())[task.kept.get("switches", slice(None))]:
+        rows = min(most, task.settings.rows[-1])
         name = f"{module.rpartition('.')[2]}.{constant}"
         task.take("switched", "s", tried, module, constant, value, rows, constant=name, to=str(value), rows=rows)
 

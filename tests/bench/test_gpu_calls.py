@@ -338,7 +338,7 @@ def test_every_switch_is_a_constant_that_is_there() -> None:
 def test_what_is_compiled_before_is_what_steps_launch(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its figures are thrown away. Switches are shared out among three processes; each is in one of them."""
     tried: list[object] = []
-    monkeypatch.setattr(steps, "SWITCHES", (("foresay.verifier.ops.kernels.chain", "PDL", tuple(range(2, 9)), 1),))
+    monkeypatch.setattr(steps, "SWITCHES", (("chain", "PDL", tuple(range(2, 9)), 1),))
 
     def fails(task: Task, *_: Any) -> None:
         tried.append(task.name)
