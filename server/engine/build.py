@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from foresay.kvpaging import PagePool, PrefixIndex
-from foresay.server.engine.calibrate import DRAFTED, ProfileRun
+from foresay.server.engine.calibrate import COMPILED, ProfileRun
 from foresay.server.engine.costs import Costs, digest
 from foresay.server.engine.device import Device, Loading, Progress, find_device, give_back
 from foresay.server.engine.drafters.entry import Entry, FromFiles
@@ -194,7 +194,9 @@ def _drafting(
         return Drafting.of(config, drafters, profile_run), None
     say("compiling kernels")  # first: what is measured is not to be a compiler's time
     for member in [*drafters, None][: max(1, len(drafters))]:
-        profile_run.compile(member, pinned(config) or DRAFTED, config.max_seqs, loading.device.chunk)
+        shape = pinned(config)
+        for each in COMPILED if shape is None else (shape,):
+            profile_run.compile(member, each, config.max_seqs, loading.device.chunk)
     drafting = Drafting.of(config, drafters, profile_run)
     capture_levels(verifier, drafting, loading.length, config.max_seqs, capture, say)
     return drafting, runner_of(verifier, drafting, loading.length, config.max_seqs, capture, say)

@@ -40,6 +40,8 @@ _ANYWAY = 5
 #: Rows of the steps whose time is measured (some products are made in groups of 6), and a drafted tree.
 _ROWS = (1, 2, 3, 5, 6, 8, 12, 16, 32, 64)
 DRAFTED = TreeShape((4, 4, 3, 3))
+#: Trees that kernels are compiled for where a budget chooses them: attention over few rows, over more and over many.
+COMPILED = (DRAFTED, TreeShape((8, 8)), TreeShape((20, 20)))
 #: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
 _CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
 _LEAST_CONTEXT = 256

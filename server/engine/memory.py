@@ -136,24 +136,25 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device) 
 
 
 def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[Entry]) -> int:
-    """What a CPU's recordings hold when all have been made: of each model the rows of its largest pass, all of which
-    may want logits; and of each that drafts the logits of its levels, for one, two, four .. sequences, twice: of trees
-    that are always alike, and of those that end early."""
+    """What a CPU's recordings hold when all have been made: of each model the rows of its largest pass, of which those
+    of trees want logits; and of each that drafts the logits of its levels, for one, two, four .. sequences, twice: of
+    trees that are always alike, and of those that end early."""
     shape = TreeShape.parse(config.draft_tree) if config.draft_tree else TreeShape.chain(config.draft_tokens or 0)
     chosen = config.draft_tree is None and config.draft_tokens is None
     rows = config.max_seqs + min(config.max_seqs, 4) * MAX_NODES if chosen else config.max_seqs * shape.nodes
     level_rows = 4 * _padded(config.max_seqs) * (_OPEN_ROWS if chosen else shape.nodes)
     drafting = [model for drafter in drafters for model in drafter.shapes(target)]
-    passes = _pass_bytes(target, max(rows, MAX_CHUNK)) + sum(_pass_bytes(model, MAX_CHUNK) for model in drafting)
+    passes = _pass_bytes(target, max(rows, MAX_CHUNK), rows)
+    passes += sum(_pass_bytes(model, MAX_CHUNK, config.max_seqs) for model in drafting)
     made = 2 * config.max_seqs.bit_length() * _ANY_PASS
     return passes + sum(4 * level_rows * model.vocab_size + made for model in drafting)
 
 
-def _pass_bytes(model: ModelConfig, rows: int) -> int:
-    """Logits and activations of a recorded pass, all in fp32 where its kernels write sums."""
+def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
+    """Logits and activations of a recorded pass, all in fp32 where its kernels write sums. wanted: rows with logits."""
     queries = model.num_heads * model.head_dim
     widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
-    return 4 * _padded(rows) * (model.vocab_size + widths) + _ANY_PASS
+    return 4 * (_padded(wanted) * model.vocab_size + _padded(rows) * widths) + _ANY_PASS
 
 
 def _padded(count: int) -> int:

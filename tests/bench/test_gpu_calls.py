@@ -322,11 +322,11 @@ def test_test_workers_have_a_thread_each(lines: Lines, monkeypatch: pytest.Monke
 
 
 def test_what_pytest_says_counts_even_where_it_did_not_end() -> None:
-    alone = "tests/a.py::test_x[1] PASSED   [ 33%]\ntests/a.py::test_x[2-b c] FAILED  [ 66%]\ntests/a.py::te"
-    assert commands.tested(alone) == ({"PASSED": 1, "FAILED": 1}, ["tests/a.py::test_x[2-b c]"])
-    spread = "[gw3] [  5%] PASSED tests/a.py::test_x[1] \n[gw11] [ 10%] ERROR tests/a.py::test_y\nscheduling tests"
-    assert commands.tested(spread) == ({"PASSED": 1, "ERROR": 1}, ["tests/a.py::test_y"])
-    ends = "tests/a.py::test_x PASSED [100%]\n== short test summary info ==\nFAILED tests/a.py::test_z - x\n"
+    alone = "x/a.py::test_x[1] PASSED   [ 33%]\nx/a.py::test_x[2-b c] FAILED  [ 66%]\nx/a.py::te"
+    assert commands.tested(alone) == ({"PASSED": 1, "FAILED": 1}, ["x/a.py::test_x[2-b c]"])
+    spread = "[gw3] [  5%] PASSED x/a.py::test_x[1] \n[gw11] [ 10%] ERROR x/a.py::test_y\nscheduling tests"
+    assert commands.tested(spread) == ({"PASSED": 1, "ERROR": 1}, ["x/a.py::test_y"])
+    ends = "x/a.py::test_x PASSED [100%]\n== short test summary info ==\nFAILED x/a.py::test_z - x\n"
     assert commands.tested(ends) == ({"PASSED": 1}, [])
 
 

@@ -68,7 +68,8 @@ def test_json_says_the_same(models, tmp_path, capsys) -> None:
     assert facts["vocabulary"] == {"target": 300, "draft": 150}
     assert facts["context"] == {"tokens": 256, "target": 512, "draft": 512}
     assert facts["memory"]["kv_tokens"] == 640
-    assert facts["memory"]["total"] == sum(facts["memory"]["weights"].values()) + facts["memory"]["kv_cache"]
+    held = facts["memory"]["recordings"] + facts["memory"]["kv_cache"]
+    assert facts["memory"]["total"] == sum(facts["memory"]["weights"].values()) + held
 
 
 class Terminal(io.StringIO):

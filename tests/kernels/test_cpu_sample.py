@@ -11,7 +11,7 @@ from torch import Tensor
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.children import best_children
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.kernels.cpu import sample
+from foresay.verifier.ops.kernels.cpu import sample as pieces
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.sample import RowSampling, sample_rows
@@ -35,7 +35,7 @@ def drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture  # type: ignore[no-redef]
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pieces though the vocabulary is small."""
-    monkeypatch.setattr(sample, "PIECE", 128)
+    monkeypatch.setattr(pieces, "PIECE", 128)
 
 
 KINDS = [

@@ -28,7 +28,7 @@ LONG: dict[str, Any] = {"prompt": "ab", "max_tokens": 900, "extra_body": {"ignor
 SMALL_MACHINE = """
 import os
 _sysconf = os.sysconf
-os.sysconf = lambda name: 36 * 2**20 // _sysconf("SC_PAGE_SIZE") if name == "SC_PHYS_PAGES" else _sysconf(name)
+os.sysconf = lambda name: 56 * 2**20 // _sysconf("SC_PAGE_SIZE") if name == "SC_PHYS_PAGES" else _sysconf(name)
 """
 
 

@@ -21,6 +21,7 @@ from foresay.server.api.anthropic.schemas import (
     Turn,
 )
 from foresay.server.api.common.validation import thinking
+from foresay.server.schemas.bounds import MOST_TOOLS, check_count
 from foresay.server.schemas.shared import RequestWarning
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.warned import warning
@@ -168,6 +169,7 @@ class Conversation:
         if body.tools is None:
             return {}
         shown = [(at, tool) for at, tool in enumerate(body.tools) if not tool.defer_loading or tool.name in self._found]
+        check_count(shown, MOST_TOOLS, "tools")  # before anything is made of each
         for index, (at, _) in enumerate(shown):
             self.names[f"tools[{index}]"] = self.names[f"tools[{index}].function"] = f"tools[{at}]"
             self.names[f"tools[{index}].function.parameters"] = f"tools[{at}].input_schema"

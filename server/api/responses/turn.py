@@ -133,7 +133,8 @@ async def prepared(
     """A turn that is ready to run. place: the WebSocket it came through, where what is not stored is kept. generates:
     see :class:`ResponseAnswer`.
 
-    Raises whatever the client must know: :class:`InvalidRequest` with the field's name, or an :class:`ApiError`.
+    Raises what the client must know: :class:`~foresay.spec.errors.InvalidRequest` with the field's name, or an
+    :class:`~foresay.server.schemas.errors.ApiError`.
     """
     tenant = CALLER.get().tenant
     before = _before(service, body.previous_response_id, tenant, place)
