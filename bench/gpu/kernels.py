@@ -114,8 +114,9 @@ def sweep(task: Task) -> None:
 
 
 def tiles(served: linear.Tile) -> list[linear.Tile]:
-    """What is served first; the widest last."""
-    deeper = [replace(served, stages=stages) for stages in (3, 4, 5, 6)]
+    """What is served first; the widest last. No deeper than a processor's shared memory is."""
+    most = (227 << 10) // (2 * 128 * (served.rows + served.outputs))
+    deeper = [replace(served, stages=stages) for stages in (3, 4, 5, 6) if stages <= most]
     return list(dict.fromkeys((served, *deeper, replace(served, outputs=128, warps=8, stages=3))))
 
 

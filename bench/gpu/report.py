@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.arithmetic import CARDS, Step
 from bench.binder import bound
+from bench.gpu import model
 from bench.gpu.worker import CHECK, ENDED, FAILED, LEFT_OUT, Lines, said
 
 TABLE = Path(__file__).with_name("predictions.json")
@@ -60,29 +61,20 @@ def finish(lines: Lines) -> int:
 
 def predicted(counted: dict[str, list[Step]]) -> list[dict[str, Any]]:
     """The table, with what is expected of each row that says something the arithmetic knows."""
-    from bench.gpu import model
-
+    made, table = product(CARDS, counted.items()), json.loads(TABLE.read_text())
     with bound():
-        expected: dict[str, dict[str, float]] = {card.name: {} for card in CARDS}
-        for card, (size, made) in product(CARDS, counted.items()):
-            expected[card.name] |= model.predicted(size, made, card)
-    table: list[dict[str, Any]] = json.loads(TABLE.read_text())
+        known = {(card.name, says): one for card, step in made for says, one in model.predicted(*step, card).items()}
     for row in table:
-        if row["says"] in expected[CARDS[0].name]:
-            row["predicted"] = {card: round(found[row["says"]], 3) for card, found in expected.items()}
-    return table
-
-
-def predict() -> None:
-    """Write the predictions into the table."""
-    from bench.gpu import model
-
-    rows = ",\n".join(f" {json.dumps(row)}" for row in predicted(model.counted()))
-    TABLE.write_text(f"[\n{rows}\n]\n")
+        if found := {name: round(one, 3) for (name, says), one in known.items() if says == row["says"]}:
+            row["predicted"] = found
+    return list(table)
 
 
 def main(given: Sequence[str]) -> None:
-    """Show the runs of these files."""
+    """Show the runs of these files; write the predictions anew if there are none."""
+    if not given:
+        rows = ",\n".join(f" {json.dumps(row)}" for row in predicted(model.counted()))
+        TABLE.write_text(f"[\n{rows}\n]\n")
     for path in given:
         lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
         for run in dict.fromkeys(line["run"] for line in lines):
@@ -90,4 +82,4 @@ def main(given: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:]) if sys.argv[1:] else predict()
+    main(sys.argv[1:])

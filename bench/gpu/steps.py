@@ -98,17 +98,11 @@ def whole(task: Task) -> None:
 #: Constants that launchers read: module, name, values to try in the place of what is served (a text is another constant
 #: of that module), rows of the step. What decides most comes first.
 SWITCHES: tuple[tuple[str, str, tuple[Any, ...], int], ...] = (
-    ("chain", "PDL", (False,), 1),
-    ("linear", "AHEAD", (0, 4, 8), 1),
-    ("linear", "AHEAD_OF_NEXT", (0,), 1),
-    ("linear", "WIDE", ("SMALL",), 64),
-    ("tree_attention", "MERGED", ((),), 1),
+    ("chain", "PDL", (False,), 1), ("linear", "AHEAD", (0, 4, 8), 1), ("linear", "AHEAD_OF_NEXT", (0,), 1),
+    ("linear", "WIDE", ("SMALL",), 64), ("tree_attention", "MERGED", ((),), 1), ("linear", "AHEAD_OF_OUTPUT", (4,), 1),
+    ("linear", "BULK", (False,), 1), ("tree_attention", "BRING", (False,), 64), ("key_blocks", "SPLIT", (4, 16), 64),
     ("tree_attention", "MERGED", ((8,),), 6),
-    ("linear", "BULK", (False,), 1),
-    ("tree_attention", "BRING", (False,), 64),
-    ("key_blocks", "SPLIT", (4, 16), 64),
-    ("linear", "AHEAD_OF_OUTPUT", (4,), 1),
-)
+)  # fmt: skip
 
 
 def switched() -> Iterator[tuple[str, str, Any, int]]:

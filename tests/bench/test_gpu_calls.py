@@ -286,7 +286,7 @@ def test_bars_and_predictions_are_those_of_the_card(tmp_path: Path) -> None:
         rows = report.shown(lines.read()).splitlines()
         return {row[:44].strip(): row[44:].split() for row in rows}
 
-    row = "8B, plain step over its floor"
+    row = "8B, plain step at 1k over its floor"
     h100, h200, other = (table(card)[row] for card in ("H100", "H200", "L40S"))
     assert h200[0] == h100[0] == other[0] == "1.12" and len(other) == 1
     assert float(h100[2]) < 1.12 < float(h200[2]) and h100[3:] == ["MORE"] and h200[3:] == []
