@@ -12,7 +12,6 @@ from math import prod
 from bench.inflate import Shape
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.rope_config import RopeConfig
-from foresay.verifier.ops.kernels.blocked import segments_of
 
 #: The longest context measured, with room for a tree.
 POSITIONS = 33_000
@@ -135,8 +134,3 @@ def eagle_bytes(shape: EagleShape, passes: int, context: float, itemsize: int = 
     """Bytes that a draft loop of so many passes of an EAGLE-3 head reads, keys and values of its one layer included."""
     kept = 2 * shape.kv_heads * shape.head_dim * context
     return itemsize * (shape.step_weights + passes * (shape.pass_weights + kept))
-
-
-def cut(outer: int, inner: int) -> tuple[int, int]:
-    """How many segments a weight of floats is cut into as it is served, and the inner width of each."""
-    return segments_of(outer, -(-inner // 128), 128)

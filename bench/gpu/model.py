@@ -112,7 +112,7 @@ def as_before(constants: tuple[tuple[Any, str, Any], ...] = BEFORE) -> Iterator[
     """In this block these constants of the code are as they were."""
     with ExitStack() as stack:
         for module, name, value in constants:
-            stack.enter_context(patch.object(module, name, value, create=True))
+            stack.enter_context(patch.object(module, name, value))
         yield
 
 

@@ -193,9 +193,10 @@ def _drafting(
     if capture is None:
         return Drafting.of(config, drafters, profile_run), None
     say("compiling kernels")  # first: what is measured is not to be a compiler's time
+    shape = pinned(config)
+    shapes = COMPILED if shape is None else (shape,)
     for member in [*drafters, None][: max(1, len(drafters))]:
-        shape = pinned(config)
-        for each in COMPILED if shape is None else (shape,):
+        for each in shapes[:1] if member is None else shapes:
             profile_run.compile(member, each, config.max_seqs, loading.device.chunk)
     drafting = Drafting.of(config, drafters, profile_run)
     capture_levels(verifier, drafting, loading.length, config.max_seqs, capture, say)
