@@ -18,6 +18,7 @@ from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
 from foresay.verifier.ops.linear import PackedWeight, Partials, packed_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.rounded import GROUP
 from foresay.verifier.ops.take import take_columns
 
 #: A weight as a checkpoint has it, [out, in].
@@ -29,7 +30,8 @@ class Linear:
 
     dtype, device: of x and of what comes out; dtype is the weight's unless given. gated: the outputs are gates, and
     then as many numbers that they are for (:meth:`gated`). then: after attention, what is multiplied next: a GPU
-    prefetches its weight.
+    prefetches its weight. rounds: inputs are rounded to 8 bits where the weight has kernels for that
+    (:mod:`foresay.verifier.ops.rounded`).
     """
 
     __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")
@@ -41,6 +43,7 @@ class Linear:
         dtype: torch.dtype | None = None,
         gated: bool = False,
         then: Linear | None = None,
+        rounds: bool = False,
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype, self.device = (
@@ -50,7 +53,7 @@ class Linear:
         self._was: Tensor | None = None  # which number of a row each one of the weight's is multiplied with
         if isinstance(weight, QuantizedMatrix):
             weight, self._was = weight.side_by_side()
-        self._packed = _packed(weight, bias, gated, self.dtype)
+        self._packed = _packed(weight, bias, gated, self.dtype, rounds)
         if then is not None and isinstance(self._packed, BlockedWeight) and isinstance(then._packed, BlockedWeight):
             self._packed = replace(self._packed, then=then._packed)
 
@@ -79,15 +82,20 @@ class Linear:
         return x if self._was is None else take_columns(x, self._was, count)
 
 
-def _packed(weight: Matrix, bias: Tensor | None, gated: bool, compute: torch.dtype) -> PackedWeight:
+def _packed(weight: Matrix, bias: Tensor | None, gated: bool, compute: torch.dtype, rounds: bool) -> PackedWeight:
     if isinstance(weight, QuantizedMatrix):
         kept = replace(weight, scales=_kept(weight.scales, torch.float32))
         if weight.device.type != "cpu":
             return BlockedWeight.of(kept, bias, gated)
-        return PackedIntegers.of(kept, bias, gated, compute)
+        return PackedIntegers.of(kept, bias, gated, compute, rounds and can_round(weight))
     if weight.device.type != "cpu":
         return BlockedWeight.of(weight.to(compute), bias, gated)
     return PackedFloats.of(_kept(weight, compute), bias, gated)
+
+
+def can_round(weight: QuantizedMatrix) -> bool:
+    """Whether there are kernels that multiply it with rounded inputs: it is of whole numbers, in whole groups of those."""
+    return not weight.floats and weight.inner % GROUP == 0
 
 
 def _kept(weight: Tensor, compute: torch.dtype) -> Tensor:

@@ -58,6 +58,9 @@ class PackedWeight(Protocol):
     def plain(self) -> Tensor:
         """[O, K]: the weight that it stands for."""
 
+    def rounded(self, x: Tensor) -> Tensor | None:
+        """fp32[R, O]: what it makes of rows [R, K], bias and all, if it rounds them; None if it does not."""
+
     def plain_bias(self) -> Tensor | None:
         """[O]: the bias as it was."""
 
@@ -85,6 +88,8 @@ def unfinished_linear(
     """The same, but that a GPU leaves the sums of several segments, and the gate with them, to whoever reads it."""
     if x.is_cuda or (not weight.on_gpu and compiled(x)):
         return weight.product(x, dtype, count)
+    if (whole := weight.rounded(x)) is not None:
+        return finish(Partials(whole.unsqueeze(0), None), dtype, weight.gated)
     bias, plain = weight.plain_bias(), weight.plain().to(x.dtype)
     segments = weight.segments()
     if len(segments) > 1:

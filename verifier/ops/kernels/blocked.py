@@ -138,6 +138,9 @@ class BlockedWeight:
         bits: Tensor = whole.flatten(1)
         return bits.view(FP8) if self.kind == E4M3 else (bits - ADDED[self.kind]).view(torch.int8)
 
+    def rounded(self, x: Tensor) -> None:
+        """Rows are not rounded."""
+
     def plain_bias(self) -> Tensor | None:
         """[O]: the bias as it was."""
         return self.bias

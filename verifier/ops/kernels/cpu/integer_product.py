@@ -25,7 +25,8 @@ QUARTERS = 4
 @dataclass(frozen=True, slots=True)
 class IntegerShape(Shape):
     """scale: dtype of the scales. shifted: whether there are zeros. minimums, steps: whether there are such. floats:
-    whether numbers are e4m3.
+    whether numbers are e4m3. piece: numbers of a piece where inputs are rounded
+    (:mod:`~foresay.verifier.ops.kernels.cpu.rounded`), else 0.
     """
 
     bits: int
@@ -35,6 +36,7 @@ class IntegerShape(Shape):
     minimums: bool = False
     steps: bool = False
     floats: bool = False
+    piece: int = 0
 
     @property
     def signed(self) -> bool:
@@ -50,10 +52,10 @@ class IntegerShape(Shape):
 @Compiled
 def kernel_of(shape: IntegerShape) -> Kernel:
     """The kernel of this shape."""
-    return _Product(Kernel("multiply"), shape).write()
+    return IntegerProduct(Kernel("multiply"), shape).write()
 
 
-class _Product(Product):
+class IntegerProduct(Product):
     """Writes the kernel. More arguments: scales, zeros, minimums, steps, steps of minimums; groups, numbers of a group,
     spans, groups of a span.
 
@@ -69,19 +71,22 @@ class _Product(Product):
         self.groups, self.group, self.spans, self.span = map(kernel.number, range(13, 17))
         self.terms = 8 if shape.bits == 4 and not shape.pairs else 1
         self.wide = 2 if shape.pairs else self.terms  # k of a step
-        self.size = shape.block * self.wide * shape.bits // 8  # bytes of a step
+        self.size = shape.block * (shape.piece or self.wide) * shape.bits // 8  # bytes of a step, or of a piece
         if shape.sums:
             self.at_once -= 2 if self.vectors == 3 else 1  # their sums of inputs take registers too
 
     def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
-        k = self.k
-        for number in range(rows):
-            for at in range(self.vectors):
-                k.store(self._begun(block, at), room, (number * self.vectors + at) * LANES)
-        steps = self.group // self.wide
+        k, steps = self.k, self.group // self.wide
+        self._begin(block, rows, room)
         with k.loop(0, self.groups) as group:
             sums = self._summed(block, self._rows(row, rows), steps, group * steps)
-            self._fold(sums, rows, block, group, room)
+            self._fold([each.value for each in sums], rows, block, group, room)
+
+    def _begin(self, block: Value, rows: int, room: Value) -> None:
+        """Sums before their first term."""
+        for number in range(rows):
+            for at in range(self.vectors):
+                self.k.store(self._begun(block, at), room, (number * self.vectors + at) * LANES)
 
     def _summed(self, block: Value, rows: list[Value], steps: Value, first: Value) -> list[Variable]:
         """The sums of a group's terms, row by row, vector by vector; behind them those of the inputs. first: step."""
@@ -105,7 +110,7 @@ class _Product(Product):
             if self.shape.sums:
                 self._added(sums[len(rows) * self.vectors + number], factor, self._ones())
 
-    def _fold(self, sums: list[Variable], rows: int, block: Value, group: Value, room: Value) -> None:
+    def _fold(self, sums: list[Value], rows: int, block: Value, group: Value, room: Value) -> None:
         """A group's sums times their scales, added to what is there."""
         k, shape = self.k, self.shape
         first = (block * self.groups + group) * shape.block
@@ -115,8 +120,8 @@ class _Product(Product):
             scale = self._scale(where, steps)
             minimum = self._stepped(self.minimums, self.minimum_steps, where, steps) if shape.minimums else None
             for number in range(rows):
-                place, value = (number * self.vectors + at) * LANES, sums[number * self.vectors + at].value
-                inputs = sums[rows * self.vectors + number].value * -1.0 if shape.sums else None
+                place, value = (number * self.vectors + at) * LANES, sums[number * self.vectors + at]
+                inputs = sums[rows * self.vectors + number] * -1.0 if shape.sums else None
                 if shape.shifted and inputs is not None:
                     value = k.fma(inputs, self._bytes_at(self.zeros, where), value)
                 total = k.fma(value, scale, k.load(room, vector(F32), place))

@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.kernels.cpu import integer_product
+from foresay.verifier.ops.kernels.cpu import integer_product, rounded
 from foresay.verifier.ops.kernels.cpu.integer_product import QUARTERS, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import counted, room
@@ -32,13 +32,15 @@ from foresay.verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from foresay.verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
 from foresay.verifier.ops.kernels.cpu.types import LANES
 from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
+from foresay.verifier.ops.rounded import piece_of, rounded_product
 
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
     """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: int8, int16 or int32, see above; of e4m3 int8.
     scales: of their own dtype. zeros, minimums: int8 or None. steps, minimum_steps: fp16 or None, [O / B][S][B]. bias:
-    fp32 or None. pairs: whether pairs of bf16 are multiplied.
+    fp32 or None. pairs: whether pairs of bf16 are multiplied. rounds: whether inputs are rounded, and data lies as
+    :mod:`~foresay.verifier.ops.kernels.cpu.rounded` has it.
     """
 
     on_gpu: ClassVar[bool] = False
@@ -56,6 +58,7 @@ class PackedIntegers:
     steps: Tensor | None = None
     minimum_steps: Tensor | None = None
     floats: bool = False
+    rounds: bool = False
 
     @property
     def block(self) -> int:
@@ -70,13 +73,17 @@ class PackedIntegers:
         return self.outer * (self.inner * self.bits // 8 + each)
 
     @classmethod
-    def of(cls, weight: QuantizedMatrix, bias: Tensor | None, gated: bool, compute: torch.dtype) -> PackedIntegers:
-        """Pack it for inputs of this dtype."""
+    def of(
+        cls, weight: QuantizedMatrix, bias: Tensor | None, gated: bool, compute: torch.dtype, rounds: bool = False
+    ) -> PackedIntegers:
+        """Pack it for inputs of this dtype, which are rounded if that is wanted."""
         processor = Processor.here()
-        pairs = compute is torch.bfloat16 and processor.multiplies_bf16
+        pairs = compute is torch.bfloat16 and processor.multiplies_bf16 and not rounds
         # What is widened is widened once for eight rows; four bits lie in quarters of a word.
-        block = block_of(processor, QUARTERS if weight.bits == 4 else 3)
-        form, numbers = _Form(weight.bits, pairs, weight.floats), weight.numbers().view(torch.int8)
+        block = block_of(processor, rounded.VECTORS if rounds else QUARTERS if weight.bits == 4 else 3)
+        form, numbers = _Form(weight.bits, pairs, weight.floats, rounds), weight.numbers().view(torch.int8)
+        if rounds:
+            numbers = numbers + _more(weight.bits, weight.signed)
         data = in_turns(lambda part: _packed(part, form, block), numbers, gated)
         scales = in_turns(lambda part: in_blocks(part, block), weight.scales, gated)
         others = (weight.zeros, weight.minimums, weight.steps, weight.minimum_steps)
@@ -86,31 +93,41 @@ class PackedIntegers:
         outer, inner = weight.shape
         packed = packed_bias(bias, block, gated)
         kind = weight.bits, inner, outer, gated, pairs
-        return cls(data, scales, zeros, packed, *kind, minimums, steps, minimum_steps, weight.floats)
+        return cls(data, scales, zeros, packed, *kind, minimums, steps, minimum_steps, weight.floats, rounds)
 
     def plain(self) -> Tensor:
         """fp32[O, K]: the weight that it stands for."""
+        return self.matrix().plain()
+
+    def matrix(self) -> QuantizedMatrix:
+        """The same in few bits, one number in a byte."""
 
         def rows(blocks: Tensor | None) -> Tensor | None:
             if blocks is None:
                 return None
             return from_turns(lambda part: part.transpose(1, 2).flatten(0, 1), blocks, self.gated, self.outer)
 
-        form = _Form(self.bits, self.pairs, self.floats)
+        form = _Form(self.bits, self.pairs, self.floats, self.rounds)
         numbers = from_turns(lambda part: _unpacked(part, form), self.data, self.gated, self.outer)
-        if not self.signed:
+        if self.rounds:
+            numbers = numbers - _more(self.bits, self.signed)
+        elif not self.signed:
             numbers = numbers & 15
         if self.floats:
             numbers = numbers.view(FP8)
         scales = rows(self.scales)
         assert scales is not None, "all groups have scales"
         more = (rows(one) for one in (self.minimums, self.steps, self.minimum_steps))
-        return QuantizedMatrix(numbers, scales, rows(self.zeros), 8, self.inner, *more).plain()
+        return QuantizedMatrix(numbers, scales, rows(self.zeros), 8, self.inner, *more)
 
     @property
     def signed(self) -> bool:
         """Whether values have a sign."""
         return self.bits == 8 or self.minimums is None
+
+    def rounded(self, x: Tensor) -> Tensor | None:
+        """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
+        return rounded_product(x, self.matrix(), self.plain_bias()) if self.rounds else None
 
     def plain_bias(self) -> Tensor | None:
         """fp32[O]: the bias as it was."""
@@ -122,15 +139,20 @@ class PackedIntegers:
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
-        out = room((len(x), self.outer // (2 if self.gated else 1)), dtype)
+        out, compute, piece = room((len(x), self.outer // (2 if self.gated else 1)), dtype), x.dtype, 0
+        more: tuple[Tensor, ...] = ()
+        if self.rounds:
+            compute, piece = torch.int8, piece_of(self.inner // self.scales.shape[1])
+            x, *more = rounded.round_rows(x, piece, _more(self.bits, self.signed), counted(count, len(x)))
         minimums, steps = self.minimums is not None, self.steps is not None
         has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps
         groups, spans = self.scales.shape[1], 1 if self.steps is None else self.steps.shape[1]
         others = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
-        integer_product.kernel_of(IntegerShape(self.block, x.dtype, out.dtype, self.gated, *has, self.floats))(
+        shape = IntegerShape(self.block, compute, out.dtype, self.gated, *has, self.floats, piece)
+        (rounded if self.rounds else integer_product).kernel_of(shape)(
             x, self.data, out, 0 if self.bias is None else self.bias, counted(count, len(x)),
             len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
-            *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans,
+            *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans, *more,
         )  # fmt: skip
         return out
 
@@ -142,11 +164,23 @@ class _Form:
     bits: int
     pairs: bool
     floats: bool
+    rounds: bool
+
+
+def _more(bits: int, signed: bool) -> int:
+    """How much more numbers are where they have no sign, of rounded inputs."""
+    return (1 << (bits - 1)) if signed else 0
 
 
 def _packed(numbers: Tensor, form: _Form, block: int) -> Tensor:
     """int8[O, K] in blocks."""
     shaped = filled(numbers, block)
+    if form.rounds:
+        words: Tensor = shaped.unflatten(2, (-1, 4)).transpose(1, 2)
+        if form.bits == 8:
+            return words
+        low, high = words.unflatten(1, (-1, 2)).unbind(2)
+        return low | high << 4
     if form.bits == 8:
         if not form.pairs:
             return shaped.transpose(1, 2)
@@ -160,6 +194,9 @@ def _packed(numbers: Tensor, form: _Form, block: int) -> Tensor:
 
 def _unpacked(blocks: Tensor, form: _Form) -> Tensor:
     """The reverse: int8[O filled up, K]."""
+    if form.rounds:
+        words = blocks if form.bits == 8 else torch.stack((blocks & 15, (blocks >> 4) & 15), dim=2).flatten(1, 2)
+        return words.transpose(1, 2).flatten(2).flatten(0, 1)
     if form.bits == 8:
         if not form.pairs:
             return blocks.transpose(1, 2).flatten(0, 1)

@@ -45,6 +45,16 @@ class Processor:
         """Whether there are 32 registers of 16 numbers, rather than 16 of 8."""
         return self.has("avx512f")
 
+    @cached_property
+    def has_byte_dots(self) -> bool:
+        """Whether one instruction multiplies four bytes and adds them to 32 bits."""
+        return self.has("avx512vnni") or self.has("avxvnni")
+
+    @cached_property
+    def multiplies_bytes(self) -> bool:
+        """Whether it multiplies whole numbers of 8 bits at all."""
+        return self.is_x86 and self.has("avx2")
+
     @property
     def is_x86(self) -> bool:
         """Whether it knows x86's own instructions."""

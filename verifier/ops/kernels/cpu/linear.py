@@ -65,6 +65,9 @@ class PackedFloats:
 
         return from_turns(rows, self.data, self.gated, self.outer)[:, : self.inner]
 
+    def rounded(self, x: Tensor) -> None:
+        """Rows are not rounded."""
+
     def plain_bias(self) -> Tensor | None:
         """fp32[O]: the bias as it was."""
         return plain_bias(self.bias, self.block, self.gated, self.outer)

@@ -1,0 +1,163 @@
+"""Products of whole numbers (:mod:`foresay.verifier.ops.rounded`): rounding rows, and multiplying them.
+
+::
+
+    packed    numbers without a sign: those that have one are 8 (of 4 bits) or 128 (of 8) more
+              8 bits   [O / B][K / 4][B][4] bytes
+              4 bits   [O / B][K / 8][B][4] bytes, low halves of k, .. k + 3, high ones of k + 4, .. k + 7
+
+An instruction adds four products of bytes to 32 bits (AVX512-VNNI, AVX-VNNI). AVX2 multiplies bytes by pairs into 16
+bits, which hold sums of 4 bits of a piece; 8 bits are multiplied as two halves. Sums begin with what numbers without a
+sign have too much.
+
+Legend: R rows, K inner width, O outer width, B outputs of a block, P numbers of a piece, N pieces of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import llvmlite.ir as ir
+import torch
+from torch import Tensor
+
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.integer_product import IntegerProduct, IntegerShape
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
+from foresay.verifier.ops.kernels.cpu.types import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, vector
+from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.rounded import GROUP, LEAST
+
+#: Rows that are multiplied at once, and vectors of outputs where registers are 32 and wide.
+_ROWS, VECTORS = 8, 2
+#: Bytes of a word.
+_WORD = 4
+
+
+def round_rows(x: Tensor, piece: int, offset: int, count: Tensor) -> tuple[Tensor, ...]:
+    """Rows [R, K] rounded: int8[R, K]; of each piece, [R, N], how its sums begin (int32), its scale, and its sum of
+    inputs times that (fp32). offset: what numbers of weights have too much."""
+    rows, width = x.shape
+    numbers = room((rows, width), torch.int8)
+    begun, scales, sums = (room((rows, width // piece), of) for of in (torch.int32, torch.float32, torch.float32))
+    _rounding(x.dtype, piece, offset)(x, numbers, begun, scales, sums, count, width // GROUP)
+    return numbers, begun, scales, sums
+
+
+@Compiled
+def _rounding(dtype: torch.dtype, piece: int, offset: int) -> Kernel:
+    k, of = Kernel("round_rows"), OF_TORCH[dtype]
+    x, numbers, begun, scales, sums = map(k.pointer, range(5))
+    with k.share(k.counted(5) * k.number(6)) as group:
+        values = [k.read(x, of, group * GROUP + at) for at in range(0, GROUP, LANES)]
+        # As integers sizes are in order too, and what is no number is the largest.
+        sizes = [k.bits(value, vector(I32)) & 0x7FFFFFFF for value in values]
+        most = k.call("llvm.vector.reduce.smax.v16i32", I32, k.larger(*sizes))
+        size, finite = k.bits(most, F32), most < 0x7F800000
+        scale = k.select(most.equals(0x7F800000), float("nan"), size / 127.0)
+        factor = k.select(finite & (size >= LEAST), k.constant(127.0, F32) / size, 0.0)
+        whole = [k.narrowed(value * factor, I8) for value in values]
+        for at, value in enumerate(whole):
+            k.store(value, numbers, group * GROUP + at * LANES)
+        words = [k.integer(value, I32) for value in whole]
+        lanes = [range(at % LANES, at % LANES + min(piece, LANES)) for at in range(0, GROUP, piece)]
+        for at, those in enumerate(lanes):
+            source = words[0] + words[1] if piece == GROUP else words[at * piece // LANES]
+            total = k.total(k.shuffled(source, source, those))
+            where = group * (GROUP // piece) + at
+            k.store(total * -offset, begun, where)
+            k.store(scale, scales, where)
+            k.store(Value(k, k.builder.sitofp(total.raw, F32)) * scale, sums, where)
+    return k
+
+
+@Compiled
+def kernel_of(shape: IntegerShape) -> Kernel:
+    """The kernel of this shape, whose inputs are rounded rows."""
+    return _Product(Kernel("multiply"), shape).write()
+
+
+class _Product(IntegerProduct):
+    """Writes the kernel. More arguments: what :func:`round_rows` has of pieces."""
+
+    def __init__(self, kernel: Kernel, shape: IntegerShape) -> None:
+        super().__init__(kernel, shape)
+        self.begun, self.factors, self.inputs = map(kernel.pointer, range(17, 20))
+        self.at_once, self.one = _ROWS if self.vectors > 1 else 4, kernel.processor.has_byte_dots
+        self.pieces = self.inner // shape.piece
+
+    def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
+        k, piece = self.k, self.shape.piece
+        self._begin(block, rows, room)
+        inside = self.group // piece
+        with k.loop(0, self.groups) as group, k.loop(0, inside) as at:
+            place = group * inside + at
+            places = [(row + number) * self.pieces + place for number in range(rows)]
+            line = k.bytes_at(self.weight, (block * self.pieces + place) * self.size)
+            self._prefetch(line, self.size)
+            inputs = [k.bytes_at(each, place * piece) for each in self._rows(row, rows)]
+            values = []
+            for sums, there in zip(self._dots(line, inputs, places), places, strict=True):
+                factor = k.load(self.factors, F32, there)
+                values += [k.as_float(each) * factor for each in sums]
+            taken = [k.spread(k.load(self.inputs, F32, there)) for there in places] if self.shape.sums else []
+            self._fold([*values, *taken], rows, block, group, room)
+
+    def _dots(self, line: Value, inputs: list[Value], places: list[Value]) -> list[list[Value]]:
+        """int32: the sums of a piece, row by row, vector by vector."""
+        k, halves = self.k, 1 if self.one or self.shape.bits == 4 else 2
+        begun = [k.spread(k.load(self.begun, I32, there)) for there in places]
+        zero = k.bits(k.constant(0, vector(I32)), vector(I16, 2 * LANES))
+        sums = [[begun[n] if self.one else zero for _ in range(self.vectors * halves)] for n in range(len(inputs))]
+        for step, columns in enumerate(self._bytes_of(line)):
+            for row, source in zip(sums, inputs, strict=True):
+                factor = k.spread(k.load(source, I32, step))
+                for at, column in enumerate(columns):
+                    row[at] = self._dot(row[at], column, factor)
+        if self.one:
+            return sums
+        return [
+            [self._joined(row[at :: self.vectors], first) for at in range(self.vectors)]
+            for row, first in zip(sums, begun, strict=True)
+        ]
+
+    def _bytes_of(self, line: Value) -> Iterator[list[Value]]:
+        """Four numbers of each output, words of them, vector by vector; of AVX2 low halves of 8 bits, then high ones."""
+        k, low = self.k, 0x0F0F0F0F
+        for step in range(self.size // (self.shape.block * _WORD)):
+            at = step * self.shape.block
+            words = [k.load(k.bytes_at(line, at * _WORD), vector(I32), each * LANES) for each in range(self.vectors)]
+            if self.shape.bits == 8 and self.one:
+                yield words
+                continue
+            lower, upper = [word & low for word in words], [(word >> 4) & low for word in words]
+            if self.shape.bits == 4:
+                yield lower
+                yield upper
+            else:
+                yield [*lower, *upper]
+
+    def _dot(self, total: Value, weights: Value, inputs: Value) -> Value:
+        """Four products more in each lane, or two and two."""
+        bytes_of = [self.k.bits(each, vector(I8, _WORD * LANES)) for each in (weights, inputs)]
+        if not self.one:
+            return total + self._by_halves("llvm.x86.avx2.pmadd.ub.sw", I16, *bytes_of)
+        if self.k.processor.wide:
+            return self.k.call("llvm.x86.avx512.vpdpbusd.512", total.type, total, *bytes_of)
+        return self._by_halves("llvm.x86.avx512.vpdpbusd.256", I32, total, *bytes_of)
+
+    def _joined(self, halves: list[Value], first: Value) -> Value:
+        """int32 of sums of 16 bits, two a lane, and how they begin."""
+        for at, half in enumerate(halves):
+            ones = self.k.constant(1 << 4 * at, half.type)
+            first = first + self._by_halves("llvm.x86.avx2.pmadd.wd", I32, half, ones)
+        return first
+
+    def _by_halves(self, name: str, of: ir.Type, *values: Value) -> Value:
+        """An instruction of 256 bits, twice."""
+        k, found = self.k, []
+        for half in range(2):
+            lanes = [range(half * each.type.count // 2, (half + 1) * each.type.count // 2) for each in values]
+            parts = [k.shuffled(each, each, those) for each, those in zip(values, lanes, strict=True)]
+            found.append(k.call(name, vector(of, 32 // BYTES[of]), *parts))
+        return k.shuffled(*found, range(64 // BYTES[of]))
