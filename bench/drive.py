@@ -52,7 +52,7 @@ class Options:
     """What all engines of one benchmark share. threads None leaves the choice to the engine.
 
     draft, medusa, eagle3, dflash: directories. prefix_cache: whether prompts that start alike are
-    computed once; rounds mostly repeat them. quantize, kv_dtype: of the target.
+    computed once; rounds mostly repeat them. quantize, activations, kv_dtype: of the target.
     """
 
     target: str
@@ -65,6 +65,7 @@ class Options:
     dflash: str | None = None
     prefix_cache: bool = False
     quantize: str | None = None
+    activations: str = "auto"
     kv_dtype: str = "auto"
 
     @classmethod
@@ -159,6 +160,7 @@ def engine_config(mode: str, options: Options) -> EngineConfig:
         max_seqs=1,
         prefix_cache=options.prefix_cache,
         quantize=options.quantize,  # type: ignore[arg-type]
+        activations=options.activations,  # type: ignore[arg-type]
         kv_dtype=options.kv_dtype,  # type: ignore[arg-type]
     )
     if "," in size:

@@ -149,8 +149,9 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What is running, for banner, /health and reports.
 
     architecture: of the target, in transformers' words. parameters: of the target. weight_bytes: of the target as it is
-    held; these are 0 if nobody said. quantization: how the target's weights are, in words; "" for floats. memory: what
-    the engine holds, by parts, in words; empty if nobody said.
+    held; these are 0 if nobody said. quantization: how the target's weights are, in words; "" for floats. activations:
+    what these are multiplied with, ``int8`` or ``model``; "" if nobody said. memory: what the engine holds, by parts,
+    in words; empty if nobody said.
     footprint: the same in bytes, as planned. kv_dtype: of the target's KV cache. kv_token_bytes: what that and the
     drafters' keep of a token; 0 if nobody said.
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured. drafter:
@@ -177,6 +178,8 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     architecture: str = ""
     parameters: int = 0
     quantization: str = ""
+    activations: str = ""
+    activations_reason: str = ""
     weight_bytes: int = 0
     memory: str = ""
     footprint: Footprint | None = None

@@ -88,6 +88,7 @@ def rows(info: EngineInfo) -> list[Row]:
         ("drafter", _reasoned((info.draft or info.drafter) + _shape(info), info.drafter_reason)),
         ("dtype", _reasoned(f"{info.dtype} on {info.device}", info.dtype_reason)),
         *([("weights", info.quantization)] if info.quantization else []),
+        *([("activations", _reasoned(info.activations, info.activations_reason))] if info.quantization else []),
         ("exact", _reasoned("yes" if info.exact else "no", info.exact_reason)),
         (
             "KV cache",

@@ -33,7 +33,7 @@ from foresay.server.engine.memory import (
     packed_bytes,
     plan_cpu,
 )
-from foresay.server.engine.parameters import in_words, kv_kind, quantized, stored_parameters
+from foresay.server.engine.parameters import in_words, kv_kind, matrices, quantized, stored_parameters
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
 from foresay.spec.engine import Engine
@@ -48,6 +48,8 @@ from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import Capture
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.ops.kernels.cpu import threads
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.rounded import GROUP
 from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.probe import Exactness, probe
 
@@ -88,6 +90,31 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Re
     return Resolved("bfloat16", "fp32 would take more than half of the memory")
 
 
+def choose_activations(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
+    """``auto``: int8 where there are kernels for it, since it costs hardly any quality (docs/quantization.md)."""
+    against = _against_rounding(model, device)
+    if config.activations == "int8" and against:
+        raise Unfit(f"--activations int8: {against}", "leave --activations out")
+    if config.activations != "auto":
+        return Resolved(config.activations, "asked for")
+    return Resolved("model", against) if against else Resolved("int8", "weights are multiplied as whole numbers")
+
+
+def _against_rounding(model: ModelConfig, device: Device) -> str:
+    """Why activations cannot be rounded; "" if they can."""
+    if device.is_gpu:
+        return "there are kernels for rounded activations for a CPU alone"
+    if not Processor.here().multiplies_bytes:
+        return "the processor has none of the instructions that multiply bytes (AVX2, AVX-VNNI, AVX512-VNNI)"
+    quantization = model.quantization
+    schemes = [
+        quantization and quantization.scheme(name, inner) for name, inner, _ in matrices(model) if inner % GROUP == 0
+    ]
+    if not any(each and not each.floats for each in schemes):
+        return "no weights are whole numbers (int8, int4, GGUF's types) in rows of a multiple of 32"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     """What was found and planned before a weight is read. named: who will draft. of: what steps and drafts will cost
@@ -96,6 +123,7 @@ class _Chosen:
     loading: Loading
     memory: MemoryPlan
     dtype: Resolved
+    activations: Resolved
     draft: Resolved
     named: list[Entry]
     of: str
@@ -153,7 +181,8 @@ def build_engine(
 def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _Chosen:
     device, directory = find_device(config), target_directory(config)
     model = quantized(ModelConfig.from_directory(directory), config.quantize, "--quantize")
-    dtype, draft = choose_dtype(config, model, device), choose_draft(config)
+    dtype, activations = choose_dtype(config, model, device), choose_activations(config, model, device)
+    draft = choose_draft(config)
     length = max_model_len(config, model)
     named = drafts(config, draft.value)
     pinned(config)  # a shape that cannot be should be refused before anything is loaded
@@ -163,10 +192,10 @@ def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _
         check_beside(footprint(by_itself, device), others)
     memory = plan(config, length, dtype.value, model, named, device)
     pool = PagePool(memory.pages, config.page_size)
-    loading = Loading(config, directory, model, dtype.value, length, device, pool, say)
+    loading = Loading(config, directory, model, dtype.value, length, device, pool, activations.value == "int8", say)
     files = [directory, *(one.directory for one in named if isinstance(one, FromFiles))]
     of = digest(config, files, device.name, threads.wanted())
-    return _Chosen(loading, memory, dtype, draft, named, of)
+    return _Chosen(loading, memory, dtype, activations, draft, named, of)
 
 
 def _capture(loading: Loading, verifier: PagedModel, drafters: Sequence[Drafter]) -> Capture | None:
@@ -281,7 +310,9 @@ def _info(chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubt
         eos_token_ids=model.eos_token_ids,
         architecture=model.architecture,
         parameters=stored_parameters(model),
-        quantization=in_words(model, loading.dtype),
+        quantization=in_words(model, loading.dtype, chosen.activations.value),
+        activations=chosen.activations.value,
+        activations_reason=chosen.activations.reason,
         weight_bytes=memory.weights["target"],
         memory=memory.described,
         kv_dtype=loading.dtype if kept == "auto" else kept,

@@ -33,6 +33,7 @@ class Target:
     directory: Path
     model: ModelConfig
     dtype: Resolved
+    activations: Resolved
     device: Device
 
 
@@ -204,11 +205,11 @@ def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].lower()
 
 
-def described(model: ModelConfig, dtype: str) -> str:
-    """A model's shape for people. dtype: the engine's."""
+def described(model: ModelConfig, dtype: str, activations: str) -> str:
+    """A model's shape for people. dtype, activations: the engine's."""
     count = count_in_words(stored_parameters(model))
     family = model.architecture.removesuffix("ForCausalLM")
-    kind = in_words(model, dtype)
+    kind = in_words(model, dtype, activations)
     return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count} weights{kind and f' in {kind}'}"
 
 

@@ -140,7 +140,8 @@ class Progress(Protocol):
 @dataclass(frozen=True, slots=True)
 class Loading:
     """target: the target's directory. model: its configuration. length: the longest text, prompt and output together.
-    dtype: of all weights. say: told what is done now."""
+    dtype: of all weights. rounds: whether activations are rounded to 8 bits where weights have kernels for it. say: told
+    what is done now."""
 
     config: EngineConfig
     target: Path
@@ -149,6 +150,7 @@ class Loading:
     length: int
     device: Device
     pool: PagePool
+    rounds: bool
     say: Progress
 
     def paged_model(
@@ -172,7 +174,7 @@ class Loading:
         if columns is not None:
             weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
         self.say(f"packing the {role}'s weights")
-        decoder = Decoder(model, weights, self.length + MAX_NODES)
+        decoder = Decoder(model, weights, self.length + MAX_NODES, self.rounds)
         kept = KV_DTYPES.get(kv_kind(model, kv_dtype), decoder.dtype)
         store = KVStore(self.pool, model.num_layers, model.num_kv_heads, model.head_dim, kept, decoder.device)
         return PagedModel(decoder, store, self.length)

@@ -87,11 +87,12 @@ def kv_kind(model: ModelConfig, asked: str) -> str:
     return (asked == "auto" and model.quantization is not None and model.quantization.kv) or asked
 
 
-def in_words(model: ModelConfig, dtype: str) -> str:
-    """How the weights are quantised, for people; "" if they are not. dtype: the engine's."""
+def in_words(model: ModelConfig, dtype: str, activations: str) -> str:
+    """How the weights are quantised, for people; "" if they are not. dtype, activations: the engine's."""
     found = model.quantization
     if found is None:
         return ""
     source = "made of the files' floats" if found.is_made else f"from {found.method} files"
     rounded = f"not rounded to {found.activations}" if found.activations else "not rounded"
-    return f"{found} ({source}; activations stay {dtype}, {rounded})"
+    stay = "activations rounded to int8" if activations == "int8" else f"activations stay {dtype}, {rounded}"
+    return f"{found} ({source}; {stay})"

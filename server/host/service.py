@@ -191,7 +191,7 @@ class Service:
     def fingerprint(self) -> str:
         """What computes its texts; of one fingerprint, token ids are one tokenizer's."""
         info = self.opened()[1]
-        made_by = f"{info.target} {info.dtype} {info.device} {info.exact}"
+        made_by = f"{info.target} {info.dtype} {info.activations} {info.device} {info.exact}"
         return f"fs_{zlib.crc32(made_by.encode()):08x}"
 
     def origin(self, request_id: str, asked: str | None) -> Origin:

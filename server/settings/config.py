@@ -30,6 +30,7 @@ Span = Annotated[str, Meta(pattern=units.SPAN, extra={"expected": units.EXPECTED
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
 Quantize = Literal["int8", "int4", "fp8"]
 KVDtype = Literal["auto", "int8", "fp8"]
+Activations = Literal["auto", "int8", "model"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
 ReasoningParser = Literal["auto", "none", "think"]
@@ -115,6 +116,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "KIND",
         ),
     ] = None
+    activations: Annotated[
+        Activations,
+        _about(
+            "what quantised weights are multiplied with: int8 rounds activations in groups of 32, which is faster on a "
+            "CPU; model leaves them as they are",
+            "models",
+        ),
+    ] = "auto"
     kv_dtype: Annotated[
         KVDtype,
         _about(

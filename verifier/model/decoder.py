@@ -32,14 +32,14 @@ class Layer:
     windowed: bool
 
     @classmethod
-    def of(cls, weights: LayerWeights, windowed: bool) -> Layer:
+    def of(cls, weights: LayerWeights, windowed: bool, rounds: bool) -> Layer:
         dtype = weights.input_norm.dtype
-        gate_up = Linear(weights.gate_up, weights.gate_up_bias, dtype, gated=True)
+        gate_up = Linear(weights.gate_up, weights.gate_up_bias, dtype, gated=True, rounds=rounds)
         return cls(
-            qkv=Linear(weights.qkv, weights.qkv_bias, dtype),
-            output=Linear(weights.o, weights.o_bias, dtype, then=gate_up),
+            qkv=Linear(weights.qkv, weights.qkv_bias, dtype, rounds=rounds),
+            output=Linear(weights.o, weights.o_bias, dtype, then=gate_up, rounds=rounds),
             gate_up=gate_up,
-            down=Linear(weights.down, weights.down_bias, dtype),
+            down=Linear(weights.down, weights.down_bias, dtype, rounds=rounds),
             input_norm=weights.input_norm,
             post_norm=weights.post_norm,
             query_norm=weights.q_norm,
@@ -49,9 +49,10 @@ class Layer:
 
 
 class Decoder:
-    """A decoder-only model. Owns its weights, and is run where they are."""
+    """A decoder-only model. Owns its weights, and is run where they are. rounds: see
+    :class:`~foresay.verifier.model.linear.Linear`."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, max_positions: int) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, max_positions: int, rounds: bool = False) -> None:
         self.config = config
         self.max_positions = max_positions
         self.group = config.num_heads // config.num_kv_heads
@@ -61,10 +62,10 @@ class Decoder:
         self.rope = RopeTable(config, max_positions, self.device, self.dtype)
         self.layers = []
         for index in range(len(weights.layers)):  # packed one by one, so that no second copy of the model stands
-            self.layers.append(Layer.of(weights.layers[index], config.sliding_layers[index]))
+            self.layers.append(Layer.of(weights.layers[index], config.sliding_layers[index], rounds))
             weights.layers[index] = None  # type: ignore[call-overload]
         self.final_norm = weights.final_norm
-        self._head = Linear(weights.lm_head, dtype=self.dtype)
+        self._head = Linear(weights.lm_head, dtype=self.dtype, rounds=rounds)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -94,7 +94,7 @@ def _packed(weight: Matrix, bias: Tensor | None, gated: bool, compute: torch.dty
 
 
 def can_round(weight: QuantizedMatrix) -> bool:
-    """Whether there are kernels that multiply it with rounded inputs: it is of whole numbers, in whole groups of those."""
+    """Whether there are kernels that multiply it with rounded inputs: of whole numbers, in whole groups of inputs."""
     return not weight.floats and weight.inner % GROUP == 0
 
 

@@ -2,11 +2,11 @@
 
 ::
 
-    numbers    int8[R, K]        x times 127 / (the largest size in its group of 32 of a row), to the nearest, ties to even
+    numbers    int8[R, K]        x times 127 / (the largest size in its group of 32), to the nearest, ties to even
     scales     fp32[R, K / 32]   that size / 127; not a number where an input of the group is none
     a sum      for each piece of k, in order: (the whole-number sum of its terms) * scale of the inputs, then
-               sum = fma(that, scale of the weights, sum). Zeros and minimums are taken away by the piece's sum of inputs,
-               times the scale of these
+               sum = fma(that, scale of the weights, sum). Zeros and minimums are taken away by the piece's sum of
+               inputs, times the scale of these
 
 Whole numbers have one sum whatever the order, so every processor has the same, and rows do not see each other. A piece
 is what has one scale on both sides: 32 numbers, or fewer where weights have smaller groups.

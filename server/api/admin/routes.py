@@ -110,7 +110,7 @@ def _log_failure(name: str, reloading: asyncio.Task[int]) -> None:
 
 
 #: Settings with which the same weights may write another text.
-OF_THE_TEXT = frozenset({"target", "dtype", "quantize", "kv_dtype", "device"})
+OF_THE_TEXT = frozenset({"target", "dtype", "quantize", "activations", "kv_dtype", "device"})
 #: What a config.json says besides the shape of the model.
 _LOOSE = frozenset(
     {"_name_or_path", "torch_dtype", "dtype", "transformers_version", "quantization_config", "use_cache"}

@@ -22,7 +22,7 @@ import msgspec
 
 from foresay.server.cli.catalog.catalog import KnownDraft, find_target, of_shape
 from foresay.server.cli.check.summary import advice
-from foresay.server.engine.build import choose_dtype, draft_shape, max_model_len, plan
+from foresay.server.engine.build import choose_activations, choose_dtype, draft_shape, max_model_len, plan
 from foresay.server.engine.checks import Measured, Notes, Report, Target, described, facts, look_at_files, names_of
 from foresay.server.engine.checks import named as for_people
 from foresay.server.engine.device import find_device
@@ -55,15 +55,20 @@ def look_at_target(notes: Notes, config: EngineConfig) -> Target | None:
     if device is None:
         return None
     dtype = choose_dtype(config, model, device)
+    leave = "leave --activations out"
+    activations = notes.attempt("target", leave, lambda: choose_activations(config, model, device))
+    if activations is None:
+        return None
     look_at_files(notes, "target", directory, model, dtype.value)
     if not notes.failed("target"):
         notes.ok(
             "target",
-            f"{described(model, dtype.value)}, {dtype.value} ({dtype.reason})",
+            f"{described(model, dtype.value, activations.value)}, {dtype.value} ({dtype.reason})",
             **facts(model),
             dtype=dtype.value,
+            activations=activations.value,
         )
-    return Target(config.target, directory, model, dtype, device)
+    return Target(config.target, directory, model, dtype, activations, device)
 
 
 def _model(config: EngineConfig, directory: Path) -> ModelConfig:

@@ -94,7 +94,8 @@ class DraftModel(FromFiles):
 
     def _note(self, notes: Notes, target: Target, name: str) -> None:
         share = parameters(self.model) / parameters(target.model)
-        text = f"{described(self.model, target.dtype.value)} ({share:.0%} of the target's), {name}"
+        shape = described(self.model, target.dtype.value, target.activations.value)
+        text = f"{shape} ({share:.0%} of the target's), {name}"
         notes.ok("draft", text, kind=DRAFT_MODEL, **facts(self.model))
         look_at_origin(notes, "draft", self.directory, target)
         if share > _LARGE:

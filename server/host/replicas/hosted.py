@@ -150,4 +150,5 @@ def written_by(info: EngineInfo) -> str:
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         machine = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
-    return f"{info.target} {info.dtype} {info.quantization} {info.kv_dtype} {info.device} {info.exact} on {machine}"
+    kept = f"{info.dtype} {info.quantization} {info.activations} {info.kv_dtype}"
+    return f"{info.target} {kept} {info.device} {info.exact} on {machine}"

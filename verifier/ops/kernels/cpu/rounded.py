@@ -28,8 +28,9 @@ from foresay.verifier.ops.kernels.cpu.types import BYTES, F32, I8, I16, I32, LAN
 from foresay.verifier.ops.kernels.cpu.values import Value
 from foresay.verifier.ops.rounded import GROUP, LEAST
 
-#: Rows that are multiplied at once, and vectors of outputs where registers are 32 and wide.
-_ROWS, VECTORS = 8, 2
+#: Rows that are multiplied at once, for which there is code each (fewer are filled up with the last one), where registers
+#: are 32 and wide, and where they are not; and vectors of outputs where they are.
+_ROWS, _FEWER, VECTORS = (1, 2, 4, 6, 8), (1, 2, 4), 2
 #: Bytes of a word.
 _WORD = 4
 
@@ -83,8 +84,15 @@ class _Product(IntegerProduct):
     def __init__(self, kernel: Kernel, shape: IntegerShape) -> None:
         super().__init__(kernel, shape)
         self.begun, self.factors, self.inputs = map(kernel.pointer, range(17, 20))
-        self.at_once, self.one = _ROWS if self.vectors > 1 else 4, kernel.processor.has_byte_dots
+        self.sizes, self.one = _ROWS if self.vectors > 1 else _FEWER, kernel.processor.has_byte_dots
+        self.at_once = self.sizes[-1]
         self.pieces = self.inner // shape.piece
+
+    def _products(self, block: Value, row: Value, room: Value) -> None:
+        left = self.k.smallest(self.rows - row, self.at_once)
+        for fewer, rows in zip((0, *self.sizes), self.sizes, strict=False):
+            with self.k.when((left > fewer) & (left <= rows)):
+                self._sum(block, row, rows, room)
 
     def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
         k, piece = self.k, self.shape.piece
@@ -92,10 +100,11 @@ class _Product(IntegerProduct):
         inside = self.group // piece
         with k.loop(0, self.groups) as group, k.loop(0, inside) as at:
             place = group * inside + at
-            places = [(row + number) * self.pieces + place for number in range(rows)]
+            those = [k.smallest(row + number, self.rows - 1) for number in range(rows)]
+            places = [each * self.pieces + place for each in those]
             line = k.bytes_at(self.weight, (block * self.pieces + place) * self.size)
             self._prefetch(line, self.size)
-            inputs = [k.bytes_at(each, place * piece) for each in self._rows(row, rows)]
+            inputs = [k.bytes_at(self.x, there * piece) for there in places]
             values = []
             for sums, there in zip(self._dots(line, inputs, places), places, strict=True):
                 factor = k.load(self.factors, F32, there)
@@ -122,7 +131,7 @@ class _Product(IntegerProduct):
         ]
 
     def _bytes_of(self, line: Value) -> Iterator[list[Value]]:
-        """Four numbers of each output, words of them, vector by vector; of AVX2 low halves of 8 bits, then high ones."""
+        """Words of four numbers, vector by vector; of 8 bits AVX2 has the low halves of all, then the high ones."""
         k, low = self.k, 0x0F0F0F0F
         for step in range(self.size // (self.shape.block * _WORD)):
             at = step * self.shape.block
