@@ -1,14 +1,18 @@
-"""What quantising costs in quality: ``python -m bench.quality [--target DIR] [--tokens 200]``.
+"""What quantising costs in quality: ``python -m bench.quality [--target DIR] [--tokens 200] [--text FILE ..]``.
 
-The target in fp32 draws texts at temperature 1 behind the prompts of ``bench/prompts.jsonl``. Each way to keep weights
-and KV then reads the same texts: their loss, how often its most likely token is that of fp32, and its KL divergence
-from it. Rows read the KV that is stored, so a text in one pass has the logits that it has token by token.
+The target in fp32 draws texts at temperature 1 behind the prompts of ``bench/prompts.jsonl``; or the texts are pieces
+of files, one behind the other in equal distances. Each way to keep weights and KV, and to multiply, then reads the same
+texts: their loss, how often its most likely token is that of fp32, and its KL divergence from it. Rows read the KV that
+is stored, so a text in one pass has the logits that it has token by token. Of a target that is quantised the weights
+stay, and fp32 is what they are multiplied with.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,20 +20,28 @@ from torch import Tensor
 
 from bench import record
 from bench.drive import Options, add_arguments, build, request, run, target_of
-from bench.prompts import Encoder, load
+from bench.prompts import Encoder, Prompt, load
 from foresay.kvpaging import PageTable
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Rows
 from foresay.spec.sampling import SamplingParams
 
-#: How weights and KV are kept, as :class:`~bench.drive.Options` says it.
+#: How weights and KV are kept, and what those are multiplied with, as :class:`~bench.drive.Options` says it.
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "activations int8": {"activations": "int8"},
+    "bfloat16, activations int8": {"dtype": "bfloat16", "activations": "int8"},
+    "KV int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
+}
 WAYS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "KV int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
     "KV fp8": {"dtype": "bfloat16", "kv_dtype": "fp8"},
     "weights int8": {"dtype": "bfloat16", "quantize": "int8"},
+    "weights and activations int8": {"dtype": "bfloat16", "quantize": "int8", "activations": "int8"},
     "weights and KV int8": {"dtype": "bfloat16", "quantize": "int8", "kv_dtype": "int8"},
     "weights int4": {"dtype": "bfloat16", "quantize": "int4"},
+    "weights int4, activations int8": {"dtype": "bfloat16", "quantize": "int4", "activations": "int8"},
 }
 #: Of a text: its tokens, and how many of them are the prompt.
 Text = tuple[list[int], int]
@@ -44,6 +56,18 @@ def drawn(engine: Engine, prompts: list[list[int]], tokens: int) -> list[Text]:
     ]
 
 
+def read(files: Sequence[Path], encode: Encoder, pieces: int, tokens: int) -> list[Text]:
+    """So many pieces of each file, of so many tokens."""
+    found = []
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        for at in range(pieces):
+            begin = len(text) * at // pieces
+            piece = text[begin : begin + 12 * tokens].partition(" ")[2]
+            found.append((encode(Prompt(file.name, piece, chat=False))[:tokens], 1))
+    return found
+
+
 def chances(engine: Engine, texts: list[Text]) -> Tensor:
     """fp32[N, V]: log chances before each token behind the prompts."""
     verifier, found = target_of(engine), []
@@ -56,13 +80,14 @@ def chances(engine: Engine, texts: list[Text]) -> Tensor:
     return torch.cat(found)
 
 
-def report(options: Options, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
-    """Draw, read, print the table, return the record."""
+def report(options: Options, texts: list[Text] | None, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+    """Draw if there are no texts, read, print the table, return the record."""
+    options = replace(options, activations="model")
     engine = build("none", replace(options, dtype="float32"))
-    texts = drawn(engine, prompts, tokens)
+    texts = texts or drawn(engine, prompts, tokens)
     wanted, ids = chances(engine, texts), torch.tensor([token for text, first in texts for token in text[first:]])
     found = {"float32": {"loss": _loss(wanted, ids)}}
-    for name, way in WAYS.items():
+    for name, way in (QUANTIZED if engine.info.quantization else WAYS).items():
         mine = chances(build("none", replace(options, **way)), texts)
         agree = (mine.argmax(dim=-1) == wanted.argmax(dim=-1)).double().mean().item()
         apart = (wanted.exp() * (wanted - mine)).sum(dim=-1).double().mean().item()
@@ -82,11 +107,14 @@ def _loss(chances: Tensor, ids: Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.quality", description="What quantising costs in quality.")
     add_arguments(parser)
-    parser.add_argument("--tokens", type=int, default=200, help="tokens of each text behind its prompt")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of each text behind its prompt, or in all")
+    parser.add_argument("--text", type=Path, nargs="+", default=[], help="files of text to read (what is drawn)")
+    parser.add_argument("--pieces", type=int, default=8, help="texts to read from each file")
     args = parser.parse_args()
     options = Options.of(args)
     encode = Encoder(options.tokenizer)
-    found = report(options, [encode(prompt) for prompt in load()], args.tokens)
+    texts = read(args.text, encode, args.pieces, args.tokens)
+    found = report(options, texts, [encode(prompt) for prompt in load()], args.tokens)
     record.finish("quality", {"target": args.target, **found}, not args.no_save)
 
 
