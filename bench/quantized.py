@@ -1,7 +1,8 @@
-"""What quantised weights gain: ``python -m bench.quantized --target DIR [--rows 1 4 8]``; KV: ``--kv --context 4000``.
+"""What quantised weights gain: ``python -m bench.quantized --target DIR [--rows 1 4 8]``; KV: ``--kv --context 4000``;
+rounded activations: ``--activations [int4]``.
 
-The target is loaded as it is, in int8, int4 and fp8; with ``--kv`` its KV cache is kept as it is, in int8 and fp8. In
-turns, for each number of rows: a bare pass (``run`` of a chain of that many rows behind ``--context`` tokens) of each,
+The target is loaded as it is, in int8, int4 and fp8; with ``--kv`` its KV cache is kept as it is, in int8 and fp8; with
+``--activations`` its quantised weights are multiplied with what the model has and with what is rounded. In turns, for each number of rows: a bare pass (``run`` of a chain of that many rows behind ``--context`` tokens) of each,
 so that noise meets all alike. Beside the times stand the bytes that a pass reads, of weights and of KV: what memory
 alone would give is their ratio.
 """
@@ -60,6 +61,9 @@ def report(engines: dict[str, Engine], rows: list[int], repeats: int, context: i
 def engines_of(args: argparse.Namespace) -> dict[str, Engine]:
     """By what weights or KV are kept as. Of KV all have one copy of the weights: two may lie differently in memory."""
     options = replace(Options.of(args), kv_tokens=max(args.context + 512, 4096))
+    if args.activations is not None:
+        options = replace(options, quantize=args.activations or None)
+        return {each: build("none", replace(options, activations=each)) for each in ("model", "int8")}
     if not args.kv:
         return {kind or "as stored": build("none", replace(options, quantize=kind)) for kind in KINDS}
     engines: dict[str, Engine] = {}
@@ -75,6 +79,8 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--kv", action="store_true", help="compare ways to keep the KV cache, not the weights")
+    how = {"nargs": "?", "const": "", "metavar": "KIND"}
+    parser.add_argument("--activations", **how, help="compare activations, of weights as they are or made KIND")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before the rows of a pass")
     args = parser.parse_args()
     engines = engines_of(args)

@@ -140,8 +140,8 @@ class Progress(Protocol):
 @dataclass(frozen=True, slots=True)
 class Loading:
     """target: the target's directory. model: its configuration. length: the longest text, prompt and output together.
-    dtype: of all weights. rounds: whether activations become 8 bits where weights have kernels for it. say: told what is
-    done now."""
+    dtype: of all weights. rounds: whether activations become 8 bits where weights have kernels for it. say: told what
+    is done now."""
 
     config: EngineConfig
     target: Path

@@ -44,8 +44,10 @@ class Pair:
         return self.target.config.vocab_size
 
     def quantized(self, how: str, dtype: torch.dtype = torch.bfloat16) -> Pair:
-        """The same as ``--quantize`` and ``--draft-quantize`` make it."""
-        target, draft = (load_decoder(each, dtype, quantize=how) for each in (self.directory, self.draft_directory))
+        """The same as ``--quantize`` and ``--draft-quantize`` make it. how: what, and perhaps " rounded"."""
+        kind, rounded, _ = how.partition(" rounded")
+        settings: dict[str, Any] = {"quantize": kind, "rounds": bool(rounded)}
+        target, draft = (load_decoder(each, dtype, **settings) for each in (self.directory, self.draft_directory))
         return replace(self, target=target, draft=draft)
 
     def draft_model(self, pool: PagePool, dynamic: bool = False) -> DraftModelDrafter:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from foresay.server.cli.main import main
 from foresay.server.cli.serving import rows
 from foresay.server.engine.build import build_engine
-from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.config import Activations, EngineConfig
 from foresay.server.settings.resolved import BUNDLED
 from tests.same_tokens.runs import assert_same
 from tests.same_tokens.test_bundled_heads import jobs
@@ -33,21 +34,23 @@ def file_of(directory: Path, name: str, kind: TypeOf) -> Path:
     return directory / f"{name}.gguf"
 
 
-def texts(target: Path, draft: str) -> dict[str, Text]:
+def texts(target: Path, draft: str, activations: Activations) -> dict[str, Text]:
     config = EngineConfig(target=str(target), draft=draft, kv_tokens=640, max_model_len=160, threads=1)
-    engine = build_engine(config)
+    engine = build_engine(msgspec.structs.replace(config, activations=activations))
+    assert engine.info.activations == activations
     assert engine.info.exact and "from gguf files" in engine.info.quantization
     engine.runner = Witness(engine.runner.verifier, engine.drafter)
     return run(engine, jobs())
 
 
+@pytest.mark.parametrize("activations", ["int8", "model"])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "mixed"])
-def test_files_draft_and_are_drafted_for(tmp_path, kind) -> None:
+def test_files_draft_and_are_drafted_for(tmp_path, kind, activations) -> None:
     target = file_of(tmp_path, "target", q4_k_m if kind == "mixed" else all_of(kind))
     draft = file_of(tmp_path, "draft", all_of("Q8_0"))
-    plain = texts(target, "none")
+    plain = texts(target, "none", activations)
     for drafter in (f"draft_model:{draft}", "ngram", f"{BUNDLED / 'draft'},suffix"):
-        assert_same(plain, texts(target, drafter))
+        assert_same(plain, texts(target, drafter, activations))
 
 
 def test_what_the_check_and_the_banner_say(tmp_path, capsys) -> None:

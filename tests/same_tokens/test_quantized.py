@@ -17,6 +17,8 @@ from tests.verifier.reading import load_decoder
 from tests.verifier.test_quantized_files import published
 
 HOW = ["int8", "int4", "fp8"]
+#: The same, with activations rounded as ``--activations int8`` wants it.
+ROUNDED = ["int4 rounded", "int8 rounded"]
 #: Drafters that are accepted at all depths, at some, and hardly ever; the rest is tried with int4, else in `make soak`.
 FEW = ("truth", "dynamic 4,4,2,2,1", "garbage")
 LENGTHS = (9, 17, 33, 5)
@@ -50,19 +52,21 @@ def assert_same_tokens(pair: Pair, drafter: str) -> None:
 @pytest.mark.parametrize(
     ("how", "drafter"),
     [
-        pytest.param(how, drafter, marks=() if how == "int4" or drafter in FEW else pytest.mark.soak)
-        for how in HOW
+        pytest.param(how, drafter, marks=() if how in ("int4", ROUNDED[0]) or drafter in FEW else pytest.mark.soak)
+        for how in (*HOW, *ROUNDED)
         for drafter in DRAFTERS
     ],
 )
 def test_every_drafter(quantized, how, drafter) -> None:
+    linears = quantized("qwen3", how).target.linears
+    assert all(one._packed.rounds == (how in ROUNDED) for one in linears)
     assert_same_tokens(quantized("qwen3", how), drafter)
 
 
 #: How, family and dtype: any two of them together; any three in `make soak`.
 CASES = [
     pytest.param(how, family, dtype, marks=() if (at + number + turn) % 2 == 0 else pytest.mark.soak)
-    for turn, how in enumerate(HOW)
+    for turn, how in enumerate((*HOW, *ROUNDED))
     for at, family in enumerate(["llama_bias", "smollm", "mistral"])
     for number, dtype in enumerate([torch.float32, torch.float16])
 ]

@@ -11,7 +11,8 @@ import torch
 
 from foresay.server.cli.main import main
 from foresay.server.cli.serving import rows
-from foresay.server.engine.build import build_engine
+from foresay.server.engine.build import build_engine, choose_activations
+from foresay.server.engine.device import Device
 from foresay.server.engine.memory import model_bytes, packed_bytes
 from foresay.server.engine.parameters import quantized, stored_parameters
 from foresay.server.settings.config import EngineConfig
@@ -22,8 +23,11 @@ from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import load
+from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.paged_model import PagedModel
+from tests.server.test_device import HOPPER
 from tests.simulated.device import DEVICE, simulated
+from tests.verifier.conftest import lesser
 
 TARGET = BUNDLED / "target"
 
@@ -68,6 +72,7 @@ def test_a_checkpoint_asks_for_its_kv_cache(tmp_path, capsys) -> None:
     assert written(read) == written(asked)
     assert (read.info.kv_dtype, read.info.kv_token_bytes) == ("fp8", asked.info.kv_token_bytes)
     assert engine_of(str(out), kv_dtype="int8").info.kv_dtype == "int8"
+    assert read.info.activations == "model"
     words = f"activations stay {read.info.dtype}, not rounded to fp8"
     assert words in dict(rows(read.info))["weights"]
     assert main(["check", str(out), "--draft", "none"]) == 0
@@ -99,6 +104,49 @@ def test_weights_are_quantised_once(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": about}))
     with pytest.raises(Unfit, match="--draft-quantize int8: its weights are quantised already"):
         quantized(ModelConfig.from_directory(tmp_path), "int8", "--draft-quantize")
+
+
+MODEL = ModelConfig.from_directory(TARGET)
+HERE = Device("cpu", 8 << 30)
+
+
+@pytest.mark.parametrize(
+    ("how", "device", "processor", "why"),
+    [
+        ("int4", HERE, "here", ""),
+        ("int8", HERE, "without AVX-512", ""),
+        (None, HERE, "here", "no weights are whole numbers"),
+        ("fp8", HERE, "here", "no weights are whole numbers"),
+        ("int4", HERE, "plain", "the processor has none of the instructions"),
+        ("int4", HOPPER, "here", "for a CPU alone"),
+    ],
+)
+def test_activations_are_rounded_where_there_are_kernels(monkeypatch, how, device, processor, why) -> None:
+    made = lesser(processor)
+    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
+    model = quantized(MODEL, how, "--quantize")
+    chosen = choose_activations(EngineConfig(), model, device)
+    assert chosen.value == ("model" if why else "int8") and why in chosen.reason
+    assert choose_activations(EngineConfig(activations="model"), model, device).value == "model"
+    if not why:
+        assert choose_activations(EngineConfig(activations="int8"), model, device).value == "int8"
+        return
+    with pytest.raises(Unfit, match=f"--activations int8: .*{why}"):
+        choose_activations(EngineConfig(activations="int8"), model, device)
+
+
+def test_activations_are_said(capsys) -> None:
+    for activations, words in (("int8", "activations rounded to int8"), ("model", "activations stay")):
+        info = engine_of("bundled", quantize="int4", activations=activations).info
+        assert info.exact and info.activations == activations
+        assert words in dict(rows(info))["weights"] and activations in dict(rows(info))["activations"]
+        assert main(["check", "--draft", "none", "--quantize", "int4", "--activations", activations]) == 0
+        assert words in capsys.readouterr().out
+    assert "activations" not in dict(rows(engine_of("bundled").info))
+    assert main(["generate", "--activations", "int8", "--prompt", "hello"]) == 2
+    assert "--activations int8: no weights are whole numbers" in capsys.readouterr().err
+    assert main(["check", "--activations", "int8"]) == 1
+    assert "leave --activations out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", ["int8", "int4", "fp8"])

@@ -39,10 +39,15 @@ def by_processor(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
 
 
 def lesser(kind: str) -> Processor:
-    """This processor, or what of it a lesser one would have; plain: what every one of its kind has."""
+    """This processor, or what of it a lesser one would have; plain: what every one of its kind has. narrow: with
+    registers of 8 numbers."""
     here = Processor.here()
     if kind == "plain":
         return Processor("x86-64" if here.is_x86 else "generic", "")
+    if kind == "narrow":  # what AVX-VNNI has, in the words of AVX512-VNNI, which runs here
+        made = Processor(here.name, here.features)
+        made.__dict__["wide"] = False
+        return made
     without = {"here": (), "without bf16": ("avx512bf16",), "without AVX-512": ("avx512", "amx", "avxvnni")}[kind]
     features = [f"-{one[1:]}" if one[1:].startswith(without) and without else one for one in here.features.split(",")]
     return Processor("x86-64-v3" if kind == "without AVX-512" else here.name, ",".join(features))

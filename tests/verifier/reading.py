@@ -43,11 +43,13 @@ def load_decoder(
     *,
     probed: bool = True,
     quantize: str | None = None,
+    rounds: bool = False,
 ) -> Decoder:
-    """The decoder of a checkpoint, its products as the probe leaves them on this machine: rows must be bit-equal."""
+    """The decoder of a checkpoint, its products as the probe leaves them on this machine: rows must be bit-equal.
+    rounds: whether activations are rounded, as ``--activations int8`` wants it."""
     config = quantized(ModelConfig.from_directory(directory), quantize, "--quantize")
     weights = load(directory, config, dtype, device)
-    decoder = Decoder(config, weights, config.max_positions + MAX_NODES)
+    decoder = Decoder(config, weights, config.max_positions + MAX_NODES, rounds)
     if probed and decoder.device.type == "cpu":
         reader = Reader(decoder)
         exactness = probe(reader.model, reader.pool)

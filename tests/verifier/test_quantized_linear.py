@@ -51,6 +51,60 @@ def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kind) -> 
     assert differing(linear, rows_of(shape, dtype), COUNTS) == []
 
 
+#: What can be multiplied with rounded activations. Bits follow from whole numbers, so processors have the same.
+WHOLE = [kind for kind in (*KINDS, *STEPPED) if not kind.startswith("fp8")]
+ROUNDED = [*by_processor(DTYPES[:2], WHOLE), *(("narrow", torch.float32, kind) for kind in ("int4", "q5_k"))]
+
+
+@pytest.mark.parametrize(("processor", "dtype", "kind"), ROUNDED, ids=str, indirect=["processor"])
+def test_rounded_activations_have_the_bits_of_the_contract(processor, dtype, kind) -> None:
+    for shape in SHAPES[:2]:
+        matrix, offset = matrix_of(shape, kind), bias_of(shape)
+        linear, x = Linear(matrix, offset, dtype, rounds=True), rows_of(shape, dtype)
+        found = linear.wide(x)
+        with references():
+            assert torch.equal(linear.wide(x), found)
+        for count in (1, 2, 3, 5, 7, 8, 9, 64):
+            part = slice(33, 33 + count)
+            assert torch.equal(linear.wide(x[part].clone()), found[part])
+        exact = functional.linear(x.double(), matrix.plain().double(), offset.double())
+        assert (found - exact).norm() < 0.01 * (exact - offset).norm()
+        assert torch.equal(linear._packed.plain(), matrix.plain())
+
+
+@pytest.mark.parametrize("kind", ["int4 zeros", "q6_k"])
+def test_rounded_activations_of_gates(processor, kind) -> None:
+    shape = (192, 100)
+    linear, x = (
+        Linear(matrix_of(shape, kind), None, torch.bfloat16, gated=True, rounds=True),
+        rows_of(shape, torch.bfloat16),
+    )
+    found = linear.gated(x)
+    with references():
+        torch.testing.assert_close(found, linear.gated(x), rtol=2e-2, atol=1e-6)
+    assert all(torch.equal(linear.gated(x[:count].clone()), found[:count]) for count in (1, 3, 8, 17))
+
+
+def test_rows_that_cannot_be_rounded(processor) -> None:
+    """Groups of zeros and of what is almost zero are zeros; what is not finite spoils its row, and no other."""
+    x = rows_of((64, 33), torch.float32, 6)
+    x[0, :32], x[1, 32:], x[2, 40], x[3, 3], x[4] = 0.0, 1e-40, torch.nan, -torch.inf, 1e37
+    linear = Linear(matrix_of((64, 33), "int4"), None, torch.float32, rounds=True)
+    found = linear(x)
+    with references():
+        assert torch.equal(found.nan_to_num(7.0), linear(x).nan_to_num(7.0))
+    assert found.isfinite().all(1).tolist() == [True, True, False, False, True, True]
+    assert found[2].isnan().all() and found[3].isnan().all()
+    assert torch.equal(linear(x[5:].clone()), found[5:])
+
+
+@pytest.mark.parametrize("kind", ["fp8", "odd"])
+def test_what_is_not_of_whole_numbers_is_multiplied_as_it_is(kind) -> None:
+    shape = (192, 34) if kind == "fp8" else (200, 34)
+    matrix, x = matrix_of(shape, kind if kind == "fp8" else "int8"), rows_of(shape, torch.float32)
+    assert torch.equal(Linear(matrix, rounds=True)(x), Linear(matrix)(x))
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
 def test_the_gate_rounds_as_a_step_of_its_own(processor, kind) -> None:
     shape = (192, 100)

@@ -28,8 +28,8 @@ from foresay.verifier.ops.kernels.cpu.types import BYTES, F32, I8, I16, I32, LAN
 from foresay.verifier.ops.kernels.cpu.values import Value
 from foresay.verifier.ops.rounded import GROUP, LEAST
 
-#: Rows at once, with code for each number (others are filled up with the last row), where registers are 32 and wide, and
-#: where they are not; and vectors of outputs where they are.
+#: Rows at once, with code for each number (others are filled up with the last row), where registers are 32 and wide,
+#: and where they are not; and vectors of outputs where they are.
 _ROWS, _FEWER, VECTORS = (1, 2, 4, 6, 8), (1, 2, 4), 2
 #: Bytes of a word.
 _WORD = 4
