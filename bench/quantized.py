@@ -2,9 +2,10 @@
 rounded activations: ``--activations [int4]``.
 
 The target is loaded as it is, in int8, int4 and fp8; with ``--kv`` its KV cache is kept as it is, in int8 and fp8; with
-``--activations`` its quantised weights are multiplied with what the model has and with what is rounded. In turns, for each number of rows: a bare pass (``run`` of a chain of that many rows behind ``--context`` tokens) of each,
-so that noise meets all alike. Beside the times stand the bytes that a pass reads, of weights and of KV: what memory
-alone would give is their ratio.
+``--activations`` its quantised weights are multiplied with what the model has and with what is rounded. In turns, for
+each number of rows: a bare pass (``run`` of a chain of that many rows behind ``--context`` tokens) of each, so that
+noise meets all alike. Beside the times stand the bytes that a pass reads, of weights and of KV: what memory alone would
+give is their ratio.
 """
 
 from __future__ import annotations

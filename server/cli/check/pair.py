@@ -55,8 +55,8 @@ def look_at_target(notes: Notes, config: EngineConfig) -> Target | None:
     if device is None:
         return None
     dtype = choose_dtype(config, model, device)
-    leave = "leave --activations out"
-    activations = notes.attempt("target", leave, lambda: choose_activations(config, model, device))
+    fix = "leave --activations out"
+    activations = notes.attempt("target", fix, lambda: choose_activations(config, model, device))
     if activations is None:
         return None
     look_at_files(notes, "target", directory, model, dtype.value)
