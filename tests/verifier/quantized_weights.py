@@ -23,6 +23,7 @@ STEPPED = {
     "q5_k": (8, 32, 64, True),
     "q6_k": (8, 16, 64, False),
     "mixed": (8, 16, 32, True),
+    "q4_1": (4, 32, 32, True),
 }
 
 
@@ -38,7 +39,9 @@ def stepped_of(shape: tuple[int, int], kind: str) -> QuantizedMatrix:
     matrix.put(torch.randint(least, highest, matrix.shape, dtype=torch.int8, generator=generator))
     for multiples, steps in ((matrix.scales, matrix.steps), (matrix.minimums, matrix.minimum_steps)):
         if multiples is not None and steps is not None:
-            multiples.copy_(torch.randint(1, 64, multiples.shape, dtype=torch.int8, generator=generator))
+            multiples.copy_(
+                torch.randint(1, 2 if kind == "q4_1" else 64, multiples.shape, dtype=torch.int8, generator=generator)
+            )
             sampled = torch.rand(steps.shape, generator=generator)
             steps.copy_(sampled / 30 / highest / shape[0] ** 0.5 * (1 if multiples is matrix.scales else highest / 2))
     return matrix

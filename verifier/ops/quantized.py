@@ -10,8 +10,8 @@
 
 Where a quantiser took the numbers of a row in another order (act-order), ``order`` says which group g each k is of.
 
-GGUF's have scales of int8, which are multiples of steps, and perhaps minimums instead of zeros; values of four bits
-with minimums have no sign::
+GGUF's have scales of int8, which are multiples of steps, and perhaps minimums instead of zeros (or both are fp16 and
+have no steps); values of four bits with minimums have no sign::
 
     minimums         [O, G]   int8; None: no minimums
     steps            [O, S]   fp16, of the S spans of K / S numbers of a row; None: scales are what they are

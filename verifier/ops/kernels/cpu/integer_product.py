@@ -133,8 +133,9 @@ class IntegerProduct(Product):
         return self._stepped(self.scales, self.steps, where, steps)
 
     def _stepped(self, multiples: Value, steps: Value, where: Value, there: Value | None) -> Value:
-        """Scales or minimums, times their steps. there: of the span's."""
-        assert there is not None, "what is of whole numbers has steps"
+        """Scales or minimums, times their steps. there: of the span's; None where they are no multiples."""
+        if there is None:
+            return self.k.read(multiples, F16, where)
         return self._bytes_at(multiples, where) * self.k.read(steps, F16, there)
 
     def _bytes_at(self, pointer: Value, where: Operand) -> Value:

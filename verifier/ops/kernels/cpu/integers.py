@@ -18,7 +18,7 @@ Legend: R rows, K inner width, O outer width, G groups, B outputs of a block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -38,9 +38,9 @@ from foresay.verifier.ops.rounded import piece_of, rounded_product
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
     """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: int8, int16 or int32, see above; of e4m3 int8.
-    scales: of their own dtype. zeros, minimums: int8 or None. steps, minimum_steps: fp16 or None, [O / B][S][B]. bias:
-    fp32 or None. pairs: whether pairs of bf16 are multiplied. rounds: whether inputs are rounded, and data lies as
-    :mod:`~foresay.verifier.ops.kernels.cpu.rounded` has it.
+    scales: of their own dtype. zeros, minimums: int8 or None; minimums without steps are fp16. steps, minimum_steps:
+    fp16 or None, [O / B][S][B]. bias: fp32 or None. pairs: whether pairs of bf16 are multiplied. rounds: whether inputs
+    are rounded, and data lies as :mod:`~foresay.verifier.ops.kernels.cpu.rounded` has it.
     """
 
     on_gpu: ClassVar[bool] = False
@@ -77,7 +77,7 @@ class PackedIntegers:
         cls, weight: QuantizedMatrix, bias: Tensor | None, gated: bool, compute: torch.dtype, rounds: bool = False
     ) -> PackedIntegers:
         """Pack it for inputs of this dtype, which are rounded if that is wanted."""
-        processor = Processor.here()
+        processor, weight = Processor.here(), _without_ones(weight)
         pairs = compute is torch.bfloat16 and processor.multiplies_bf16 and not rounds
         # What is widened is widened once for eight rows; four bits lie in quarters of a word.
         block = block_of(processor, rounded.VECTORS if rounds else QUARTERS if weight.bits == 4 else 3)
@@ -155,6 +155,14 @@ class PackedIntegers:
             *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans, *more,
         )  # fmt: skip
         return out
+
+
+def _without_ones(weight: QuantizedMatrix) -> QuantizedMatrix:
+    """The same with steps for scales where each group has a step of its own, once, as those of Q4_1 have."""
+    multiples = [one for one in (weight.scales, weight.minimums) if one is not None]
+    if weight.steps is None or weight.span != weight.group or not all((one == 1).all() for one in multiples):
+        return weight
+    return replace(weight, scales=weight.steps, minimums=weight.minimum_steps, steps=None, minimum_steps=None)
 
 
 @dataclass(frozen=True, slots=True)
