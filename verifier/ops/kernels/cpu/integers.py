@@ -140,17 +140,17 @@ class PackedIntegers:
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
         out, compute, piece = room((len(x), self.outer // (2 if self.gated else 1)), dtype), x.dtype, 0
-        more: tuple[Tensor, ...] = ()
+        count, more = counted(count, len(x)), list[Tensor]()
         if self.rounds:
             compute, piece = torch.int8, piece_of(self.inner // self.scales.shape[1])
-            x, *more = rounded.round_rows(x, piece, _more(self.bits, self.signed), counted(count, len(x)))
+            x, *more = rounded.round_rows(x, piece, _more(self.bits, self.signed), count)
         minimums, steps = self.minimums is not None, self.steps is not None
         has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps
         groups, spans = self.scales.shape[1], 1 if self.steps is None else self.steps.shape[1]
         others = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
         shape = IntegerShape(self.block, compute, out.dtype, self.gated, *has, self.floats, piece)
         (rounded if self.rounds else integer_product).kernel_of(shape)(
-            x, self.data, out, 0 if self.bias is None else self.bias, counted(count, len(x)),
+            x, self.data, out, 0 if self.bias is None else self.bias, count,
             len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
             *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans, *more,
         )  # fmt: skip

@@ -5,12 +5,13 @@
     packed    numbers without a sign: those that have one are 8 (of 4 bits) or 128 (of 8) more
               8 bits   [O / B][K / 4][B][4] bytes
               4 bits   [O / B][K / 8][B][4] bytes, low halves of k, .. k + 3, high ones of k + 4, .. k + 7
+    rows      rounded, side by side as they are multiplied at once: [R / T][N][T][P], and [R / T][N][T] of pieces
 
 An instruction adds four products of bytes to 32 bits (AVX512-VNNI, AVX-VNNI). AVX2 multiplies bytes by pairs into 16
 bits, which hold sums of 4 bits of a piece; 8 bits are multiplied as two halves. Sums begin with what numbers without a
 sign have too much.
 
-Legend: R rows, K inner width, O outer width, B outputs of a block, P numbers of a piece, N pieces of a row.
+Legend: R rows, K inner width, O outer width, B outputs of a block, P numbers of a piece, N = K / P, T rows at once.
 """
 
 from __future__ import annotations
@@ -23,53 +24,70 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.integer_product import IntegerProduct, IntegerShape
+from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
 from foresay.verifier.ops.kernels.cpu.types import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
 from foresay.verifier.ops.rounded import GROUP, LEAST
 
-#: Rows at once, with code for each number (others are filled up with the last row), where registers are 32 and wide,
-#: and where they are not; and vectors of outputs where they are.
+#: Numbers of rows with code of their own (others are filled up), the last of them at once, where registers are 32 and
+#: wide, and where they are not; and vectors of outputs where they are.
 _ROWS, _FEWER, VECTORS = (1, 2, 4, 6, 8), (1, 2, 4), 2
 #: Bytes of a word.
 _WORD = 4
 
 
 def round_rows(x: Tensor, piece: int, offset: int, count: Tensor) -> tuple[Tensor, ...]:
-    """Rows [R, K] rounded: int8[R, K]; of each piece, [R, N], how its sums begin (int32), its scale, and its sum of
-    inputs times that (fp32). offset: what numbers of weights have too much."""
-    rows, width = x.shape
+    """Rows [R, K] rounded, and of each piece how its sums begin (int32), its scale, and its sum of inputs times that
+    (fp32). offset: what numbers of weights have too much."""
+    width, tile = x.shape[1], _sizes(Processor.here())[-1]
+    rows = -(-len(x) // tile) * tile
     numbers = room((rows, width), torch.int8)
     begun, scales, sums = (room((rows, width // piece), of) for of in (torch.int32, torch.float32, torch.float32))
-    _rounding(x.dtype, piece, offset)(x, numbers, begun, scales, sums, count, width // GROUP)
+    _rounding(x.dtype, piece, offset, tile)(x, numbers, begun, scales, sums, count, width)
     return numbers, begun, scales, sums
 
 
 @Compiled
-def _rounding(dtype: torch.dtype, piece: int, offset: int) -> Kernel:
+def _rounding(dtype: torch.dtype, piece: int, offset: int, tile: int) -> Kernel:
     k, of = Kernel("round_rows"), OF_TORCH[dtype]
     x, numbers, begun, scales, sums = map(k.pointer, range(5))
-    with k.share(k.counted(5) * k.number(6)) as group:
-        values = [k.read(x, of, group * GROUP + at) for at in range(0, GROUP, LANES)]
-        # As integers sizes are in order too, and what is no number is the largest.
-        sizes = [k.bits(value, vector(I32)) & 0x7FFFFFFF for value in values]
-        most = k.call("llvm.vector.reduce.smax.v16i32", I32, k.larger(*sizes))
-        size, finite = k.bits(most, F32), most < 0x7F800000
-        scale = k.select(most.equals(0x7F800000), float("nan"), size / 127.0)
-        factor = k.select(finite & (size >= LEAST), k.constant(127.0, F32) / size, 0.0)
-        whole = [k.narrowed(value * factor, I8) for value in values]
-        for at, value in enumerate(whole):
-            k.store(value, numbers, group * GROUP + at * LANES)
-        words = [k.integer(value, I32) for value in whole]
-        lanes = [range(at % LANES, at % LANES + min(piece, LANES)) for at in range(0, GROUP, piece)]
-        for at, those in enumerate(lanes):
-            source = words[0] + words[1] if piece == GROUP else words[at * piece // LANES]
-            total = k.total(k.shuffled(source, source, those))
-            where = group * (GROUP // piece) + at
-            k.store(total * -offset, begun, where)
-            k.store(scale, scales, where)
-            k.store(Value(k, k.builder.sitofp(total.raw, F32)) * scale, sums, where)
+    width = k.number(6)
+    with k.share(k.counted(5)) as row:
+        first = row // tile * tile * (width // piece) + row % tile
+        with k.loop(0, width // GROUP) as group:
+            values = [k.read(x, of, row * width + group * GROUP + at, LANES) for at in range(0, GROUP, LANES)]
+            scale, whole = _rounded(k, values)
+            words = [k.integer(each, I32) for each in whole]
+            for at in range(0, GROUP, piece):
+                those = range(at % LANES, at % LANES + min(piece, LANES))
+                source = words[0] + words[1] if piece == GROUP else words[at // LANES]
+                total = k.total(k.shuffled(source, source, those))
+                where = first + (group * (GROUP // piece) + at // piece) * tile
+                k.store(total * -offset, begun, where)
+                k.store(scale, scales, where)
+                k.store(Value(k, k.builder.sitofp(total.raw, F32)) * scale, sums, where)
+                for part in range(at, at + piece, min(piece, LANES)):
+                    lanes = range(part % LANES, part % LANES + min(piece, LANES))
+                    found = k.shuffled(whole[part // LANES], whole[part // LANES], lanes)
+                    k.store(found, k.bytes_at(numbers, where * piece + (part - at)))
     return k
+
+
+def _rounded(k: Kernel, values: list[Value]) -> tuple[Value, list[Value]]:
+    """The scale of a group, and its numbers."""
+    # As integers sizes are in order too, and what is no number is the largest.
+    sizes = [k.bits(value, vector(I32)) & 0x7FFFFFFF for value in values]
+    most = k.call("llvm.vector.reduce.smax.v16i32", I32, k.larger(*sizes))
+    size, infinity = k.bits(most, F32), 0x7F800000
+    scale = k.select(most.equals(infinity), float("nan"), size / 127.0)
+    factor = k.select((most < infinity) & (size >= LEAST), k.constant(127.0, F32) / size, 0.0)
+    return scale, [k.narrowed(value * factor, I8) for value in values]
+
+
+def _sizes(processor: Processor) -> tuple[int, ...]:
+    """The numbers of rows for which there is code."""
+    return _ROWS if processor.wide else _FEWER
 
 
 @Compiled
@@ -84,7 +102,7 @@ class _Product(IntegerProduct):
     def __init__(self, kernel: Kernel, shape: IntegerShape) -> None:
         super().__init__(kernel, shape)
         self.begun, self.factors, self.inputs = map(kernel.pointer, range(17, 20))
-        self.sizes, self.one = _ROWS if self.vectors > 1 else _FEWER, kernel.processor.has_byte_dots
+        self.sizes, self.one = _sizes(kernel.processor), kernel.processor.has_byte_dots
         self.at_once = self.sizes[-1]
         self.pieces = self.inner // shape.piece
 
@@ -97,27 +115,26 @@ class _Product(IntegerProduct):
     def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
         k, piece = self.k, self.shape.piece
         self._begin(block, rows, room)
-        inside = self.group // piece
+        inside, first = self.group // piece, row * self.pieces
         with k.loop(0, self.groups) as group, k.loop(0, inside) as at:
             place = group * inside + at
-            those = [k.smallest(row + number, self.rows - 1) for number in range(rows)]
-            places = [each * self.pieces + place for each in those]
+            there = first + place * self.at_once
             line = k.bytes_at(self.weight, (block * self.pieces + place) * self.size)
             self._prefetch(line, self.size)
-            inputs = [k.bytes_at(self.x, there * piece) for there in places]
             values = []
-            for sums, there in zip(self._dots(line, inputs, places), places, strict=True):
-                factor = k.load(self.factors, F32, there)
+            for number, sums in enumerate(self._dots(line, there, rows)):
+                factor = k.load(self.factors, F32, there + number)
                 values += [k.as_float(each) * factor for each in sums]
-            taken = [k.spread(k.load(self.inputs, F32, there)) for there in places] if self.shape.sums else []
+            taken = [k.spread(k.load(self.inputs, F32, there + number)) for number in range(rows)]
             self._fold([*values, *taken], rows, block, group, room)
 
-    def _dots(self, line: Value, inputs: list[Value], places: list[Value]) -> list[list[Value]]:
-        """int32: the sums of a piece, row by row, vector by vector."""
+    def _dots(self, line: Value, there: Value, rows: int) -> list[list[Value]]:
+        """int32: the sums of a piece, row by row, vector by vector. there: the first row's piece."""
         k, halves = self.k, 1 if self.one or self.shape.bits == 4 else 2
-        begun = [k.spread(k.load(self.begun, I32, there)) for there in places]
+        begun = [k.spread(k.load(self.begun, I32, there + number)) for number in range(rows)]
+        inputs = [k.bytes_at(self.x, (there + number) * self.shape.piece) for number in range(rows)]
         zero = k.bits(k.constant(0, vector(I32)), vector(I16, 2 * LANES))
-        sums = [[begun[n] if self.one else zero for _ in range(self.vectors * halves)] for n in range(len(inputs))]
+        sums = [[begun[n] if self.one else zero for _ in range(self.vectors * halves)] for n in range(rows)]
         for step, columns in enumerate(self._bytes_of(line)):
             for row, source in zip(sums, inputs, strict=True):
                 factor = k.spread(k.load(source, I32, step))
