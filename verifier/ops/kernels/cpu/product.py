@@ -77,6 +77,8 @@ class Product:
 
     #: Bytes: how far ahead of the sums weights are asked for.
     ahead = 2048
+    #: Rows for which all blocks are read before the next ones: what they read is to stay in the second cache.
+    far = 1 << 30
 
     def __init__(self, kernel: Kernel, shape: Shape) -> None:
         self.k, self.shape = kernel, shape
@@ -88,8 +90,16 @@ class Product:
 
     def write(self) -> Kernel:
         """All of it."""
+        k, far = self.k, self.far
+        with k.loop(0, self.rows, far) as begin, k.share(self.blocks) as block:
+            end = k.smallest(self.rows, begin + far)
+            self._blocks(block, begin, end)
+        return k
+
+    def _blocks(self, block: Value, begin: Value, end: Value) -> None:
+        """A block of outputs of some rows."""
         k = self.k
-        with k.share(self.blocks) as block, k.loop(0, self.rows, self.at_once) as row:
+        with k.loop(begin, end, self.at_once) as row:
             if self.shape.gated:
                 self._products(block * 2, row, self.gates)
                 self._products(block * 2 + 1, row, self.sums)
@@ -98,7 +108,6 @@ class Product:
             left = k.smallest(self.rows - row, self.at_once)
             with k.loop(0, left) as number, k.loop(0, self.vectors) as at:
                 self._store(number * self.shape.block + at * LANES, row + number, block * self.shape.block + at * LANES)
-        return k
 
     def _products(self, block: Value, row: Value, room: Value) -> None:
         """The sums of one block of outputs for the rows of a group, into ``room``."""

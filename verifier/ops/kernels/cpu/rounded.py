@@ -99,6 +99,8 @@ def kernel_of(shape: IntegerShape) -> Kernel:
 class _Product(IntegerProduct):
     """Writes the kernel. More arguments: what :func:`round_rows` has of pieces."""
 
+    far = 64
+
     def __init__(self, kernel: Kernel, shape: IntegerShape) -> None:
         super().__init__(kernel, shape)
         self.begun, self.factors, self.inputs = map(kernel.pointer, range(17, 20))
