@@ -91,26 +91,33 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Re
 
 
 def choose_activations(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
-    """``auto``: int8 where there are kernels for it, since it costs hardly any quality (docs/quantization.md)."""
-    against = _against_rounding(model, device)
+    """``auto``: int8 where weights of 4 bits have kernels for it (docs/quantization.md has what it costs and gains)."""
+    bits = _rounded_bits(model)
+    against = _against_rounding(bits, device)
     if config.activations == "int8" and against:
         raise Unfit(f"--activations int8: {against}", "leave --activations out")
     if config.activations != "auto":
         return Resolved(config.activations, "asked for")
-    return Resolved("model", against) if against else Resolved("int8", "weights are multiplied as whole numbers")
+    if against or 4 not in bits:
+        return Resolved("model", against or "weights of 8 bits lose less than rounded activations would")
+    return Resolved("int8", "weights of 4 bits are multiplied as whole numbers")
 
 
-def _against_rounding(model: ModelConfig, device: Device) -> str:
+def _rounded_bits(model: ModelConfig) -> set[int]:
+    """How many bits the weights have that there are kernels for: whole numbers, in whole groups of activations."""
+    if (found := model.quantization) is None:
+        return set()
+    schemes = (found.scheme(module, inner) for module, inner, _ in matrices(model) if inner % GROUP == 0)
+    return {each.bits for each in schemes if each is not None and not each.floats}
+
+
+def _against_rounding(bits: set[int], device: Device) -> str:
     """Why activations cannot be rounded; "" if they can."""
     if device.is_gpu:
         return "there are kernels for rounded activations for a CPU alone"
     if not Processor.here().multiplies_bytes:
         return "the processor has none of the instructions that multiply bytes (AVX2, AVX-VNNI, AVX512-VNNI)"
-    quantization = model.quantization
-    schemes = [
-        quantization and quantization.scheme(name, inner) for name, inner, _ in matrices(model) if inner % GROUP == 0
-    ]
-    if not any(each and not each.floats for each in schemes):
+    if not bits:
         return "no weights are whole numbers (int8, int4, GGUF's types) in rows of a multiple of 32"
     return ""
 

@@ -120,7 +120,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Activations,
         _about(
             "what quantised weights are multiplied with: int8 rounds activations in groups of 32, which is faster on a "
-            "CPU; model leaves them as they are",
+            "CPU; model leaves them as they are; auto is int8 with weights of 4 bits on a CPU",
             "models",
         ),
     ] = "auto"

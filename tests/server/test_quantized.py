@@ -114,7 +114,8 @@ HERE = Device("cpu", 8 << 30)
     ("how", "device", "processor", "why"),
     [
         ("int4", HERE, "here", ""),
-        ("int8", HERE, "without AVX-512", ""),
+        ("int4", HERE, "without AVX-512", ""),
+        ("int8", HERE, "here", ""),
         (None, HERE, "here", "no weights are whole numbers"),
         ("fp8", HERE, "here", "no weights are whole numbers"),
         ("int4", HERE, "plain", "the processor has none of the instructions"),
@@ -126,7 +127,7 @@ def test_activations_are_rounded_where_there_are_kernels(monkeypatch, how, devic
     monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
     model = quantized(MODEL, how, "--quantize")
     chosen = choose_activations(EngineConfig(), model, device)
-    assert chosen.value == ("model" if why else "int8") and why in chosen.reason
+    assert chosen.value == ("int8" if how == "int4" and not why else "model") and why in chosen.reason
     assert choose_activations(EngineConfig(activations="model"), model, device).value == "model"
     if not why:
         assert choose_activations(EngineConfig(activations="int8"), model, device).value == "int8"
