@@ -187,8 +187,8 @@ def _packed(numbers: Tensor, form: _Form, block: int) -> Tensor:
         words: Tensor = shaped.unflatten(2, (-1, 4)).transpose(1, 2)
         if form.bits == 8:
             return words
-        low, high = words.unflatten(1, (-1, 2)).unbind(2)
-        return low | high << 4
+        pairs: Tensor = words.unflatten(1, (-1, 2))
+        return pairs[:, :, 0] | pairs[:, :, 1] << 4
     if form.bits == 8:
         if not form.pairs:
             return shaped.transpose(1, 2)

@@ -188,4 +188,5 @@ class _Product(IntegerProduct):
             lanes = [range(half * each.type.count // 2, (half + 1) * each.type.count // 2) for each in values]
             parts = [k.shuffled(each, each, those) for each, those in zip(values, lanes, strict=True)]
             found.append(k.call(name, vector(of, 32 // BYTES[of]), *parts))
-        return k.shuffled(*found, range(64 // BYTES[of]))
+        low, high = found
+        return k.shuffled(low, high, range(64 // BYTES[of]))
