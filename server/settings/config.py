@@ -86,7 +86,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     hold."""
 
     target: Annotated[
-        str, _about("bundled, a directory, a GGUF file, or a Hugging Face hub id", "models", "TARGET")
+        str,
+        _about(
+            "bundled, a short name such as smollm2 (foresay models), a directory, a GGUF file, or a Hugging Face hub id",
+            "models",
+            "TARGET",
+        ),
     ] = "bundled"
     draft: Annotated[
         str,
