@@ -13,6 +13,9 @@ from foresay.server.engine.parameters import Shape, numbers_per_token, stored_pa
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
 from foresay.verifier.model.identity import final_norm_digest
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.errors import ModelError
+from foresay.verifier.model.identity import final_norm_digest
 from foresay.verifier.model.wheel import Wheel
 
 FILE = Path(__file__).parent / "catalog.toml"
@@ -153,6 +156,18 @@ def find_target(*names: str) -> KnownTarget | None:
 def of_shape(shape: Shape) -> list[KnownTarget]:
     """The targets of exactly this shape: its relatives, most likely."""
     return [target for target in known_targets().values() if _numbers(target.shape) == _numbers(shape)]
+
+
+def of_files(directory: Path) -> KnownTarget | None:
+    """The target whose weights are in a directory, whatever that is called; None for others, and for those of which the
+    catalog does not say how they are known."""
+    try:
+        shape = _numbers(ModelConfig.from_directory(directory))
+    except ModelError:  # whoever loads it says what is wrong
+        return None
+    alike = [target for target in known_targets().values() if target.final_norm and _numbers(target.shape) == shape]
+    digest = final_norm_digest(directory) if alike else ""
+    return next((target for target in alike if target.final_norm == digest), None)
 
 
 def of_files(directory: Path) -> KnownTarget | None:
