@@ -60,7 +60,8 @@ class Terminal:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
         }
-        self.environment.pop("XDG_CONFIG_HOME", None)
+        for folder in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+            self.environment.pop(folder, None)
         self.server: subprocess.Popen[bytes] | None = None
 
     def run(self, command: str) -> str:

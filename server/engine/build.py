@@ -125,17 +125,16 @@ def build_engine(
     drafters = [drafter.load(loading, verifier) for drafter in chosen.named]
     names = _placed([drafter.name for drafter in drafters], chosen.named)
     capture = _capture(loading, verifier, drafters)
+    say("probing exactness")
+    info = _info(chosen, probe(verifier, pool), names, _doubts(chosen, drafters, verifier))
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
-    if costs.given(chosen.of) or (kept and costs.recall()):
+    if measured := costs.given(chosen.of) or (kept and costs.recall()):
         say("taking over what the engine before measured")
-    measures = not costs.steps
-    exactness = _exactness(costs, verifier, pool, say)
-    info = _info(chosen, exactness, names, _doubts(chosen, drafters, verifier))
     profile_run = ProfileRun(info, verifier, pool, costs, say)
     drafting, runner = _drafting(loading, verifier, drafters, profile_run, capture)
     root, shape, budget = profile_run.root_seconds(runner), drafting.shape, drafting.budget
     info = msgspec.structs.replace(info, draft_shape=shape.widths, root_seconds=root, chosen=budget is not None)
-    if kept and measures:
+    if kept and not measured:
         costs.keep()
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     most = config.max_seqs, chosen.loading.device.chunk
@@ -152,15 +151,6 @@ def build_engine(
         runner=runner,
         crowded=threads.crowded,
     )
-
-
-def _exactness(costs: Costs, verifier: PagedModel, pool: PagePool, say: Progress) -> Exactness:
-    """What the probe finds; it is asked once of one model with one set of kernels."""
-    if costs.exact is None:
-        say("probing exactness")
-        found = probe(verifier, pool)
-        costs.exact = found.exact, found.reason
-    return Exactness(*costs.exact)
 
 
 def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _Chosen:

@@ -1,8 +1,10 @@
-"""What a start measured of steps and drafts, for the engine process after it, whose streams wait while it gets ready.
+"""What a start measured of steps and drafts, for the engine process after it, whose streams wait while it gets ready, and
+for servers that start within a day.
 
 ::
 
     engine 1 ──Ready──> the server keeps it ──Start──> engine 2, which measures only if it is of anything else
+        └──disk──> the first engine of another server
 
 What steps took lately is no part of it: that is learnt again in some dozen of them.
 """
@@ -30,8 +32,7 @@ class Costs(msgspec.Struct):
     for what was given without being measured, which the first engine takes as it is.
 
     steps: rows of a step, and what it takes. context: rows, and what each token of context adds. drafts: by drafter, of
-    those that have a price. root: a whole step without drafts. exact: what the probe found, and why. measured: when, in
-    seconds since 1970.
+    those that have a price. root: a whole step without drafts. measured: when, in seconds since 1970.
     """
 
     of: str = ""
@@ -39,13 +40,12 @@ class Costs(msgspec.Struct):
     context: list[tuple[int, float]] = []
     drafts: dict[str, DraftCost] = {}
     root: float | None = None
-    exact: tuple[bool, str] | None = None
     measured: float = 0.0
 
     def given(self, of: str) -> bool:
         """Whether something is known of this; what is known of anything else is forgotten."""
         if self.of not in ("", of):
-            self.steps, self.context, self.drafts, self.root, self.exact = [], [], {}, None, None
+            self.steps, self.context, self.drafts, self.root = [], [], {}, None
         self.of = of
         return bool(self.steps)
 
