@@ -96,9 +96,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft: Annotated[
         str,
         _about(
-            "who proposes tokens: auto (suffix, and the bundled draft model for the bundled target), none, "
+            "who proposes tokens: auto (suffix, and a head or draft model that comes for the target), none, "
             "ngram, suffix, a draft model as a directory or hub id (or draft_model:PATH), heads (medusa:PATH, "
-            "eagle3:PATH, dflash:PATH and such), those of the bundled target (draft_model, medusa, eagle3, dflash), a "
+            "eagle3:PATH, dflash:PATH and such), those that come for it (draft_model, medusa, eagle3, dflash), a "
             "drafter of your own (package.module:Class, see docs/drafters.md), or several with commas between",
             "models",
             "DRAFT",
