@@ -121,8 +121,8 @@ _ALIGNED = 64
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros that a CPU gets from the system page by page, as they are written to: clearing 1.4 GiB takes a second, and a
-    short text never comes so far."""
+    """Zeros that a CPU gets from the system page by page, as they are written to: clearing 1.4 GiB takes a second, and
+    a short text never comes so far."""
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

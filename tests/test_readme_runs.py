@@ -1,8 +1,8 @@
 """Every example in README.md, run in order as a new user would: cloned, installed, served, asked.
 
 The package index is out of reach and PyTorch large, so pip installs nothing but Foresay, and what it needs is found in
-the environment that runs this. Of each real model the hub's cache holds a stand-in: the bundled one. Where even that is not
-there, the server says so and serves the bundled one by its own name.
+the environment that runs this. Of each real model the hub's cache holds a stand-in: the bundled one. Where even that is
+not there, the server says so and serves the bundled one by its own name.
 """
 
 from __future__ import annotations
@@ -127,7 +127,10 @@ def cached(hub: Path, name: str, source: Path) -> None:
 @pytest.fixture(scope="module")
 def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     terminal = Terminal(tmp_path_factory.mktemp("home"))
-    models = {"HuggingFaceTB/SmolLM2-135M-Instruct", *re.findall(r"(?<= )(?:Qwen|meta-llama)/[\w.-]+", " ".join(COMMANDS))}
+    models = {
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        *re.findall(r"(?<= )(?:Qwen|meta-llama)/[\w.-]+", " ".join(COMMANDS)),
+    }
     for name in models:
         cached(terminal.home / "hub", name, BUNDLED / ("draft" if re.search(r"-(0\.6|1)B", name) else "target"))
     yield terminal

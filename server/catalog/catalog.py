@@ -13,9 +13,6 @@ from foresay.server.engine.parameters import Shape, numbers_per_token, stored_pa
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
 from foresay.verifier.model.identity import final_norm_digest
-from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.errors import ModelError
-from foresay.verifier.model.identity import final_norm_digest
 from foresay.verifier.model.wheel import Wheel
 
 FILE = Path(__file__).parent / "catalog.toml"
@@ -74,8 +71,9 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A target. drafts: what fits it, the first choice first. short: a name that is TARGET too, "" for none. final_norm:
-    the sha256 of its last norm's weight in fp32, by which its files are known. wheel: where it is besides the hub."""
+    """A target. drafts: what fits it, the first choice first. short: a name that is TARGET too, "" for none.
+    final_norm: the sha256 of its last norm's weight in fp32, by which its files are known. wheel: where it is besides
+    the hub."""
 
     id: str
     shape: KnownShape
@@ -106,9 +104,7 @@ def known_targets() -> dict[str, KnownTarget]:
 def _target(file: _File, id: str, one: _Target) -> KnownTarget:
     shape = file.shapes[one.shape]
     drafts = tuple(_draft(file, shape, draft) for draft in one.drafts)
-    return KnownTarget(
-        id=id, shape=shape, drafts=drafts, short=one.short, final_norm=one.final_norm, wheel=one.wheel
-    )
+    return KnownTarget(id=id, shape=shape, drafts=drafts, short=one.short, final_norm=one.final_norm, wheel=one.wheel)
 
 
 def _draft(file: _File, target: KnownShape, id: str) -> KnownDraft:
@@ -156,18 +152,6 @@ def find_target(*names: str) -> KnownTarget | None:
 def of_shape(shape: Shape) -> list[KnownTarget]:
     """The targets of exactly this shape: its relatives, most likely."""
     return [target for target in known_targets().values() if _numbers(target.shape) == _numbers(shape)]
-
-
-def of_files(directory: Path) -> KnownTarget | None:
-    """The target whose weights are in a directory, whatever that is called; None for others, and for those of which the
-    catalog does not say how they are known."""
-    try:
-        shape = _numbers(ModelConfig.from_directory(directory))
-    except ModelError:  # whoever loads it says what is wrong
-        return None
-    alike = [target for target in known_targets().values() if target.final_norm and _numbers(target.shape) == shape]
-    digest = final_norm_digest(directory) if alike else ""
-    return next((target for target in alike if target.final_norm == digest), None)
 
 
 def of_files(directory: Path) -> KnownTarget | None:

@@ -1,5 +1,5 @@
-"""What a start measured of steps and drafts, for the engine process after it, whose streams wait while it gets ready, and
-for servers that start within a day.
+"""What a start measured of steps and drafts, for the engine process after it, whose streams wait while it gets ready,
+and for servers that start within a day.
 
 ::
 

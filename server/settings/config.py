@@ -88,7 +88,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     target: Annotated[
         str,
         _about(
-            "bundled, a short name such as smollm2 (foresay models), a directory, a GGUF file, or a Hugging Face hub id",
+            "bundled, a short name such as smollm2 (foresay models), a directory, a GGUF file, or a Hugging Face hub "
+            "id",
             "models",
             "TARGET",
         ),

@@ -122,8 +122,8 @@ def _found_draft(config: EngineConfig, part: str) -> str:
     head = _heads(config).get(part)
     if head is None:
         raise ConfigurationError(
-            f"--draft {part}: no such head comes with {_the_target(config)}; name the folder of one that was trained for "
-            f"it (--draft {part}:PATH), or make one with foresay train"
+            f"--draft {part}: no such head comes with {_the_target(config)}; name the folder of one that was trained "
+            f"for it (--draft {part}:PATH), or make one with foresay train"
         )
     return f"{part}:{head}"
 

@@ -36,8 +36,8 @@ _ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What blocks hold. numbers: int8[O, K], of four bits packed as a matrix has them, uint8[O, K / 2]. scales: fp16[O, K / 32], or int8[O, G] with steps. minimums: int8[O, G].
-    steps, minimum_steps: fp16[O, N]."""
+    """What blocks hold. numbers: int8[O, K], of four bits packed as a matrix has them, uint8[O, K / 2]. scales:
+    fp16[O, K / 32], or int8[O, G] with steps. minimums: int8[O, G]. steps, minimum_steps: fp16[O, N]."""
 
     numbers: Tensor
     scales: Tensor
