@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from foresay.server.host import frames
@@ -26,6 +25,7 @@ from foresay.server.host.imports import uncollected
 from foresay.server.host.spare import ENGINE, PR_SET_NAME, die_with, leave_spare, prctl
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.spec.request import EngineInfo
 
 if TYPE_CHECKING:  # torch and all that is built of it: see _import
     from foresay.server.engine.observers import EngineObservers
@@ -77,16 +77,13 @@ def built(start: frames.Start, link: Link) -> tuple[Engine, EngineObservers] | N
     return None
 
 
-def grammar_compiler(config: EngineConfig) -> GrammarCompiler | None:
+def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler | None:
     """What compiles grammars for the target; None, and a line in the log, if its tokenizer is of no use for that."""
     from foresay.server.settings.resolved import target_directory
     from foresay.server.text.grammars.compiler import GrammarCompiler
-    from foresay.verifier.model.config import ModelConfig
 
     try:
-        directory = target_directory(config)
-        model = ModelConfig.from_directory(directory)
-        return GrammarCompiler.load(directory, model.vocab_size, model.eos_token_ids)
+        return GrammarCompiler.load(target_directory(config), info.vocab_size, info.eos_token_ids)
     except Exception as error:  # llguidance knows fewer kinds of tokenizers than the tokenizers library
         log.warning("structured output is not available: %s", error)
         return None
@@ -97,16 +94,14 @@ def serve(link: Link) -> int:
     from foresay.server.host.loop import Loop
 
     start = started(link)
-    with ThreadPoolExecutor(1) as beside:  # the tokenizer's library works while weights are read
-        compiler_made = beside.submit(grammar_compiler, start.config)
-        parts = built(start, link)
-        if parts is None:
-            return 2
-        engine, watchers = parts
-        engine.steps = start.steps
-        watchers.started(engine)
-        link.loading("preparing grammars")
-        compiler = compiler_made.result()
+    parts = built(start, link)
+    if parts is None:
+        return 2
+    engine, watchers = parts
+    engine.steps = start.steps
+    watchers.started(engine)
+    link.loading("preparing grammars")
+    compiler = grammar_compiler(start.config, engine.info)
     gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
     link.send(frames.Ready(engine.info, start.costs))
     try:
