@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 import msgspec
@@ -94,10 +95,15 @@ class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
         return ITEM * (weights + tokens * kept)
 
 
+#: msgspec looks at a class when it is asked for it first, and crashes where two threads ask at once.
+_reading = Lock()
+
+
 @cache
 def known_targets() -> dict[str, KnownTarget]:
     """All targets of the catalog by id, in its order."""
-    file = msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), _File)
+    with _reading:
+        file = msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), _File)
     return {id: _target(file, id, one) for id, one in file.targets.items()}
 
 
