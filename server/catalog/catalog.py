@@ -13,7 +13,6 @@ import msgspec
 from foresay.server.engine.parameters import Shape, numbers_per_token, stored_parameters
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
-from foresay.verifier.model.identity import final_norm_digest
 from foresay.verifier.model.wheel import Wheel
 
 FILE = Path(__file__).parent / "catalog.toml"
@@ -163,6 +162,8 @@ def of_shape(shape: Shape) -> list[KnownTarget]:
 def of_files(directory: Path) -> KnownTarget | None:
     """The target whose weights are in a directory, whatever that is called; None for others, and for those of which the
     catalog does not say how they are known."""
+    from foresay.verifier.model.identity import final_norm_digest  # imports numpy
+
     try:
         shape = _numbers(ModelConfig.from_directory(directory))
     except ModelError:  # whoever loads it says what is wrong

@@ -172,7 +172,7 @@ def overview() -> str:
             *lines,
             "",
             "foresay COMMAND --help lists the flags of a command. TARGET is a directory, a Hugging Face hub id or a",
-            "short name (smollm2; see foresay models); without one it is the small bundled model, which needs no download.",
+            "short name (smollm2; see foresay models); without it the small bundled model, which needs no download.",
         ]
     )
 

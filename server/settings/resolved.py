@@ -56,6 +56,8 @@ def cached_target(config: EngineConfig) -> Path | None:
 def check_target(config: EngineConfig) -> None:
     """Before a second of importing: fetch a target of the catalog, and raise ModelNotFound where it cannot be had, or
     where the target can only be a path and nothing is there."""
+    if config.target == "bundled":
+        return
     from foresay.server.catalog.catalog import of_short_name
 
     missing = is_local(config.target) and not Path(config.target).expanduser().exists()

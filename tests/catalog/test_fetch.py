@@ -21,6 +21,7 @@ from foresay.server.settings.resolved import BUNDLED, check_target, choose_draft
 from foresay.verifier.model import hub as model_hub
 from foresay.verifier.model import wheel as wheels
 from foresay.verifier.model.errors import ModelNotFound
+from foresay.verifier.model.identity import final_norm_digest
 from foresay.verifier.model.wheel import Wheel
 from tests.same_tokens.test_gguf import file_of
 from tests.verifier.faked_hub import COMMIT, snapshot
@@ -70,7 +71,7 @@ def known(monkeypatch, wheel: Path | None = None, **changes: object) -> Wheel:
         id="owner/model",
         shape=catalog.KnownShape(**fields),
         short="tiny",
-        final_norm=catalog.final_norm_digest(BUNDLED / "target"),
+        final_norm=final_norm_digest(BUNDLED / "target"),
         wheel=found,
     )
     monkeypatch.setattr(catalog, "known_targets", lambda: {target.id: target})
