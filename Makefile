@@ -1,4 +1,4 @@
-# make serve      create .venv, install, start the server with the bundled pair on 127.0.0.1:8000
+# make serve      create .venv, install, fetch SmolLM2-135M-Instruct and serve it on 127.0.0.1:8000; TARGET=... serves another
 # make setup      create .venv, install what development needs
 # make test       the whole test suite        make quick   its spine, before each commit
 # make soak       what it tries in short, with more seeds, requests and time
@@ -13,6 +13,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+TARGET ?= smollm2
 WORKERS ?= 3
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -28,8 +29,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: serve setup bench test quick soak check clients format clean
 .DELETE_ON_ERROR:
 
+# What cannot be fetched is no reason to serve nothing, unless it was asked for.
 serve: $(VENV)/.installed
-	@exec $(BIN)/foresay serve $(ARGS)
+	@target=$(TARGET); if [ "$$target" = smollm2 ] && ! $(BIN)/foresay pull smollm2 > /dev/null; then \
+		echo "==> serving the bundled toy instead, which writes half-sense" >&2; target=; fi; \
+	exec $(BIN)/foresay serve $$target $(ARGS)
 
 setup: $(VENV)/.installed-dev
 

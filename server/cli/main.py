@@ -171,8 +171,8 @@ def overview() -> str:
             "commands:",
             *lines,
             "",
-            "foresay COMMAND --help lists the flags of a command. TARGET is a directory or a Hugging Face hub id;",
-            "without one it is the small bundled model, which needs no download.",
+            "foresay COMMAND --help lists the flags of a command. TARGET is a directory, a Hugging Face hub id or a",
+            "short name (smollm2; see foresay models); without it the small bundled model, which needs no download.",
         ]
     )
 

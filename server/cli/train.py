@@ -127,12 +127,13 @@ def _add_learning(parser: ArgumentParser) -> None:
 def run(config: None, arguments: Namespace) -> int:
     """Train; the table of held-out acceptance goes to stdout."""
     from foresay.drafters.training.work import Work
-    from foresay.server.settings.resolved import BUNDLED
+    from foresay.server.settings.config import EngineConfig
+    from foresay.server.settings.resolved import target_directory
     from foresay.spec.errors import ConfigurationError
     from foresay.verifier.model.config import ModelConfig
-    from foresay.verifier.model.hub import LINK, resolve
+    from foresay.verifier.model.hub import LINK
 
-    directory = BUNDLED / "target" if arguments.target == "bundled" else resolve(arguments.target, flag="--target")
+    directory = target_directory(EngineConfig(target=arguments.target), flag="--target")
     if (directory / LINK).exists():
         fault = f"--target {arguments.target}: a head cannot be trained from a GGUF file"
         raise ConfigurationError(f"{fault}; name the safetensors checkpoint that it was made from")

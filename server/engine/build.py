@@ -145,8 +145,8 @@ def build_engine(
 ) -> Engine:
     """Load the models, plan the memory, prove exactness, measure the step cost. observers: of the engine. beside: bytes
     that other engines of the server hold, by device; :class:`foresay.server.engine.memory.NoRoom` if this one does not
-    fit beside them. costs: what an engine before this one measured, which is not measured again if it is of the same;
-    gets what was measured.
+    fit beside them. costs: what an engine before this one measured, which is not measured again if it is of the same,
+    and is kept on disk for servers that start later; gets what was measured. Without them all is measured.
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
@@ -162,12 +162,15 @@ def build_engine(
     capture = _capture(loading, verifier, drafters)
     say("probing exactness")
     info = _info(chosen, probe(verifier, pool), names, _doubts(chosen, drafters, verifier))
-    if (costs := costs or Costs()).given(chosen.of):
+    kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
+    if measured := costs.given(chosen.of) or (kept and costs.recall()):
         say("taking over what the engine before measured")
     profile_run = ProfileRun(info, verifier, pool, costs, say)
     drafting, runner = _drafting(loading, verifier, drafters, profile_run, capture)
     root, shape, budget = profile_run.root_seconds(runner), drafting.shape, drafting.budget
     info = msgspec.structs.replace(info, draft_shape=shape.widths, root_seconds=root, chosen=budget is not None)
+    if kept and not measured:
+        costs.keep()
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     most = config.max_seqs, chosen.loading.device.chunk
     scheduler = Scheduler(pool, prefix, shape, drafting.cost, *most, budget=budget, root_seconds=root)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from foresay.server.catalog.catalog import of_files
 from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import in_words, stored_parameters
 from foresay.server.settings.resolved import Resolved, Unfit, short_name
@@ -198,6 +199,8 @@ def names_of(target: Target) -> set[str]:
     names.add(str(Fields.read(target.directory / "config.json").get("_name_or_path") or ""))
     if target.name == "bundled":
         names |= {"bundled", "foresay/bundled"}
+    if (known := of_files(target.directory)) is not None:
+        names.add(known.id)
     return {_last(name) for name in names}
 
 

@@ -58,6 +58,10 @@ SECRETS = frozenset({"FORESAY_API_KEY", "FORESAY_ADMIN_KEY"})
 STARTING = "starting the engine process"
 
 
+#: Of OpenMP, which reads it as torch is imported.
+PASSIVE = {"OMP_WAIT_POLICY": "passive"}
+
+
 class Process(Protocol):
     """A child, as :class:`subprocess.Popen` has it."""
 
@@ -118,9 +122,10 @@ def started(module: str, theirs: Sequence[socket.socket], *arguments: str) -> su
 
 
 def _environment() -> dict[str, str]:
-    """Of an engine. OpenBLAS's threads, which numpy would start at once, compute nothing there: torch's do."""
+    """Of an engine. OpenBLAS's threads, which numpy would start at once, compute nothing there: torch's do, and those
+    sleep while they wait for each other: beside other programs two thirds of a start went into spinning."""
     given = {name: value for name, value in os.environ.items() if name not in SECRETS}
-    return {"OPENBLAS_NUM_THREADS": "1"} | given
+    return {"OPENBLAS_NUM_THREADS": "1", **PASSIVE} | given
 
 
 def cpu_ticks(process_id: int) -> int:

@@ -87,14 +87,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     hold."""
 
     target: Annotated[
-        str, _about("bundled, a directory, a GGUF file, or a Hugging Face hub id", "models", "TARGET")
+        str,
+        _about(
+            "bundled, a short name such as smollm2 (foresay models), a directory, a GGUF file, or a Hugging Face hub "
+            "id",
+            "models",
+            "TARGET",
+        ),
     ] = "bundled"
     draft: Annotated[
         str,
         _about(
-            "who proposes tokens: auto (suffix, and the bundled draft model for the bundled target), none, "
+            "who proposes tokens: auto (suffix, and a head or draft model that comes for the target), none, "
             "ngram, suffix, a draft model as a directory or hub id (or draft_model:PATH), heads (medusa:PATH, "
-            "eagle3:PATH, dflash:PATH and such), those of the bundled target (draft_model, medusa, eagle3, dflash), a "
+            "eagle3:PATH, dflash:PATH and such), those that come for it (draft_model, medusa, eagle3, dflash), a "
             "drafter of your own (package.module:Class, see docs/drafters.md), or several with commas between",
             "models",
             "DRAFT",

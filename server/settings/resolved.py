@@ -10,11 +10,14 @@ import msgspec
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE, SUFFIX
-from foresay.verifier.model.hub import is_local, resolve
+from foresay.verifier.model.errors import ModelNotFound
+from foresay.verifier.model.hub import cached, is_local, resolve
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 #: Drafters that come with the bundled target. The heads fit it alone.
 BUNDLED_HEADS = (MEDUSA, EAGLE3, DFLASH)
+#: Of heads that come for another target, which one drafts where nobody names one: the first that is there.
+FIRST_HEADS = (EAGLE3, DFLASH)
 BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
 #: Drafters that every target has, of those that bring something beside the others: ngram finds what suffix finds too.
 AUTO = (SUFFIX,)
@@ -28,34 +31,84 @@ class Resolved:
     reason: str
 
 
-def target_directory(config: EngineConfig) -> Path:
-    """The target's local directory (downloaded first, for a hub id)."""
-    return BUNDLED / "target" if config.target == "bundled" else resolve(config.target, flag="TARGET")
+def target_directory(config: EngineConfig, flag: str = "TARGET") -> Path:
+    """The target's local directory, downloaded first for a hub id or a short name of the catalog."""
+    if config.target == "bundled":
+        return BUNDLED / "target"
+    from foresay.server.catalog.catalog import of_short_name
+    from foresay.server.catalog.fetch import fetched
+
+    known = of_short_name(config.target)
+    return resolve(config.target if known is None else fetched(known, flag), flag=flag)
+
+
+def cached_target(config: EngineConfig) -> Path | None:
+    """The target's directory or file if all of it is here, without asking anyone."""
+    if config.target == "bundled":
+        return BUNDLED / "target"
+    from foresay.server.catalog.catalog import of_short_name
+    from foresay.server.catalog.fetch import on_disk
+
+    known = of_short_name(config.target)
+    return cached(config.target) if known is None else on_disk(known)
 
 
 def check_target(config: EngineConfig) -> None:
-    """Raise ModelNotFound where the target can only be a path and nothing is there: before a second of importing."""
-    if is_local(config.target) and not Path(config.target).expanduser().exists():
+    """Before a second of importing: fetch a target of the catalog, and raise ModelNotFound where it cannot be had, or
+    where the target can only be a path and nothing is there."""
+    if config.target == "bundled":
+        return
+    from foresay.server.catalog.catalog import of_short_name
+
+    missing = is_local(config.target) and not Path(config.target).expanduser().exists()
+    if missing or of_short_name(config.target) is not None:
         target_directory(config)
 
 
 def choose_draft(config: EngineConfig) -> Resolved:
     """Who drafts, in one word or several with commas between them.
 
-    Raises ConfigurationError for a bundled head (``medusa``, ``eagle3``, ``dflash``) with another target.
+    Raises ConfigurationError for a head by its kind alone (``medusa``, ``eagle3``, ``dflash``) where none of that kind
+    comes with the target.
     """
     if config.draft == "auto":
-        if config.target == "bundled":
-            return Resolved(
-                ",".join((BUNDLED_MODEL, *AUTO)),
-                "the model that comes with the bundled target, and earlier text",
-            )
-        return Resolved(
-            ",".join(AUTO), "need no model; name a smaller model of the same family with --draft to gain more"
-        )
+        return _chosen_draft(config)
     parts = [_found_draft(config, part) for part in named_in(config.draft)]
-    bundled = len(parts) == 1 and config.draft in BUNDLED_HEADS
-    return Resolved(",".join(parts), "comes with the bundled target" if bundled else "asked for")
+    comes = len(parts) == 1 and config.draft in BUNDLED_HEADS
+    return Resolved(",".join(parts), f"comes with {_the_target(config)}" if comes else "asked for")
+
+
+def _chosen_draft(config: EngineConfig) -> Resolved:
+    if config.target == "bundled":
+        return Resolved(
+            ",".join((BUNDLED_MODEL, *AUTO)), "the model that comes with the bundled target, and earlier text"
+        )
+    heads = _heads(config)
+    kind = next((kind for kind in FIRST_HEADS if kind in heads), None)
+    if kind is not None:
+        return Resolved(",".join((f"{kind}:{heads[kind]}", *AUTO)), "the head that comes for it, and earlier text")
+    return Resolved(",".join(AUTO), "need no model; name a smaller model of the same family with --draft to gain more")
+
+
+def _heads(config: EngineConfig) -> dict[str, Path]:
+    """The folders of the heads that come with Foresay for the target, by kind; none for one that is not here yet."""
+    folder = BUNDLED
+    if config.target != "bundled":
+        from foresay.server.catalog.catalog import of_files
+
+        try:
+            place = cached_target(config)
+            known = None if place is None else of_files(resolve(place))
+        except ModelNotFound:
+            known = None
+        if known is None:
+            return {}
+        folder = BUNDLED / known.short
+    return {kind: folder / kind for kind in BUNDLED_HEADS if (folder / kind / "config.json").is_file()}
+
+
+def _the_target(config: EngineConfig) -> str:
+    return "the bundled target" if config.target == "bundled" else config.target
 
 
 def nothing_to_fetch(draft: str) -> bool:
@@ -68,12 +121,13 @@ def _found_draft(config: EngineConfig, part: str) -> str:
     """What one name stands for."""
     if part not in BUNDLED_HEADS:
         return BUNDLED_MODEL if part in ("bundled", DRAFT_MODEL) else part
-    if config.target != "bundled":
+    head = _heads(config).get(part)
+    if head is None:
         raise ConfigurationError(
-            f"--draft {part}: the bundled head fits the bundled target alone; name the folder of one that "
-            f"was trained for {config.target} (--draft {part}:PATH), or make one with foresay train"
+            f"--draft {part}: no such head comes with {_the_target(config)}; name the folder of one that was trained "
+            f"for it (--draft {part}:PATH), or make one with foresay train"
         )
-    return f"{part}:{BUNDLED / part}"
+    return f"{part}:{head}"
 
 
 def named_in(draft: str) -> tuple[str, ...]:
@@ -89,7 +143,7 @@ def named_in(draft: str) -> tuple[str, ...]:
 def short_name(name: str) -> str:
     """A model's name for people: ``bundled/draft`` instead of where the package lies."""
     path = Path(name.partition(":")[2] or name)
-    return f"bundled/{path.name}" if path.is_relative_to(BUNDLED) else name
+    return f"bundled/{path.relative_to(BUNDLED)}" if path.is_relative_to(BUNDLED) else name
 
 
 #: The tag that Ollama's clients put behind a name that has none.

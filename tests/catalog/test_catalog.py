@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.server.cli.catalog.catalog import KnownShape, find_target, known_targets, of_shape
+from foresay.server.catalog.catalog import KnownShape, find_target, known_targets, of_shape
 from foresay.server.cli.check.pair import check, recommended
 from foresay.server.engine.drafters.registry import ENTRIES
 from foresay.server.engine.parameters import parameters, stored_parameters

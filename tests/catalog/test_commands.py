@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils.tqdm import enable_progress_bars
 
-from foresay.server.cli.catalog import catalog
+from foresay.server.catalog import catalog
 from foresay.server.cli.main import main
 from tests.verifier.faked_hub import COMMIT, Hub, snapshot
 

@@ -62,5 +62,5 @@ def test_they_take_little_room() -> None:
 
 @pytest.mark.parametrize("draft", BUNDLED_HEADS)
 def test_they_fit_no_other_target(draft) -> None:
-    with pytest.raises(ConfigurationError, match=rf"--draft {draft}: the bundled head fits the bundled target alone"):
+    with pytest.raises(ConfigurationError, match=rf"--draft {draft}: no such head comes with somewhere/else"):
         choose_draft(EngineConfig(target="somewhere/else", draft=draft))

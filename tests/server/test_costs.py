@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,25 @@ def test_a_digest_tells_settings_files_and_what_else_there_is_apart(tmp_path: Pa
     (tmp_path / "nowhere").symlink_to(tmp_path / "none")
     found.append(digest(config, [tmp_path], "cpu", 2))
     assert len(set(found)) == len(found)
+
+
+def test_what_a_server_measured_is_known_to_those_that_start_within_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured, later = known(), Costs()
+    assert measured.given("these") and not later.given("these") and not later.recall()
+    measured.keep()
+    assert later.recall() and later == measured
+    assert not Costs("others").recall()
+    for moved in (86_400, -1):
+        monkeypatch.setattr(time, "time", lambda moved=moved: measured.measured + moved)
+        assert not Costs("these").recall()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (file,) = (tmp_path / "foresay" / "kernels").iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    assert not Costs("these").recall()
 
 
 @pytest.mark.slow

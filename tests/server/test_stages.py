@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from foresay.server.cli.progress import TICK_SECONDS, Stages
+from foresay.server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer
 
 
@@ -83,7 +85,9 @@ def test_the_summary_names_what_took_long(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_serve_names_every_stage_then_both_addresses(tmp_path: Path) -> None:
-    with LiveServer(tmp_path / "log", "--draft", "bundled,suffix", measures=True) as server:
+    shutil.copytree(BUNDLED / "target", tmp_path / "target")  # of which nobody has measured anything
+    arguments = [str(tmp_path / "target"), "--draft", str(BUNDLED / "draft") + ",suffix"]
+    with LiveServer(tmp_path / "log", *arguments, measures=True) as server:
         url = server.wait_for_url()
         lines = server.output.splitlines()
     ready = lines.index("Foresay is ready.")

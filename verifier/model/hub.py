@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 
 from foresay.verifier.model.errors import ModelNotFound
 from foresay.verifier.model.gguf.parts import chosen, first_of, parts_of
@@ -231,6 +232,33 @@ def _reason(repository: str, error: Exception) -> str:
             remedy = "try again" if answered else "check the connection"
             return f"the hub at {constants.ENDPOINT} {trouble} ({_cause(error)}): {remedy}, or {_OFFLINE}"
     return f"the download from the hub failed ({_cause(error)}); try again, or {_OFFLINE}"
+
+
+#: Seconds in which the hub must have answered at all; resolving its name is not bounded by any timeout of the client.
+_PATIENCE = 4.0
+
+
+def unreachable() -> str:
+    """Why the hub cannot be asked; "" if it answers. Decided within seconds, where a download would try for longer."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    errors: list[str] = [f"no answer within {_PATIENCE:g} s"]
+
+    def ask() -> None:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
+            errors.clear()
+        except Exception as error:  # its HTTP library's and the system's
+            errors[:] = [_cause(error)]
+
+    asking = Thread(target=ask, name="foresay-hub", daemon=True)
+    asking.start()
+    asking.join(_PATIENCE)
+    said = "".join(errors)
+    return said and f"the hub at {constants.ENDPOINT} cannot be reached ({said})"
 
 
 def _cause(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foresay.server.cli.catalog.catalog import KnownDraft, find_target, of_shape
+from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
 from foresay.server.cli.check.summary import advice
 from foresay.server.engine.build import choose_activations, choose_dtype, draft_shape, max_model_len, plan
 from foresay.server.engine.checks import Measured, Notes, Report, Target, described, facts, look_at_files, names_of
@@ -94,10 +94,10 @@ def recommended(name: str, target: Target | None = None) -> str:
         return "The bundled target's own draft model comes with it: --draft draft_model, or leave --draft out."
     names = [name] if target is None else [name, *sorted(names_of(target))]
     known = find_target(*names)
-    if known is not None:
+    if known is not None and known.drafts:
         return f"Known to draft for {known.id}: {_listed(known.drafts)}; foresay pull fetches them."
     alike = [] if target is None else of_shape(target.model)
-    if not alike:
+    if known is not None or not alike:
         return ""
     models = [draft for draft in alike[0].drafts if draft.kind == "draft_model"]
     if not models:

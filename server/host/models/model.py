@@ -22,11 +22,10 @@ from foresay.server.host.service import Service, ServiceOptions, Text
 from foresay.server.host.state import ServerState
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import choose_draft, nothing_to_fetch, target_directory
+from foresay.server.settings.resolved import cached_target, choose_draft, nothing_to_fetch, target_directory
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import EngineInfo, Footprint
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.hub import cached
 
 if TYPE_CHECKING:
     from foresay.server.host.replicas.fleet import Fleet
@@ -203,12 +202,12 @@ def _import() -> None:
 
 def is_here(config: ServeConfig) -> bool:
     """Whether nothing has to be downloaded to read the target's text."""
-    return config.target == "bundled" or cached(config.target) is not None
+    return cached_target(config) is not None
 
 
 def longest_here(config: ServeConfig) -> int | None:
     """The longest text, as far as settings and files that are here tell; None if they do not."""
-    directory = cached(config.target)
+    directory = cached_target(config)
     if config.max_model_len is not None or directory is None:
         return config.max_model_len
     with contextlib.suppress(ForesayError):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from foresay.verifier.model.gguf.file import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Type
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.ops.quantized import QuantizedMatrix, packed
+from foresay.verifier.ops.quantized import QuantizedMatrix
 
 _FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
 #: Rows that are worked on at a time: what is widened on the way takes little room.
@@ -36,8 +36,8 @@ _ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What blocks hold. numbers: int8[O, K]. scales: fp16[O, K / 32], or int8[O, G] with steps. minimums: int8[O, G].
-    steps, minimum_steps: fp16[O, N]."""
+    """What blocks hold. numbers: int8[O, K], of four bits packed as a matrix has them, uint8[O, K / 2]. scales:
+    fp16[O, K / 32], or int8[O, G] with steps. minimums: int8[O, G]. steps, minimum_steps: fp16[O, N]."""
 
     numbers: Tensor
     scales: Tensor
@@ -57,9 +57,8 @@ def matrix_of(raw: Tensor, shape: tuple[int, ...], kind: Type) -> Matrix:
 
 
 def _matrix(parts: _Parts, bits: int, inner: int) -> QuantizedMatrix:
-    values = packed(parts.numbers) if bits == 4 else parts.numbers
     scales, steps = parts.scales.contiguous(), (parts.steps, parts.minimum_steps)
-    return QuantizedMatrix(values, scales, None, bits, inner, parts.minimums, *steps)
+    return QuantizedMatrix(parts.numbers, scales, None, bits, inner, parts.minimums, *steps)
 
 
 def _halves(blocks: Tensor, start: int) -> Tensor:
@@ -73,12 +72,11 @@ def _q8_0(blocks: Tensor) -> _Parts:
 
 
 def _q4_0(blocks: Tensor) -> _Parts:
-    numbers = _nibbles(blocks[:, :, 2:], 16).view(torch.int8) - 8
-    return _Parts(numbers.flatten(1), _halves(blocks, 0))
+    return _Parts(_in_pairs(blocks[:, :, 2:], 16) ^ 0x88, _halves(blocks, 0))  # 8 less
 
 
 def _q4_1(blocks: Tensor) -> _Parts:
-    return _with_addend(blocks, _nibbles(blocks[:, :, 4:], 16))
+    return _with_addend(blocks, _in_pairs(blocks[:, :, 4:], 16))
 
 
 def _q5_0(blocks: Tensor) -> _Parts:
@@ -86,7 +84,7 @@ def _q5_0(blocks: Tensor) -> _Parts:
 
 
 def _q5_1(blocks: Tensor) -> _Parts:
-    return _with_addend(blocks, _with_fifth(blocks, 4))
+    return _with_addend(blocks, _with_fifth(blocks, 4).flatten(1).view(torch.int8))
 
 
 def _with_fifth(blocks: Tensor, start: int) -> Tensor:
@@ -99,13 +97,23 @@ def _with_addend(blocks: Tensor, numbers: Tensor) -> _Parts:
     """What is added is a minimum taken away, once."""
     steps = _halves(blocks, 0), -_halves(blocks, 2)
     ones = torch.ones(steps[0].shape, dtype=torch.int8)
-    return _Parts(numbers.flatten(1).view(torch.int8), ones, ones, *steps)
+    return _Parts(numbers, ones, ones, *steps)
 
 
 def _nibbles(data: Tensor, width: int) -> Tensor:
     """uint8[O, N, 2 B] of [O, N, B]: so many lower halves of bytes, then their upper halves, and so on."""
     runs = data.unflatten(2, (-1, width))
     return torch.stack((runs & 15, runs >> 4), dim=3).flatten(2)
+
+
+def _in_pairs(data: Tensor, width: int) -> Tensor:
+    """uint8[O, N B]: the same numbers, two neighbours in a byte as :func:`foresay.verifier.ops.quantized.packed` has
+    them, without a byte for each on the way."""
+    twos = data.contiguous().view(torch.int16)
+    halves = twos & 0x0F0F, (twos >> 4) & 0x0F0F
+    pairs = torch.stack([half.unflatten(2, (-1, width // 2)) for half in halves], dim=3)
+    pairs |= pairs >> 4
+    return pairs.to(torch.uint8).flatten(1)
 
 
 def _six_bits(data: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,17 +128,17 @@ def _six_bits(data: Tensor) -> tuple[Tensor, Tensor]:
 def _with_minimums(blocks: Tensor, numbers: Tensor) -> _Parts:
     scales, minimums = _six_bits(blocks[:, :, 4:16])
     steps = _halves(blocks, 0), _halves(blocks, 2)
-    return _Parts(numbers.flatten(1).view(torch.int8), scales.flatten(1), minimums.flatten(1), *steps)
+    return _Parts(numbers, scales.flatten(1), minimums.flatten(1), *steps)
 
 
 def _q4_k(blocks: Tensor) -> _Parts:
-    return _with_minimums(blocks, _nibbles(blocks[:, :, 16:], 32))
+    return _with_minimums(blocks, _in_pairs(blocks[:, :, 16:], 32))
 
 
 def _q5_k(blocks: Tensor) -> _Parts:
     lower, upper = _nibbles(blocks[:, :, 48:], 32), blocks[:, :, 16:48]
     fifth = torch.stack([(upper >> bit) & 1 for bit in range(8)], dim=2).flatten(2)
-    return _with_minimums(blocks, lower | fifth << 4)
+    return _with_minimums(blocks, (lower | fifth << 4).flatten(1).view(torch.int8))
 
 
 def _q6_k(blocks: Tensor) -> _Parts:

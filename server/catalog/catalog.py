@@ -5,11 +5,15 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 import msgspec
 
 from foresay.server.engine.parameters import Shape, numbers_per_token, stored_parameters
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.errors import ModelError
+from foresay.verifier.model.wheel import Wheel
 
 FILE = Path(__file__).parent / "catalog.toml"
 #: Bytes of a number in bfloat16.
@@ -39,7 +43,10 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class _Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shape: str
-    drafts: list[str]
+    drafts: list[str] = []
+    short: str = ""
+    final_norm: str = ""
+    wheel: Wheel | None = None
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,11 +71,16 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A target. drafts: what fits it, the first choice first."""
+    """A target. drafts: what fits it, the first choice first. short: a name that is TARGET too, "" for none.
+    final_norm: the sha256 of its last norm's weight in fp32, by which its files are known. wheel: where it is besides
+    the hub."""
 
     id: str
     shape: KnownShape
-    drafts: tuple[KnownDraft, ...]
+    drafts: tuple[KnownDraft, ...] = ()
+    short: str = ""
+    final_norm: str = ""
+    wheel: Wheel | None = None
 
     @property
     def parameters(self) -> int:
@@ -82,16 +94,22 @@ class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
         return ITEM * (weights + tokens * kept)
 
 
+#: msgspec looks at a class when it is asked for it first, and crashes where two threads ask at once.
+_reading = Lock()
+
+
 @cache
 def known_targets() -> dict[str, KnownTarget]:
     """All targets of the catalog by id, in its order."""
-    file = msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), _File)
+    with _reading:
+        file = msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), _File)
     return {id: _target(file, id, one) for id, one in file.targets.items()}
 
 
 def _target(file: _File, id: str, one: _Target) -> KnownTarget:
     shape = file.shapes[one.shape]
-    return KnownTarget(id=id, shape=shape, drafts=tuple(_draft(file, shape, draft) for draft in one.drafts))
+    drafts = tuple(_draft(file, shape, draft) for draft in one.drafts)
+    return KnownTarget(id=id, shape=shape, drafts=drafts, short=one.short, final_norm=one.final_norm, wheel=one.wheel)
 
 
 def _draft(file: _File, target: KnownShape, id: str) -> KnownDraft:
@@ -121,10 +139,17 @@ def _eagle3(target: KnownShape, head: _Head) -> int:
     return layer + 3 * hidden * hidden + head.vocabulary * hidden + own
 
 
+def of_short_name(name: str) -> KnownTarget | None:
+    """The target that has this short name."""
+    return next((target for target in known_targets().values() if name and target.short == name), None)
+
+
 def find_target(*names: str) -> KnownTarget | None:
-    """The target of one of these names: its hub id, or the last part of it; upper and lower case are the same."""
+    """The target of one of these names: its hub id, or the last part of it, or its short name; upper and lower case are
+    the same."""
     by_id = {id.lower(): target for id, target in known_targets().items()}
     by_last = {last_part(id): target for id, target in known_targets().items()}
+    by_id |= {target.short: target for target in known_targets().values() if target.short}
     found = [by_id.get(name.lower()) or by_last.get(last_part(name)) for name in names]
     return next((target for target in found if target is not None), None)
 
@@ -132,6 +157,20 @@ def find_target(*names: str) -> KnownTarget | None:
 def of_shape(shape: Shape) -> list[KnownTarget]:
     """The targets of exactly this shape: its relatives, most likely."""
     return [target for target in known_targets().values() if _numbers(target.shape) == _numbers(shape)]
+
+
+def of_files(directory: Path) -> KnownTarget | None:
+    """The target whose weights are in a directory, whatever that is called; None for others, and for those of which the
+    catalog does not say how they are known."""
+    from foresay.verifier.model.identity import final_norm_digest  # imports numpy
+
+    try:
+        shape = _numbers(ModelConfig.from_directory(directory))
+    except ModelError:  # whoever loads it says what is wrong
+        return None
+    alike = [target for target in known_targets().values() if target.final_norm and _numbers(target.shape) == shape]
+    digest = final_norm_digest(directory) if alike else ""
+    return next((target for target in alike if target.final_norm == digest), None)
 
 
 def _numbers(shape: Shape) -> tuple[int, ...]:

