@@ -126,7 +126,7 @@ def overhead(entry: Entry) -> str:
 def peers(entry: Entry) -> str:
     """Foresay beside others, a table for each kind of prompts and temperature."""
     parts = []
-    for kind, temperatures in entry["kinds"].items():
+    for kind, temperatures in entry.get("kinds", {}).items():  # not of old records
         for temperature, found in temperatures.items():
             shown = [[way, *map(spread, cells)] for way, *cells in rows(found)]
             said = "; ".join(sentences(found, ratio))
