@@ -117,9 +117,14 @@ def instructed(kind: str, prompt: prompts.Prompt) -> prompts.Prompt:
     return replace(prompt, text=ASKED[kind].format(prompt.text), chat=True)
 
 
-def commands(args: argparse.Namespace, slots: int) -> dict[str, tuple[list[str], str, Mapping[str, Any]]]:
-    """By name: how each server is started, where it says that it is ready, and what it is asked beside."""
-    count, found = args.threads or threads.wanted(), {}
+#: How a server is started, where it says that it is ready, and what its requests have beside the prompt.
+Command = tuple[list[str], str, Mapping[str, Any]]
+
+
+def commands(args: argparse.Namespace, slots: int) -> dict[str, Command]:
+    """Everybody's, by name."""
+    found: dict[str, Command] = {}
+    count = args.threads or threads.wanted()
     serve = [sys.executable, "-m", "foresay.server.cli.main", "serve", args.target, "--threads", str(count)]
     for way in args.ways:
         draft, *flags = shlex.split(way)
@@ -193,11 +198,13 @@ def show(result: dict[str, Any]) -> None:
 
 def at_once(args: argparse.Namespace) -> dict[str, Any]:
     """By how many are asked at once: tokens per second of all together. Everybody is asked each prompt once."""
-    rounds, counts = args.rounds, args.at_once
-    asked = iter(asked_of(args, -(-rounds * sum(counts) // max(1, len(args.prompts) + bool(args.edits)))))
-    order, result = random.Random(args.seed), {}
-    for count in counts:
-        groups = [[next(asked) for _ in range(count)] for _ in range(rounds)]
+    rounds, needed = args.rounds, args.rounds * sum(args.at_once)
+    left = asked_of(args, -(-needed // (len(args.prompts) + bool(args.edits))))
+    if len(left) < needed:
+        raise prompts.BadPrompts(f"--at-once asks for {needed} prompts in {rounds} rounds; --prompts give {len(left)}")
+    order, result = random.Random(args.seed), dict[str, Any]()
+    for count in args.at_once:
+        groups = [[left.pop() for _ in range(count)] for _ in range(rounds)]
         with servers(args, count) as running, ThreadPoolExecutor(count) as pool:
             speeds: dict[str, list[float]] = {server.name: [] for server in running}
             for number, group in enumerate(groups, 1):
@@ -246,7 +253,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    shape = {"target": Path(args.target).name, "draft": None, "max_tokens": args.max_tokens}
+    shape: dict[str, Any] = {"target": Path(args.target).name, "draft": None, "max_tokens": args.max_tokens}
     shape["server_threads"] = args.threads or threads.wanted()
     if args.llama_server:
         shape["llama.cpp"] = llama.version(args.llama_server)

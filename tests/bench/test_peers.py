@@ -53,6 +53,11 @@ def test_each_prompt_is_asked_once_and_at_one_temperature(tmp_path: Path) -> Non
         peers.asked_of(arguments(prompts=[("own", prompts.OWN), ("again", prompts.OWN)]), 2)
 
 
+def test_requests_at_once_need_a_prompt_each() -> None:
+    with pytest.raises(prompts.BadPrompts, match="asks for 33 prompts in 3 rounds"):
+        peers.at_once(arguments(at_once=[3, 8], rounds=3))
+
+
 def test_prompts_come_from_everywhere_in_a_file() -> None:
     assert peers.evenly("abcdefgh", 3) == ["a", "c", "f"]
     assert peers.evenly("ab", 3) == ["a", "b"]
