@@ -17,10 +17,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from bench import prompts, record
 from bench.drive import Options, add_arguments
@@ -60,11 +61,20 @@ def running(
     arguments: list[str], patience: float = 300.0, errors: IO[bytes] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """As :func:`server`, its process and its port. errors: where its stderr goes; None: to ours."""
+    command = [sys.executable, "-m", "foresay.server.cli.main", "serve", *arguments]
+    with started(command, "/ready", patience, errors) as (process, port):
+        yield process, port
+
+
+@contextmanager
+def started(
+    command: list[str], path: str, patience: float = 300.0, errors: IO[bytes] | int | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Any server that takes ``--port``, once ``path`` answers 200, and gone afterwards: its process and its port."""
     port = free_port()
-    command = [sys.executable, "-m", "foresay.server.cli.main", "serve", *arguments, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=errors)
     try:
-        wait_until_ready(process, port, patience)
+        wait_until_ready(process, port, patience, path)
         yield process, port
     finally:
         process.terminate()
@@ -74,18 +84,52 @@ def running(
             process.kill()
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], port: int, patience: float) -> None:
-    """Return when ``/ready`` says yes."""
+def wait_until_ready(process: subprocess.Popen[bytes], port: int, patience: float, path: str = "/ready") -> None:
+    """Return when ``path`` says yes."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise ServerFailed(f"the server left with status {process.returncode}")
+            raise ServerFailed(f"the server left with status {process.returncode}: {process.args}")
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
-    raise ServerFailed(f"the server was not ready after {patience:.0f} s")
+    raise ServerFailed(f"the server was not ready after {patience:.0f} s: {process.args}")
+
+
+class Timed(NamedTuple):
+    """A streamed completion. first, whole: seconds from the request to its first text, and to its end."""
+
+    first: float
+    whole: float
+    tokens: int
+
+    @property
+    def speed(self) -> float:
+        """Tokens after the first, per second since then."""
+        return (self.tokens - 1) / (self.whole - self.first)
+
+
+def timed(port: int, body: dict[str, Any]) -> Timed:
+    """Stream a completion. Nothing but the time of each event is looked at before the end, whoever serves."""
+    asked = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}})
+    connection = HTTPConnection("127.0.0.1", port, timeout=600)
+    with closing(connection):
+        begun = time.perf_counter()
+        connection.request("POST", "/v1/completions", asked, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise ServerFailed(response.read().decode(errors="replace"))
+        lines = [(time.perf_counter() - begun, line) for line in response if line.startswith(b"data: {")]
+    events = [(at, json.loads(line.removeprefix(b"data: "))) for at, line in lines]
+    choices = [(at, event["choices"][0]) for at, event in events if event.get("choices")]
+    texts = [at for at, choice in choices if choice.get("text")]
+    ends = [at for at, choice in choices if choice.get("finish_reason")]
+    usage = [event["usage"] for _, event in events if event.get("usage")]
+    if not (ends and usage):
+        raise ServerFailed(f"the stream ended with {lines[-1:]}")
+    return Timed((texts or ends)[0], ends[0], usage[-1]["completion_tokens"])
 
 
 def exchange(port: int, body: dict[str, Any]) -> Answer:

@@ -1,4 +1,5 @@
-"""Prompts to measure on: our own held-out ones, or a file in the format of MT-bench, GSM8K or HumanEval.
+"""Prompts to measure on: our own held-out ones, or a file (it may be gzipped) in the format of MT-bench, GSM8K or
+HumanEval.
 
 ``prompts.jsonl`` was written for this project and is part of no training text: twelve openings of old-fashioned
 children's stories (raw text) and twelve grade-school questions (one chat turn each), alternating, so that any leading
@@ -7,6 +8,7 @@ part of the file holds both.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +35,9 @@ class Prompt:
 
 def load(path: Path | None = None, limit: int | None = None) -> list[Prompt]:
     """The prompts of ``path`` (our own by default), the first ``limit`` of them."""
-    lines = (path or OWN).read_text(encoding="utf-8").splitlines()
+    path = path or OWN
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text("utf-8")
+    lines = text.splitlines()
     prompts = [parse(json.loads(line), f"{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise BadPrompts(f"{path} holds no prompts")

@@ -1,4 +1,4 @@
-"""The README's figures, from the newest record of ``bench.peers`` that has everybody: ``python -m bench.readme``.
+"""The README's figures, from the newest records of ``bench.peers``: ``python -m bench.readme``.
 
 The part of README.md between two marks is written anew; a test holds it against the record.
 """
@@ -11,88 +11,88 @@ from textwrap import fill
 from typing import Any
 
 from bench.record import RESULTS
+from bench.report import markdown, ratio
+from bench.versus import OURS, TOGETHER, sentences
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- performance:begin -->\n", "<!-- performance:end -->\n"
-#: The ways that are shown, and what they are called.
-WAYS = {
-    "transformers": "transformers",
-    "transformers prompt lookup": "transformers, prompt lookup",
-    "transformers assisted": "transformers, assistant model",
-    "llama.cpp": "llama.cpp",
-    "llama.cpp n-gram": "llama.cpp, n-gram",
-    "llama.cpp draft:4": "llama.cpp, draft model, 4 ahead",
-    "foresay none": "Foresay, no drafts",
-    "foresay ngram": "Foresay, n-gram, 4 ahead",
-    "foresay draft_model:4": "Foresay, draft model, 4 ahead",
-    "foresay auto": "Foresay, auto",
-}
-PLAIN, OURS = "foresay none", "foresay draft_model:4"
-
 Entry = dict[str, Any]
 
 
-def newest(directory: Path = RESULTS) -> tuple[str, Entry]:
-    """The latest record in which all of :data:`WAYS` decoded, and its file's name."""
-    found = [(file.name, json.loads(file.read_text("utf-8"))) for file in sorted(directory.glob("*-peers.json"))]
-    return [(name, entry) for name, entry in found if set(WAYS) <= set(next(iter(entry["temperature"].values())))][-1]
+def newest(directory: Path = RESULTS) -> list[tuple[str, Entry]]:
+    """The latest record of peers on several kinds of prompts, and the latest of requests at once, if there is one."""
+    found: dict[str, tuple[str, Entry]] = {}
+    for file in sorted([*directory.glob("*-peers.json"), *directory.glob("*-at_once.json")]):
+        entry = json.loads(file.read_text("utf-8"))
+        if "at_once" in entry or len(entry.get("kinds", [])) > 2:
+            found[entry["bench"]] = file.name, entry
+    return [found[bench] for bench in ("peers", "at_once") if bench in found]
 
 
-def block(name: str, entry: Entry) -> str:
+def block(records: list[tuple[str, Entry]]) -> str:
     """The text for the README."""
-    temperatures = list(entry["temperature"])
-    head = f"| tokens per second | {' | '.join(f'T = {t}' for t in temperatures)} |"
-    lines = [head, f"|---|{'---|' * len(temperatures)}"]
-    lines += [f"| {shown} | {' | '.join(_speed(entry, t, way) for t in temperatures)} |" for way, shown in WAYS.items()]
-    return "\n".join([_conditions(entry), "", *lines, "", *_verdicts(entry), "", _source(name)]) + "\n"
+    (_, entry), *at_once = records
+    parts = [_conditions(entry), _speeds(entry), "\n".join(_verdicts(entry))]
+    parts += [_at_once(one) for _, one in at_once]
+    names = " and ".join(f"`bench/results/{name}`" for name, _ in records)
+    parts.append(f"Records: {names}; commands: [bench/README.md](bench/README.md).")
+    return "\n\n".join(parts) + "\n"
 
 
 def _conditions(entry: Entry) -> str:
     machine = entry["machine"]
+    peers = ", ".join(f"{program} {entry[program]}" for program in ("llama.cpp", "xllamacpp") if program in entry)
     said = (
-        f"No GPU: {machine['cores']} cores of an {machine['cpu']}, {machine['threads']} threads, {entry['dtype']}; "
-        f"transformers {machine['transformers']}, llama.cpp {entry['llama.cpp']}, torch {machine['torch']}. The same "
-        "checkpoint for all: the bundled target *inflated* to the shape of a 135M model, which costs what such a model "
-        f"costs and says what the small one says. {entry['prompts']} prompts, {entry['max_tokens']} tokens each, "
-        f"{entry['rounds']} rounds, all in turns in one run (the machine's load was then "
-        f"{machine['load_1m']:g}, its own threads counted in). Decoding alone, without the prompt: median, in "
-        "brackets the quartiles."
+        f"No GPU: {machine['cores']} cores of an {machine['cpu']}, {entry['server_threads']} threads; {peers}, which "
+        f"serve the same weights in each format, the fastest shown. {entry['target']}, {entry['distinct_prompts']} "
+        f"prompts, each asked of everybody once over HTTP, in turns, up to {entry['max_tokens']} tokens (the "
+        f"machine's load was then {machine['load_1m']:g}, its own threads counted in). Tokens per second after the "
+        f"first, medians, T = {' / '.join(entry['kinds'][TOGETHER])}."
     )
     return fill(said, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def _speed(entry: Entry, temperature: str, way: str) -> str:
-    speed = entry["temperature"][temperature][way]["tokens_per_second"]
-    return f"{speed['median']:.1f} [{speed['q1']:.1f}, {speed['q3']:.1f}]"
+def _speeds(entry: Entry) -> str:
+    kinds = entry["kinds"]
+    ways = _shown({way: _median(found) for way, found in next(iter(kinds[TOGETHER].values()))["ways"].items()})
+    rows = [
+        [way, *(" / ".join(f"{_median(found['ways'][way]):.0f}" for found in of.values()) for of in kinds.values())]
+        for way in ways
+    ]
+    return markdown(["", *kinds], rows)
+
+
+def _shown(medians: dict[str, float]) -> list[str]:
+    """All of ours, and each way of the others in the format in which it is fastest."""
+    fastest: dict[str, str] = {}
+    for way, median in medians.items():
+        words = way.split(" ")
+        kept = fastest.setdefault(way if way.startswith(OURS) else f"{words[0]} {words[-1]}", way)
+        if median > medians[kept]:
+            fastest[f"{words[0]} {words[-1]}"] = way
+    return list(fastest.values())
+
+
+def _median(figures: Entry) -> float:
+    return float(figures["tokens_per_second"]["median"])
 
 
 def _verdicts(entry: Entry) -> list[str]:
-    """Ours beside the fastest way of each of the others (95 % intervals over prompts), a line for each temperature."""
-    return [_verdict(temperature, ways) for temperature, ways in entry["temperature"].items()]
+    """Ours beside theirs in words (95 % intervals over prompts), a line for each temperature."""
+    lines = [
+        f"- T = {temperature}: {'; '.join(sentences(found, ratio))}."
+        for temperature, found in entry["kinds"][TOGETHER].items()
+    ]
+    return [fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) for line in lines]
 
 
-def _verdict(temperature: str, ways: Entry) -> str:
-    said = []
-    for program in ("transformers", "llama.cpp"):
-        best = max((way for way in WAYS if way.startswith(program)), key=lambda way: _median(ways[way]))
-        how = WAYS[best].partition(", ")[2] or "plain"
-        said.append(f"{_ratio(ways[best], OURS)} times as fast as {program} ({how})")
-    text = f"- T = {temperature}: Foresay with its draft model is {' and '.join(said)}; "
-    text += f"without drafts it is {_ratio(ways['llama.cpp'], PLAIN)} times as fast as llama.cpp without."
-    return fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def _ratio(way: Entry, ours: str) -> str:
-    ratio = way[f"{ours} is faster by"]
-    return f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
-
-
-def _median(way: Entry) -> float:
-    return float(way["tokens_per_second"]["median"])
-
-
-def _source(name: str) -> str:
-    return f"The record is `bench/results/{name}`, the command in [bench/README.md](bench/README.md)."
+def _at_once(entry: Entry) -> str:
+    """Requests at once."""
+    counts = entry["at_once"]
+    ways = _shown({way: speed["median"] for way, speed in list(counts.values())[-1].items()})
+    rows = [[way, *(f"{found[way]['median']:.0f}" for found in counts.values())] for way in ways]
+    said = f"Tokens per second of all requests together, {entry['max_tokens']} tokens each, so many at once:"
+    return f"{said}\n\n{markdown(['', *counts], rows)}"
 
 
 def rewritten(text: str, part: str) -> str:
@@ -102,7 +102,10 @@ def rewritten(text: str, part: str) -> str:
 
 
 def main() -> None:
-    README.write_text(rewritten(README.read_text("utf-8"), block(*newest())), "utf-8")
+    records = newest()
+    if not records:
+        raise SystemExit("no record of bench.peers on several kinds of prompts yet: bench/README.md has the command")
+    README.write_text(rewritten(README.read_text("utf-8"), block(records)), "utf-8")
 
 
 if __name__ == "__main__":

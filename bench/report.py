@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.record import RESULTS
+from bench.versus import COLUMNS, rows, sentences
 
 Entry = dict[str, Any]
 
@@ -123,15 +124,13 @@ def overhead(entry: Entry) -> str:
 
 
 def peers(entry: Entry) -> str:
-    """Foresay beside transformers."""
+    """Foresay beside others, a table for each kind of prompts and temperature."""
     parts = []
-    for temperature, ways in entry["temperature"].items():
-        others = [key for key in next(iter(ways.values())) if key != "tokens_per_second"]
-        rows = [
-            [way, spread(row["tokens_per_second"]), *(ratio(row[other]) for other in others)]
-            for way, row in ways.items()
-        ]
-        parts.append(f"Temperature {temperature}\n\n{markdown(['decoding', 'tok/s', *others], rows)}")
+    for kind, temperatures in entry.get("kinds", {}).items():  # not of old records
+        for temperature, found in temperatures.items():
+            shown = [[way, *map(spread, cells)] for way, *cells in rows(found)]
+            said = "; ".join(sentences(found, ratio))
+            parts.append(f"{kind}, T = {temperature}\n\n{markdown(COLUMNS, shown)}\n\n{said}")
     return "\n\n".join(parts)
 
 
@@ -163,7 +162,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Entry], str]]] = {
     "drafters": ("Drafters", drafters),
     "floor": ("Floors", floor),
     "overhead": ("What the engine adds to a forward pass", overhead),
-    "peers": ("Beside transformers", peers),
+    "peers": ("Beside others", peers),
     "http": ("Streaming", http),
     "forced": ("Forced draws", forced),
 }

@@ -8,6 +8,6 @@
     Budget                asks whoever looks things up, weighs, says why; learns from every verdict
 """
 
-from foresay.spec.budget.cost import MIXED_STEP_FACTOR, CostModel
+from foresay.spec.budget.cost import MIXED_STEP_FACTOR, MIXED_STEP_SECONDS, CostModel
 
-__all__ = ["MIXED_STEP_FACTOR", "CostModel"]
+__all__ = ["MIXED_STEP_FACTOR", "MIXED_STEP_SECONDS", "CostModel"]

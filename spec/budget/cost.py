@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: A step that mixes prefill with decoding takes at most this many times the decode step alone.
-MIXED_STEP_FACTOR = 2.0
+#: A step that mixes prefill with decoding takes at most this many times the decode step alone, or so many seconds,
+#: which nobody sees in a text: small pieces of a prompt cost more by the row, so all would wait longer for it.
+MIXED_STEP_FACTOR, MIXED_STEP_SECONDS = 2.0, 0.02
 #: When the curve is read again: after so many steps, and where the context moved by about so many tokens.
 _REREAD, _MOVED_TOKENS = 16, 128
 #: How far one step moves what is expected of the next: of all steps, since machines are slower at times, and of those
@@ -100,8 +101,8 @@ class CostModel:
         """Prefill rows that may join ``decode_rows`` rows of running sequences; at least one, so that all move on."""
         if not decode_rows:
             return most
-        total = self.rows_within(MIXED_STEP_FACTOR * self.seconds(decode_rows), decode_rows + most)
-        return max(1, total - decode_rows)
+        within = max(MIXED_STEP_FACTOR * self.seconds(decode_rows), MIXED_STEP_SECONDS)
+        return max(1, self.rows_within(within, decode_rows + most) - decode_rows)
 
 
 def _rising(seconds: Sequence[float]) -> list[float]:

@@ -14,14 +14,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench import busy, drive, edits, floor, forced, http, peers, record, report, summary
+from bench import busy, drive, edits, floor, forced, http, record, report, summary
 from bench.decode import compare
 from bench.drive import FROM_DIRECTORY, BadMode, Options, Run, engine_config, mode_of
-from bench.llama import LlamaServer, ways
 from bench.overhead import added, metered_models
 from bench.summary import Sample, TokensDiffer, check_same
 from foresay.spec.engine import Engine
-from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
 from foresay.verifier.ops.kernels.cpu import threads
@@ -188,23 +186,6 @@ def test_as_many_words_are_edited_as_said(rate: float) -> None:
     assert (edit == text) == (rate == 0)
 
 
-def test_peers_decode_alone_and_count_what_came_behind_the_first(options: Options) -> None:
-    engine = drive.build("draft_model:2", options)
-    prompt = list(range(1, 20))
-    mine = peers.ours(engine, 12)(prompt, 0.0, 0)
-    model = peers.load_peer(options.target, "float32")
-    for more in (
-        {},
-        {"prompt_lookup_num_tokens": 3},
-        {"assistant_model": peers.load_peer(str(options.draft), "float32")},
-    ):
-        theirs = peers.theirs(model, 12, **more)(prompt, 0.0, 0)
-        assert theirs.tokens == mine.tokens and theirs.speed > 0
-    arrivals = peers.Arrivals()
-    arrivals.came = [(19, 0.0), (3, 2.0), (2, 3.0), (4, 5.0)]
-    assert arrivals.speed == 2.0
-
-
 def test_floors_are_probed_by_as_many_threads_as_kernels_have(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,45 +207,6 @@ def test_floors_are_probed_by_as_many_threads_as_kernels_have(
     rates = floor.prompt_rates(engine, [20, 40], 2)
     assert {length: rate.size for length, rate in rates.items()} == {"20": 2, "40": 2}
     assert all(rate.median > 0 for rate in rates.values())
-
-
-def test_no_round_looks_up_what_another_one_wrote(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[int] = []
-
-    def counted(engine: Engine, asked: Request) -> Run:
-        done = drive.run(engine, asked)
-        steps.append(done.statistics.steps)
-        return done
-
-    monkeypatch.setattr(peers, "run", counted)
-    decode = peers.ours(drive.build("suffix:4", options), 24)
-    texts = [decode(list(range(1, 20)), 0.0, seed).tokens for seed in (0, 1, 1)]
-    assert texts[0] == texts[1] == texts[2]
-    assert steps[0] == steps[1] > steps[2], "within a round answers are looked up"
-
-
-def test_llama_cpp_is_asked_for_the_same_and_its_first_token_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program itself is not here; what it answers is."""
-    asked: list[dict[str, Any]] = []
-
-    def post(self: LlamaServer, path: str, body: dict[str, Any]) -> Any:
-        asked.append({"path": path} | body)
-        return {"tokens": [4, 5, 6], "timings": {"predicted_n": 3, "predicted_ms": 500.0}}
-
-    monkeypatch.setattr(LlamaServer, "_post", post)
-    assert LlamaServer("http://here").decode([1, 2], 1.0, 7, 3) == ([4, 5, 6], 4.0)
-    wanted = {
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "cache_prompt": False,
-        "ignore_eos": True,
-        "n_predict": 3,
-        "seed": 7,
-    }
-    assert wanted.items() <= asked[0].items()
-    assert list(ways(None)) == ["llama.cpp", "llama.cpp n-gram"]
-    assert ways(Path("d.gguf"))["llama.cpp draft:4"][:2] == ["-md", "d.gguf"]
 
 
 def test_what_decoding_keeps_beside_others(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:

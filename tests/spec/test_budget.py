@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from foresay.spec.budget import MIXED_STEP_FACTOR, CostModel
+from foresay.spec.budget import MIXED_STEP_FACTOR, MIXED_STEP_SECONDS, CostModel
 
 CURVE = CostModel([2, 4, 16, 64], [1.0, 1.0, 2.0, 8.0])
 
@@ -56,6 +56,13 @@ def test_a_mixed_step_takes_twice_the_time_of_the_decode_step(decode_rows: int, 
     assert CURVE.chunk(decode_rows, most) == chunk
 
 
+def test_quick_steps_take_more_of_a_prompt_than_twice_their_time() -> None:
+    """Where few rows cost much, a prompt in small pieces takes several times as long, and keeps everybody waiting."""
+    cost = CostModel([1, 5, 85], [0.004, 0.008, 0.088])
+    assert cost.seconds(1 + cost.chunk(1, 256)) == pytest.approx(MIXED_STEP_SECONDS)
+    assert MIXED_STEP_FACTOR * cost.seconds(1) < MIXED_STEP_SECONDS, "or this says nothing"
+
+
 def test_at_least_one_row_of_prefill_moves_on() -> None:
     assert CostModel([1, 2], [1.0, 100.0]).chunk(1, 256) == 1
 
@@ -70,6 +77,6 @@ def test_random_curves() -> None:
         decode, most = rng.randint(1, 80), rng.randint(1, 256)
         chunk = cost.chunk(decode, most)
         assert 1 <= chunk <= most
-        allowed = MIXED_STEP_FACTOR * spent[decode]
+        allowed = max(MIXED_STEP_FACTOR * spent[decode], MIXED_STEP_SECONDS)
         assert chunk == 1 or cost.seconds(decode + chunk) <= allowed
         assert chunk == most or cost.seconds(decode + chunk + 1) > allowed

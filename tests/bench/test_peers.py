@@ -1,0 +1,128 @@
+"""Foresay beside llama.cpp: who is asked what, what the answers come to, and what the README says of them."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import llama, peers, prompts, readme, report, versus
+from bench.http import ServerFailed, Timed
+from bench.record import plain
+from tests.server.live import LiveServer
+
+GGUF = (Path("w-q4_1.gguf"), Path("w-q4_0.gguf"))
+
+
+def arguments(**changes: Any) -> Namespace:
+    given = {"target": "bundled", "ways": ["none", "auto"], "gguf": GGUF, "llama_server": Path("llama-server")}
+    more = {"xllamacpp": None, "llama_ways": ["plain", "ngram-mod"], "draft_gguf": None, "threads": 2, "seed": 0}
+    asked = {"prompts": [("own", prompts.OWN)], "edits": [], "limit": 2, "temperatures": (0.0, 1.0), "max_tokens": 8}
+    return Namespace(**{**given, **more, **asked, **changes})
+
+
+def test_each_way_of_ours_and_each_format_of_theirs_has_a_server() -> None:
+    found = peers.commands(arguments(ways=["none", "eagle3:/some/HEAD --draft-tokens 4"]), slots=3)
+    assert list(found) == [
+        "foresay none",
+        "foresay eagle3 HEAD --draft-tokens 4",
+        *(f"llama.cpp {file} {way}" for file in ("w-q4_1", "w-q4_0") for way in ("plain", "ngram-mod")),
+    ]
+    ours, theirs = found["foresay eagle3 HEAD --draft-tokens 4"][0], found["llama.cpp w-q4_0 ngram-mod"][0]
+    assert ours[ours.index("--draft") :][:4] == ["--draft", "eagle3:/some/HEAD", "--draft-tokens", "4"]
+    assert ours[ours.index("--max-seqs") + 1] == theirs[theirs.index("-np") + 1] == "3"
+    assert theirs[theirs.index("-c") + 1] == str(3 * llama.CONTEXT), "as much for each request"
+    prebuilt = peers.commands(arguments(llama_server=None, xllamacpp=Path("python")), slots=1)
+    assert "xllamacpp w-q4_1 ngram-mod" in prebuilt
+
+
+def test_each_prompt_is_asked_once_and_at_one_temperature(tmp_path: Path) -> None:
+    text = tmp_path / "text.md"
+    text.write_text("\n".join(f"The {number}th of many lines." for number in range(200)))
+    code = tmp_path / "code.jsonl"
+    code.write_text(json.dumps({"task_id": "HumanEval/0", "prompt": "def once():"}))
+    args = arguments(prompts=[("own", prompts.OWN), ("code", code)], edits=[text])
+    asked = peers.asked_of(args, 4)
+    assert len({one.ids for one in asked}) == len({one.name for one in asked}) == len(asked)
+    by_kind = {kind: [one.temperature for one in asked if one.kind == kind] for kind in ("own", "code", "editing")}
+    assert by_kind == {"own": [0.0, 1.0, 0.0, 1.0], "code": [0.0], "editing": [0.0, 1.0, 0.0]}
+    with pytest.raises(prompts.BadPrompts, match="twice"):
+        peers.asked_of(arguments(prompts=[("own", prompts.OWN), ("again", prompts.OWN)]), 2)
+
+
+def test_requests_at_once_need_a_prompt_each() -> None:
+    with pytest.raises(prompts.BadPrompts, match="asks for 33 prompts in 3 rounds"):
+        peers.at_once(arguments(at_once=[3, 8], rounds=3))
+
+
+def test_prompts_come_from_everywhere_in_a_file() -> None:
+    assert peers.evenly("abcdefgh", 3) == ["a", "c", "f"]
+    assert peers.evenly("ab", 3) == ["a", "b"]
+
+
+def test_code_is_asked_for_as_a_user_would() -> None:
+    asked = peers.instructed("code", prompts.Prompt("HumanEval/0", "def once():", chat=False))
+    assert asked.chat and "def once():" in asked.text and asked.text.startswith("Complete")
+    told = prompts.Prompt("own", "Once", chat=False)
+    assert peers.instructed("own", told) is told
+
+
+def test_one_client_times_whoever_serves(tmp_path: Path) -> None:
+    with LiveServer(tmp_path / "log", "--draft", "none") as live:
+        server = peers.Server("foresay none", int(live.wait_for_url().rpartition(":")[2]), {"model": None})
+        answer = server.ask([1, 2, 3], 0.0, 0, 24, endless=True)
+        with pytest.raises(ServerFailed, match="prompt"):
+            server.ask([1 << 30], 0.0, 0, 24)
+        group = [peers.Asked("own", f"{number}", (1, 2, 3 + number)) for number in range(3)]
+        with peers.ThreadPoolExecutor(3) as pool:
+            speed = peers.together(server, group, pool, arguments(max_tokens=8))
+    assert answer.tokens == 24 and 0 < answer.first < answer.whole
+    assert answer.speed == pytest.approx(23 / (answer.whole - answer.first))
+    assert speed > 0
+
+
+def answers() -> dict[str, dict[str, Timed]]:
+    """Of two prompts, and a third that all but one answer with a word."""
+
+    def given(first: float, speed: float, long: int = 2) -> dict[str, Timed]:
+        return {f"{n}": Timed(first, first + 20 / speed, 21) if n < long else Timed(first, 9.0, 2) for n in range(3)}
+
+    ours = {"foresay none": given(0.1, 100), "foresay auto": given(0.1, 300), "foresay ngram": given(0.2, 150, 3)}
+    theirs = {"llama.cpp A plain": given(0.4, 50), "llama.cpp B plain": given(0.2, 40)}
+    return ours | theirs | {"llama.cpp B ngram-mod": given(0.3, 75)}
+
+
+def test_the_fastest_of_either_side_are_compared_and_auto_with_the_rest() -> None:
+    found = versus.summary(answers())
+    assert found["ways"]["foresay none"]["tokens_per_second"].size == 2, "an answer of two tokens has no decode rate"
+    pairs = {name: (pair["ours"], pair["theirs"], pair["times"].ratio) for name, pair in found["versus"].items()}
+    assert pairs["decoding"] == ("foresay auto", "llama.cpp B ngram-mod", pytest.approx(4.0))
+    assert pairs["plain"] == ("foresay none", "llama.cpp A plain", pytest.approx(2.0))
+    assert pairs["first token"] == ("foresay none", "llama.cpp B plain", pytest.approx(2.0))
+    assert {way: times.ratio for way, times in found["auto_over"].items()} == {
+        "foresay none": pytest.approx(3.0),
+        "foresay ngram": pytest.approx(2.0),
+    }
+    alone = versus.summary({way: given for way, given in answers().items() if way == "foresay none"})
+    assert alone["versus"] == alone["auto_over"] == {}, "nobody to compare with"
+
+
+def test_the_readme_shows_others_in_the_format_that_suits_each_way_best(tmp_path: Path) -> None:
+    found = versus.summary(answers())
+    shape = {"bench": "peers", "target": "w.gguf", "distinct_prompts": 6, "server_threads": 2, "max_tokens": 8}
+    machine = {"cores": 2, "cpu": "X", "load_1m": 1.0}
+    kinds = {kind: {"0": found, "1": found} for kind in ("together", "chat", "editing")}
+    entry = plain({**shape, "machine": machine, "llama.cpp": "1", "kinds": kinds})
+    speeds = {way: figures["tokens_per_second"] for way, figures in entry["kinds"]["chat"]["0"]["ways"].items()}
+    at_once = {"bench": "at_once", "max_tokens": 8, "at_once": {"1": speeds, "8": speeds}}
+    for number, record in enumerate([entry, at_once, {**entry, "kinds": {"together": {}, "own": {}}}]):
+        (tmp_path / f"{number}-{record['bench']}.json").write_text(json.dumps(record))
+    text = readme.block(readme.newest(tmp_path))
+    assert "| llama.cpp A plain | 50 / 50 | 50 / 50 | 50 / 50 |" in text and "B plain |" not in text
+    assert "| foresay auto | 300 / 300 |" in text and "| foresay auto | 300 | 300 |" in text
+    assert "- T = 1: decoding: foresay auto 4.00 (4.00 to 4.00) times as fast as llama.cpp B ngram-mod;" in text
+    assert "0-peers.json" in text and "1-at_once.json" in text, "the newest of several kinds of prompts"
+    assert "| foresay none | 100.0 (100.0 to 100.0) |" in report.peers(entry)
