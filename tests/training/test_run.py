@@ -23,7 +23,7 @@ from foresay.verifier.heads.eagle_config import EagleConfig
 from foresay.verifier.heads.eagle_weights import EagleWeights
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_directories import config, witnessed
-from tests.same_tokens.witness import run
+from tests.same_tokens.witness import run as run_jobs
 from tests.verifier.reading import load_decoder
 
 
@@ -59,7 +59,7 @@ def test_a_trained_head_is_found_and_drafts(target, teacher, settings, tmp_path,
     assert engine.drafter.name == kind
     jobs = jobs_of(290, (9, 30, 20), 16)
     plain = witnessed(build_engine(config(target, "none")))
-    assert_same(run(plain, jobs), run(engine, jobs))
+    assert_same(run_jobs(plain, jobs), run_jobs(engine, jobs))
 
 
 def test_a_head_is_stored_as_its_target_is(target, settings, tmp_path) -> None:
@@ -79,6 +79,20 @@ def test_a_head_is_stored_as_its_target_is(target, settings, tmp_path) -> None:
     assert weights.fc is not None
     assert torch.equal(weights.fc, stored["fc.weight"])
     assert torch.equal(weights.layers[0].down, stored["midlayer.mlp.down_proj.weight"])
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "peagle"])
+def test_a_head_of_few_tokens_drafts_those(target, teacher, settings, tmp_path, kind) -> None:
+    few = replace(of_kind(settings, kind), vocabulary=60)
+    run = begun(few, teacher, tmp_path / "head")
+    wrote = {token for text in run.texts() for token in text.tokens[text.start :].tolist()}
+    run()
+    stored = load_file(tmp_path / "head" / "model.safetensors")
+    ids = torch.arange(60) + stored["d2t"]
+    assert stored["lm_head.weight"].shape == (60, 64) and set(ids.tolist()) & wrote
+    engine = witnessed(build_engine(config(target, str(tmp_path / "head"), draft_tree="3,2,1")))
+    jobs = jobs_of(290, (9, 30), 16)
+    assert_same(run_jobs(witnessed(build_engine(config(target, "none"))), jobs), run_jobs(engine, jobs))
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
