@@ -136,6 +136,8 @@ class DFlashModel(nn.Module):
         """The config.json beside them, as the authors write it. Layers are named by their outputs."""
         shape = asdict(self.shape)
         layers, mask = [layer - 1 for layer in shape.pop("layers")], shape.pop("mask_token_id")
+        if not self._truncated:
+            del shape["draft_vocab_size"]
         return {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
