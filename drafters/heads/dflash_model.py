@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresay.drafters.heads.lesson import Depth, Lesson, Mixer, judge, over, vocabulary
+from foresay.drafters.heads.lesson import Depth, Lesson, judge, over, vocabulary
 from foresay.drafters.heads.llama import LlamaShape
 from foresay.drafters.heads.loss import soft_cross_entropy
 
@@ -46,27 +46,23 @@ class DFlashShape(LlamaShape):
 
 class DFlashModel(nn.Module):
     """One head. embed: [V, H], the target's, not trained, as its output matrix is not unless the draft vocabulary is
-    smaller. token_ids: int64[V'], the target's id of each draft id. norm: the target's, to begin with.
+    smaller. token_ids: int64[V'], the target's id of each draft id.
     """
 
     embed: Tensor
     token_ids: Tensor
 
-    def __init__(
-        self, shape: DFlashShape, embed: Tensor, token_ids: Tensor, lm_head: Tensor, norm: Tensor | None = None
-    ) -> None:
+    def __init__(self, shape: DFlashShape, embed: Tensor, token_ids: Tensor, lm_head: Tensor) -> None:
         super().__init__()
         self.shape, width = shape, shape.hidden_size
         self.needs = tuple(f"layer.{layer}" for layer in shape.layers)
-        self.fc = Mixer(width * len(shape.layers), width)
+        self.fc = nn.Linear(width * len(shape.layers), width, bias=False)
         self.hidden_norm, self.norm = (nn.RMSNorm(width, eps=shape.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_hidden_layers))
         self.lm_head = nn.Linear(width, shape.draft_vocab_size, bias=False)
         self.lm_head.weight.requires_grad_(self._truncated)
         with torch.no_grad():
             self.lm_head.weight.copy_(lm_head[token_ids])
-            if norm is not None:
-                self.norm.weight.copy_(norm)
         self.register_buffer("embed", embed, persistent=False)
         self.register_buffer("token_ids", token_ids)
 

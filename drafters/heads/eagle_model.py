@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresay.drafters.heads.lesson import Depth, Lesson, Mixer, judge, over, vocabulary
+from foresay.drafters.heads.lesson import Depth, Lesson, judge, over, vocabulary
 from foresay.drafters.heads.llama import LlamaShape
 from foresay.drafters.heads.loss import soft_cross_entropy
 
@@ -35,27 +35,18 @@ class EagleShape(LlamaShape):
 
 
 class EagleModel(nn.Module):
-    """One head. embed: [V, H], the target's, not trained. token_ids: int64[V'], the target's id of each draft id.
-    lm_head, norm: the target's, to begin with."""
+    """One head. embed: [V, H], the target's, not trained. token_ids: int64[V'], the target's id of each draft id."""
 
     embed: Tensor
     token_ids: Tensor
 
-    def __init__(
-        self,
-        shape: EagleShape,
-        embed: Tensor,
-        token_ids: Tensor,
-        lm_head: Tensor,
-        passes: int = 6,
-        norm: Tensor | None = None,
-    ) -> None:
+    def __init__(self, shape: EagleShape, embed: Tensor, token_ids: Tensor, lm_head: Tensor, passes: int = 6) -> None:
         super().__init__()
         self.shape, self.passes = shape, passes
         self.needs = tuple(f"layer.{layer}" for layer in shape.layers)
         width, query = shape.hidden_size, shape.num_attention_heads * shape.head_dim
         keys = shape.num_key_value_heads * shape.head_dim
-        self.fc = Mixer(width * len(shape.layers), width)
+        self.fc = _linear(width * len(shape.layers), width)
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm, self.norm = (
             nn.RMSNorm(width, eps=shape.rms_norm_eps) for _ in range(4)
         )
@@ -65,8 +56,6 @@ class EagleModel(nn.Module):
         self.lm_head = _linear(width, shape.draft_vocab_size)
         with torch.no_grad():
             self.lm_head.weight.copy_(lm_head[token_ids])
-            if norm is not None:
-                self.norm.weight.copy_(norm)
         self.register_buffer("embed", embed, persistent=False)
         self.register_buffer("token_ids", token_ids)
 

@@ -6,12 +6,10 @@ that count.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +51,6 @@ class Lesson:
         if ids is None or len(ids) == len(self.output):
             return logits.softmax(dim=-1), None
         return logits[:, ids].softmax(dim=-1), torch.isin(logits.argmax(dim=-1), ids)
-
-
-class Mixer(nn.Linear):
-    """``fc`` of a head: mixes features of several layers. It learns over numbers of one size: some numbers of a hidden
-    state are a thousand times as large as others, and the same in every row, so that steps which suit the ones throw
-    the others about.
-    """
-
-    scale: Tensor
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
-        self.register_buffer("scale", torch.ones(inputs))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[.., F] -> [.., H]."""
-        return functional.linear(features * self.scale, self.weight)
-
-    @torch.no_grad()
-    def see(self, lesson: Lesson, needs: Sequence[str]) -> None:
-        """Learn how large each number is."""
-        rows = torch.cat([lesson.features[name] for name in needs], dim=-1)
-        rows = rows.flatten(0, 1) if lesson.counted is None else rows[lesson.counted]
-        self.scale.copy_(rows.float().square().mean(dim=0).clamp_min(1e-8).rsqrt())
-
-    @torch.no_grad()
-    def fold(self) -> None:
-        """Have the weight do what the scale does."""
-        self.weight.mul_(self.scale)
-        self.scale.fill_(1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,8 @@ from foresay.drafters.heads.eagle_model import EagleModel, EagleShape
 class PEagleModel(EagleModel):
     """One head. mask: the token of rows that have none, the last one of the vocabulary."""
 
-    def __init__(
-        self,
-        shape: EagleShape,
-        embed: Tensor,
-        token_ids: Tensor,
-        lm_head: Tensor,
-        passes: int = 7,
-        norm: Tensor | None = None,
-    ) -> None:
-        super().__init__(shape, embed, token_ids, lm_head, passes, norm)
+    def __init__(self, shape: EagleShape, embed: Tensor, token_ids: Tensor, lm_head: Tensor, passes: int = 7) -> None:
+        super().__init__(shape, embed, token_ids, lm_head, passes)
         self.mask = shape.vocab_size - 1
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, self.fc.in_features))
 

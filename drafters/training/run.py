@@ -17,7 +17,7 @@ from torch import Tensor
 from foresay.drafters.heads.dflash_model import DFlashModel
 from foresay.drafters.heads.draft_model import DraftModel
 from foresay.drafters.heads.eagle_model import EagleModel
-from foresay.drafters.heads.lesson import Depth, Mixer
+from foresay.drafters.heads.lesson import Depth
 from foresay.drafters.heads.medusa_model import MedusaModel
 from foresay.drafters.heads.peagle_model import PEagleModel
 from foresay.drafters.training import files
@@ -131,20 +131,17 @@ class Run:
         ids = draft_vocabulary(written, teacher.config.vocab_size, settings.vocabulary).to(teacher.device)
         if settings.kind == DFLASH:
             assert settings.layers is not None
-            block = dflash_shape(teacher.config, settings.layers, settings.depth, len(ids))
-            return DFlashModel(block, teacher.embedding, ids, teacher.lm_head, teacher.norm)
+            shape = dflash_shape(teacher.config, settings.layers, settings.depth, len(ids))
+            return DFlashModel(shape, teacher.embedding, ids, teacher.lm_head)
         made = PEagleModel if settings.kind == PEAGLE else EagleModel
-        shape = eagle_shape(teacher.config, len(ids))
-        return made(shape, teacher.embedding, ids, teacher.lm_head, settings.depth, teacher.norm)
+        return made(eagle_shape(teacher.config, len(ids)), teacher.embedding, ids, teacher.lm_head, settings.depth)
 
     def learn(self, model: Model, lessons: Lessons) -> None:
         """All steps that are left."""
         settings, path = self.settings, self._work.state
         matrices = model.matrices() if isinstance(model, DFlashModel) else []
         optimizer = Optimizers(filter(lambda each: each.requires_grad, model.parameters()), matrices, settings.rate)
-        first, mixer = self._resumed(model, optimizer, path), getattr(model, "fc", None)
-        if first == 0 and isinstance(mixer, Mixer):
-            mixer.see(lessons.at(0, settings.seed), model.needs)
+        first = self._resumed(model, optimizer, path)
         saved = time.monotonic()
         with Progress(_LEARNERS[settings.kind], settings.steps, "steps", first, self._progress) as bar:
             for step in range(first, settings.steps):
@@ -157,8 +154,6 @@ class Run:
                     saved = time.monotonic()
         if first < settings.steps:
             self._save(model, optimizer, path, settings.steps)
-        if isinstance(mixer, Mixer):
-            mixer.fold()
 
     @torch.enable_grad()
     def _step(self, model: Model, optimizer: Optimizers, lessons: Lessons, step: int) -> float:

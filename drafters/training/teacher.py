@@ -67,12 +67,6 @@ class Teacher:
         weight: Tensor = self.model.get_output_embeddings().weight
         return weight.float()
 
-    @property
-    def norm(self) -> Tensor:
-        """fp32[H]: the weight of the last norm."""
-        weight: Tensor = self.model.model.norm.weight
-        return weight.float()
-
     def prompts(self, path: Path, length: int) -> list[list[int]]:
         """The prompts as token ids, at most half of a text of ``length``; chats go through the model's own template.
 
