@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresay.drafters.heads.lesson import Depth, Lesson, judge, over, vocabulary
+from foresay.drafters.heads.lesson import Depth, Lesson, judge, spread, vocabulary
 from foresay.drafters.heads.llama import LlamaShape
 from foresay.drafters.heads.loss import soft_cross_entropy
 
@@ -86,7 +86,7 @@ class DFlashModel(nn.Module):
         found = []
         for states, rows in self._guesses(lesson, 1):
             guessed = self.lm_head(lesson.taken(states, rows))
-            found.append(judge(over(lesson.wanted(rows), self.token_ids, guessed), lesson.wanted(rows), generator))
+            found.append(judge(spread(lesson.wanted(rows), self.token_ids, guessed), lesson.wanted(rows), generator))
         return found
 
     @property

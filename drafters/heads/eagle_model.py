@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresay.drafters.heads.lesson import Depth, Lesson, judge, over, vocabulary
+from foresay.drafters.heads.lesson import Depth, Lesson, judge, spread, vocabulary
 from foresay.drafters.heads.llama import LlamaShape
 from foresay.drafters.heads.loss import soft_cross_entropy
 
@@ -77,7 +77,7 @@ class EagleModel(nn.Module):
         for hidden, rows in self._passes(lesson):
             wanted = lesson.wanted(rows)
             guessed = self.lm_head(lesson.taken(hidden, rows))
-            found.append(judge(over(wanted, self.token_ids, guessed), wanted, generator))
+            found.append(judge(spread(wanted, self.token_ids, guessed), wanted, generator))
         return found
 
     @property

@@ -44,8 +44,8 @@ class Lesson:
         return self.taken(self.features["final"][:, rows], rows).float() @ self.output.T
 
     def chances(self, rows: slice, ids: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """fp32[N, V']: the target's distribution over the tokens ``ids`` (None: all) in ``rows`` that count; and whether
-        the likeliest token of all is among them, bool[N], if not all are meant.
+        """fp32[N, V']: the target's distribution over the tokens ``ids`` (None: all) in ``rows`` that count; and
+        whether the likeliest token of all is among them, bool[N], if not all are meant.
         """
         logits = self.wanted(rows)
         if ids is None or len(ids) == len(self.output):
@@ -82,8 +82,8 @@ def judge(logits: Tensor, wanted: Tensor, generator: torch.Generator) -> Depth:
     )
 
 
-def over(wanted: Tensor, ids: Tensor, guessed: Tensor) -> Tensor:
-    """Guesses about the tokens ``ids``, [N, V'], over all of them: fp32 as ``wanted`` [N, V], -inf where not guessed."""
+def spread(wanted: Tensor, ids: Tensor, guessed: Tensor) -> Tensor:
+    """Guesses about the tokens ``ids``, [N, V'], among all: fp32 as ``wanted`` [N, V], -inf where not guessed."""
     everything = torch.full_like(wanted, -torch.inf)
     everything[:, ids] = guessed.float()
     return everything

@@ -98,7 +98,7 @@ class Run:
         return texts
 
     def _prompts(self) -> list[list[int]]:
-        """One prompt per sample, in a random choice, then by length: those side by side are filled up to the longest."""
+        """One prompt per sample, in a random choice, then by length: those side by side are filled up."""
         prompts = self.teacher.prompts(Path(self.settings.prompts), self.settings.length)
         generator = torch.Generator().manual_seed(self.settings.seed)
         order = torch.randperm(len(prompts), generator=generator).tolist()
@@ -208,4 +208,3 @@ def rate_at(step: int, steps: int) -> float:
     if step < warm:
         return (step + 1) / warm
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
-

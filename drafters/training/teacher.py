@@ -132,7 +132,9 @@ class Teacher:
         given, written = text, text
         while True:
             size = written.shape[1]
-            places = (torch.arange(size - given.shape[1], size, device=self.device) - (longest - sizes)[:, None]).clamp(0)
+            places = (torch.arange(size - given.shape[1], size, device=self.device) - (longest - sizes)[:, None]).clamp(
+                0
+            )
             out = self.model(
                 given, attention_mask=seen[:, :size].long(), position_ids=places, past_key_values=cache, use_cache=True,
                 logits_to_keep=1,
@@ -148,7 +150,10 @@ class Teacher:
             if written.shape[1] == length or not going.any():
                 break
         whole = zip(written.cpu(), prompts, strict=True)
-        return [Text(row[longest - len(tokens) :][row[longest - len(tokens) :] >= 0].clone(), len(tokens)) for row, tokens in whole]
+        return [
+            Text(row[longest - len(tokens) :][row[longest - len(tokens) :] >= 0].clone(), len(tokens))
+            for row, tokens in whole
+        ]
 
     @torch.no_grad()
     def states(self, tokens: Tensor, needs: Sequence[str]) -> Tensor:
@@ -157,7 +162,9 @@ class Teacher:
         places = [-1 if name == FINAL else int(name.removeprefix("layer.")) for name in needs]
         return torch.cat([out.hidden_states[place] for place in places], dim=-1)
 
-    def lesson(self, texts: Sequence[Text], needs: Sequence[str], room: int = 0, known: Sequence[Tensor] = ()) -> Lesson:
+    def lesson(
+        self, texts: Sequence[Text], needs: Sequence[str], room: int = 0, known: Sequence[Tensor] = ()
+    ) -> Lesson:
         """What the target thinks of texts. needs: features by name. room: rows behind the longest text. known: the
         states of each text, [T, F * H], where they are known.
         """
@@ -167,7 +174,9 @@ class Teacher:
         states = pad_sequence(list(known), batch_first=True) if known else self.states(tokens, names)
         states = functional.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])).to(self.device).float()
         about = torch.arange(1, tokens.shape[1] + 1)
-        starts, ends = (torch.tensor(each)[:, None] for each in ([t.start for t in texts], [len(t.tokens) for t in texts]))
+        starts, ends = (
+            torch.tensor(each)[:, None] for each in ([t.start for t in texts], [len(t.tokens) for t in texts])
+        )
         features = dict(zip(names, states.chunk(len(names), dim=-1), strict=True))
         counted = ((about >= starts) & (about < ends)).to(self.device)
         return Lesson(tokens.to(self.device), features, self.lm_head, counted)

@@ -171,7 +171,9 @@ PULL = Command(
 
 
 def _add_quantize_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="bundled, a directory, or a Hugging Face hub id; or an EAGLE or DFlash head")
+    parser.add_argument(
+        "target", metavar="TARGET", help="bundled, a directory, or a Hugging Face hub id; or an EAGLE or DFlash head"
+    )
     parser.add_argument("--out", metavar="DIR", required=True, help="where to write it: an empty or a new directory")
     parser.add_argument("--quantize", choices=("int8", "int4", "fp8"), default="int8", help="what to make (int8)")
 

@@ -140,7 +140,9 @@ def run(config: None, arguments: Namespace) -> int:
 
     directory = BUNDLED / "target" if arguments.target == "bundled" else resolve(arguments.target, flag="--target")
     model = ModelConfig.from_directory(directory)
-    if model.quantization is not None and not (directory / LINK).exists():  # what a GGUF file stands for is learned from
+    if (
+        model.quantization is not None and not (directory / LINK).exists()
+    ):  # what a GGUF file stands for is learned from
         raise ConfigurationError(
             f"--target {arguments.target}: its weights are quantised ({model.quantization}); train with the model that "
             "it was made from: what is trained drafts for both"

@@ -68,7 +68,7 @@ def test_a_head_is_trained_from_what_a_file_stands_for(tmp_path, capsys) -> None
     """And drafts for the file, from a vocabulary of its own."""
     target, out = file_of(tmp_path, "target", all_of("Q8_0")), tmp_path / "head"
     (tmp_path / "prompts.txt").write_text("Once upon a time\nThere was a fox\n")
-    flags = "--samples 4 --length 40 --steps 2 --batch 2 --vocabulary 500".split()
+    flags = ["--samples", "4", "--length", "40", "--steps", "2", "--batch", "2", "--vocabulary", "500"]
     words = ["train", "eagle3", "--target", str(target), "--prompts", str(tmp_path / "prompts.txt"), "--out", str(out)]
     with torch.enable_grad():
         assert main([*words, *flags]) == 0, capsys.readouterr().err

@@ -279,7 +279,9 @@ def test_every_text_comes_once_in_a_round_and_is_read_once(teacher, tmp_path, mo
 
     def tokens(first: int) -> list[list[int]]:
         found = (lesson.tokens.tolist() for lesson in (lessons.at(step, 5) for step in range(first, first + 4)))
-        return sorted(row[: -row[::-1].index(next(t for t in row[::-1] if t)) or None] for rows in found for row in rows)
+        return sorted(
+            row[: -row[::-1].index(next(t for t in row[::-1] if t)) or None] for rows in found for row in rows
+        )
 
     whole = sorted(text.tokens.tolist() for text in texts)
     assert [len(rows) for rows in (tokens(0), tokens(4))] == [11, 11]

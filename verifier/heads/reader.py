@@ -37,7 +37,7 @@ class HeadReader:
         return None if tensor is None else tensor.to(self.target.embedding.device, self.target.dtype)
 
     def matrix(self, name: str, outer: int, inner: int) -> Matrix:
-        """A weight [O, K] in the target's dtype, or in int8 where ``NAME_scale`` has the scales of its groups, [O, G]."""
+        """A weight [O, K] in the target's dtype, or in int8 where ``NAME_scale`` has a scale for each group."""
         scales = self.files.tensors.get(f"{name}_scale")
         if scales is None:
             return self.take(name, outer, inner)

@@ -77,7 +77,9 @@ class ModelConfig:
         filled = Fields(values, fields.where)
         found = read_quantization(filled)
         if found is not None and not all(scheme.plain_int8 for _, scheme in found.rules):
-            raise filled.error(f"a head's weights in {found} are not supported; supported are {FLOATS}, int8 (int-quantized)")
+            raise filled.error(
+                f"a head's weights in {found} are not supported; supported are {FLOATS}, int8 (int-quantized)"
+            )
         _refuse_unsupported(filled)
         return _model_config(FAMILIES["LlamaForCausalLM"], filled, ())
 
