@@ -1,8 +1,8 @@
 """Prompts to train a real model's heads with: ``python -m bench.chats --text DIR --out prompts.jsonl``.
 
-A third each of maths (questions of ``gsm8k_train.jsonl``), chat (tasks about topics, and passages of stories) and code (programs to write, and functions of Python's standard library to complete), as chats of one turn, in the form
-that ``foresay train --prompts`` reads. None of them is in what the benches measure on (MT-bench, GSM8K's test,
-HumanEval).
+A third each of maths (questions of ``gsm8k_train.jsonl``), chat (tasks about topics, and passages of stories) and code
+(programs to write, and functions of Python's standard library to complete), as chats of one turn, in the form that
+``foresay train --prompts`` reads. None of them is in what the benches measure on (MT-bench, GSM8K's test, HumanEval).
 """
 
 from __future__ import annotations
