@@ -24,7 +24,7 @@ from foresay.drafters.heads.eagle_model import EagleModel, EagleShape
 from foresay.drafters.heads.lesson import Depth, Lesson
 from foresay.drafters.heads.lesson import judge as compare
 from foresay.drafters.heads.medusa_model import MedusaModel
-from foresay.drafters.training.teacher import Teacher
+from foresay.drafters.training.teacher import Teacher, Text
 from foresay.server.engine.vocabulary import overlap
 from foresay.spec.names import DRAFT_MODEL
 from foresay.verifier.heads.dflash_config import DFlashConfig
@@ -67,11 +67,11 @@ def learner(kind: str, directory: Path, target: Path, teacher: Teacher, depths: 
     if kind == "medusa":
         model = MedusaModel(teacher.lm_head, len({name.partition(".")[0] for name in stored}))
     elif kind == "dflash":
-        model = DFlashModel(dflash_shape(directory, target, config), teacher.embedding, teacher.lm_head)
+        block = dflash_shape(directory, target, config)
+        model = DFlashModel(block, teacher.embedding, drafted(stored, block.draft_vocab_size), teacher.lm_head)
     else:
         layers = EagleConfig.read(directory, ModelConfig.from_directory(target)).aux
-        count = config["draft_vocab_size"]
-        ids = torch.arange(count) + stored.get("d2t", torch.zeros(count, dtype=torch.int64))
+        ids = drafted(stored, config["draft_vocab_size"])
         shape = EagleShape(**known(EagleShape, config), layers=layers)
         model = EagleModel(shape, teacher.embedding, ids, teacher.lm_head, passes=depths)
     own = model.published()
@@ -83,12 +83,18 @@ def learner(kind: str, directory: Path, target: Path, teacher: Teacher, depths: 
     return model
 
 
+def drafted(stored: Mapping[str, Tensor], count: int) -> Tensor:
+    """int64[V']: the target's id of each draft id."""
+    return torch.arange(count) + stored.get("d2t", torch.zeros(count, dtype=torch.int64))
+
+
 def dflash_shape(directory: Path, target: Path, config: Mapping[str, Any]) -> DFlashShape:
     """The shape of a block head, from what its configuration says by any of its layouts."""
     read = DFlashConfig.read(directory, ModelConfig.from_directory(target))
     layers, depth = tuple(int(name.removeprefix("layer.")) for name in read.names), int(config["num_target_layers"])
     own: dict[str, Any] = {"layers": layers, "target_layers": depth, "mask_token_id": read.mask}
-    return DFlashShape(**known(DFlashShape, config), **own)
+    own["draft_vocab_size"] = read.draft_vocab
+    return DFlashShape(**{**known(DFlashShape, config), **own})
 
 
 def known(shape: type[EagleShape] | type[DFlashShape], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +125,7 @@ def report(options: Options, depths: Mapping[str, int], texts: Sequence[Sequence
             continue
         judges[kind] = model.judged
         needs |= set(model.needs)
-    lessons = [teacher.lesson(torch.tensor([text]), sorted(needs)) for text in texts]
+    lessons = [teacher.lesson([Text(torch.tensor(text), 1)], sorted(needs)) for text in texts]
     floor = sum(entropy(lesson.logits) for lesson in lessons) / len(lessons)
     found = {kind: means(judge, lessons) for kind, judge in judges.items()}
     show(found, floor, temperature)

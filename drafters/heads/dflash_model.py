@@ -9,7 +9,8 @@
 
 A text is gone over several times, its blocks begun elsewhere each time.
 
-Legend: B texts, T tokens, R rows of blocks, K rows of one block, H width, Q query heads, G kv heads, D head dim.
+Legend: B texts, T tokens, R rows of blocks, K rows of one block, H width, Q query heads, G kv heads, D head dim, V'
+draft vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresay.drafters.heads.lesson import Depth, Lesson, judge
+from foresay.drafters.heads.lesson import Depth, Lesson, judge, spread, vocabulary
 from foresay.drafters.heads.llama import LlamaShape
 from foresay.drafters.heads.loss import soft_cross_entropy
 
@@ -35,6 +36,7 @@ class DFlashShape(LlamaShape):
     """The shape of a head. layers: the target's layers whose inputs it reads. block_size: K. mask_token_id: of the rows
     that guess."""
 
+    draft_vocab_size: int
     num_hidden_layers: int
     layers: tuple[int, ...]
     target_layers: int
@@ -43,40 +45,53 @@ class DFlashShape(LlamaShape):
 
 
 class DFlashModel(nn.Module):
-    """One head. embed, lm_head: [V, H], the target's, not trained."""
+    """One head. embed: [V, H], the target's, not trained, as its output matrix is not unless the draft vocabulary is
+    smaller. token_ids: int64[V'], the target's id of each draft id.
+    """
 
     embed: Tensor
-    lm_head: Tensor
+    token_ids: Tensor
 
-    def __init__(self, shape: DFlashShape, embed: Tensor, lm_head: Tensor) -> None:
+    def __init__(self, shape: DFlashShape, embed: Tensor, token_ids: Tensor, lm_head: Tensor) -> None:
         super().__init__()
         self.shape, width = shape, shape.hidden_size
         self.needs = tuple(f"layer.{layer}" for layer in shape.layers)
         self.fc = nn.Linear(width * len(shape.layers), width, bias=False)
         self.hidden_norm, self.norm = (nn.RMSNorm(width, eps=shape.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_hidden_layers))
+        self.lm_head = nn.Linear(width, shape.draft_vocab_size, bias=False)
+        self.lm_head.weight.requires_grad_(self._truncated)
+        with torch.no_grad():
+            self.lm_head.weight.copy_(lm_head[token_ids])
         self.register_buffer("embed", embed, persistent=False)
-        self.register_buffer("lm_head", lm_head, persistent=False)
+        self.register_buffer("token_ids", token_ids)
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss for each time the text is gone over. A deeper guess counts less, as it is seldomer needed."""
-        chances, size = lesson.logits.float().softmax(dim=-1), self.shape.block_size
+        (chances, known), size = lesson.chances(slice(0, lesson.tokens.shape[1]), self.token_ids), self.shape.block_size
         first = int(lesson.tokens.sum()) % size
         weights = [math.exp(-2.0 * depth / size) for depth in range(size - 1)]
         for over in range(min(OVERS, size)):
             total = torch.zeros((), device=lesson.tokens.device)
             for depth, (states, rows) in enumerate(self._guesses(lesson, (first + over * size // OVERS) % size)):
-                loss = soft_cross_entropy(states, self.lm_head, chances[:, rows])
+                about = lesson.taken(lesson.places[:, rows], rows)
+                counts = None if known is None else known[about]
+                loss = soft_cross_entropy(lesson.taken(states, rows), self.lm_head.weight, chances[about], counts)
                 total = total + weights[depth] / sum(weights) / OVERS * loss
             yield total
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
         """How each guess of a block does, of the text as it came."""
-        return [
-            judge(functional.linear(states, self.lm_head), lesson.logits[:, rows], generator)
-            for states, rows in self._guesses(lesson, 1)
-        ]
+        found = []
+        for states, rows in self._guesses(lesson, 1):
+            guessed = self.lm_head(lesson.taken(states, rows))
+            found.append(judge(spread(lesson.wanted(rows), self.token_ids, guessed), lesson.wanted(rows), generator))
+        return found
+
+    @property
+    def _truncated(self) -> bool:
+        return self.shape.draft_vocab_size < self.shape.vocab_size
 
     def _guesses(self, lesson: Lesson, first: int) -> Iterator[tuple[Tensor, slice]]:
         """What each guess of the blocks from ``first`` on is made of, [B, R / K, H], and the target's rows about it."""
@@ -101,14 +116,24 @@ class DFlashModel(nn.Module):
         states: Tensor = self.norm(x)
         return states
 
+    def matrices(self) -> list[nn.Parameter]:
+        """Those inside, which attention has to be found by."""
+        return [own for name, own in self.named_parameters() if own.ndim == 2 and not name.startswith("lm_head")]
+
     def published(self) -> dict[str, Tensor]:
-        """The tensors by the authors' names."""
-        return {name: parameter.detach() for name, parameter in self.named_parameters()}
+        """The tensors by the authors' names, those of a draft vocabulary by speculators'."""
+        tensors = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        if not self._truncated:
+            del tensors["lm_head.weight"]
+            return tensors
+        return tensors | vocabulary(self.token_ids, self.shape.vocab_size)
 
     def config(self, target: str) -> dict[str, object]:
         """The config.json beside them, as the authors write it. Layers are named by their outputs."""
         shape = asdict(self.shape)
         layers, mask = [layer - 1 for layer in shape.pop("layers")], shape.pop("mask_token_id")
+        if not self._truncated:
+            del shape["draft_vocab_size"]
         return {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",

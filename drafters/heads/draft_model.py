@@ -52,12 +52,15 @@ class DraftModel(nn.Module):
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss, over all rows."""
-        yield soft_cross_entropy(self(lesson.tokens), self.embed, lesson.logits.float().softmax(dim=-1))
+        rows = slice(0, lesson.tokens.shape[1])
+        yield soft_cross_entropy(lesson.taken(self(lesson.tokens), rows), self.embed, lesson.chances(rows)[0])
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
         """How it does at any depth."""
-        return [judge(self(lesson.tokens) @ self.embed.T, lesson.logits, generator)]
+        rows = slice(0, lesson.tokens.shape[1])
+        hidden = lesson.taken(self(lesson.tokens), rows)
+        return [judge(hidden @ self.embed.T, lesson.wanted(rows), generator)]
 
     def published(self) -> dict[str, Tensor]:
         """The tensors by transformers' names."""

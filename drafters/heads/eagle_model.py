@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresay.drafters.heads.lesson import Depth, Lesson, judge
+from foresay.drafters.heads.lesson import Depth, Lesson, judge, spread, vocabulary
 from foresay.drafters.heads.llama import LlamaShape
 from foresay.drafters.heads.loss import soft_cross_entropy
 
@@ -61,12 +61,13 @@ class EagleModel(nn.Module):
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss: later passes count less, rows whose likeliest token is no draft token not at all."""
-        chances = lesson.logits[..., self.token_ids].float().softmax(dim=-1)
-        counts = torch.isin(lesson.logits.argmax(dim=-1), self.token_ids) if self._truncated else None
+        chances, known = lesson.chances(slice(0, lesson.tokens.shape[1]), self.token_ids)
         total = torch.zeros((), device=lesson.tokens.device)
         for number, (hidden, rows) in enumerate(self._passes(lesson)):
-            counted = None if counts is None else counts[:, rows]
-            total = total + DECAY**number * soft_cross_entropy(hidden, self.lm_head.weight, chances[:, rows], counted)
+            about = lesson.taken(lesson.places[:, rows], rows)
+            counts = None if known is None else known[about]
+            states = lesson.taken(hidden, rows)
+            total = total + DECAY**number * soft_cross_entropy(states, self.lm_head.weight, chances[about], counts)
         yield total
 
     @torch.no_grad()
@@ -74,10 +75,9 @@ class EagleModel(nn.Module):
         """How each pass does."""
         found = []
         for hidden, rows in self._passes(lesson):
-            wanted = lesson.logits[:, rows]
-            everything = torch.full_like(wanted, -torch.inf, dtype=torch.float32)
-            everything[..., self.token_ids] = self.lm_head(hidden).float()
-            found.append(judge(everything, wanted, generator))
+            wanted = lesson.wanted(rows)
+            guessed = self.lm_head(lesson.taken(hidden, rows))
+            found.append(judge(spread(wanted, self.token_ids, guessed), wanted, generator))
         return found
 
     @property
@@ -135,9 +135,7 @@ class EagleModel(nn.Module):
             tensors[f"midlayer.{name}.weight"] = self._weight(name)
         tensors |= {f"{name}.weight": self._weight(name) for name in ("fc", "norm", "lm_head")}
         if self._truncated:
-            ids = self.token_ids.cpu()
-            tensors["d2t"] = ids - torch.arange(len(ids))
-            tensors["t2d"] = torch.zeros(self.shape.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+            tensors |= vocabulary(self.token_ids, self.shape.vocab_size)
         return tensors
 
     def _weight(self, name: str) -> Tensor:

@@ -1,6 +1,7 @@
 """What a head learns from: texts of the target with its hidden states and its distributions.
 
-Legend: B texts, T tokens each, H the target's width, V its vocabulary.
+Legend: B texts, T tokens each, R rows of them, H the target's width, V its vocabulary, V' a draft vocabulary, N rows
+that count.
 """
 
 from __future__ import annotations
@@ -13,12 +14,43 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """tokens: int64[B, T]. features: by name (``"final"``, ``"layer.2"``), [B, T, H]. logits: [B, T, V], row t about
-    token t + 1."""
+    """tokens: int64[B, T], filled up behind each text's end. features: by name (``"layer.2"``), [B, T, H]; ``"final"``
+    is what the output matrix reads. output: fp32[V, H], that matrix. counted: bool[B, T], rows about tokens that the
+    target wrote (row t is about token t + 1); None for all.
+    """
 
     tokens: Tensor
     features: dict[str, Tensor]
-    logits: Tensor
+    output: Tensor
+    counted: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """fp32[B, T, V]: of all rows."""
+        return self.features["final"].float() @ self.output.T
+
+    @property
+    def places(self) -> Tensor:
+        """int64[B, T]: which of all rows that count each one is."""
+        counted = torch.ones_like(self.tokens, dtype=torch.bool) if self.counted is None else self.counted
+        return (counted.flatten().cumsum(0) - 1).view_as(counted)
+
+    def taken(self, states: Tensor, rows: slice) -> Tensor:
+        """[N, ..]: of states [B, R, ..] about the target's ``rows`` those that count."""
+        return states.flatten(0, 1) if self.counted is None else states[self.counted[:, rows]]
+
+    def wanted(self, rows: slice) -> Tensor:
+        """fp32[N, V]: the target's logits in ``rows`` that count."""
+        return self.taken(self.features["final"][:, rows], rows).float() @ self.output.T
+
+    def chances(self, rows: slice, ids: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """fp32[N, V']: the target's distribution over the tokens ``ids`` (None: all) in ``rows`` that count; and
+        whether the likeliest token of all is among them, bool[N], if not all are meant.
+        """
+        logits = self.wanted(rows)
+        if ids is None or len(ids) == len(self.output):
+            return logits.softmax(dim=-1), None
+        return logits[:, ids].softmax(dim=-1), torch.isin(logits.argmax(dim=-1), ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +68,8 @@ class Depth:
 
 def judge(logits: Tensor, wanted: Tensor, generator: torch.Generator) -> Depth:
     """Compare guesses with the target's rows, both [..., V] over the target's vocabulary (-inf where not guessed)."""
+    if not len(wanted):
+        return Depth(0.0, 0.0, 0.0)
     logits, wanted = logits.float(), wanted.float()
     uniform = torch.rand(wanted.shape, generator=generator).clamp_(1e-9, 1 - 1e-7).to(wanted.device)
     noise = -(-uniform.log()).log()
@@ -46,3 +80,17 @@ def judge(logits: Tensor, wanted: Tensor, generator: torch.Generator) -> Depth:
         greedy=float((logits.argmax(dim=-1) == wanted.argmax(dim=-1)).float().mean()),
         sampled=float(((logits + noise).argmax(dim=-1) == (wanted + noise).argmax(dim=-1)).float().mean()),
     )
+
+
+def spread(wanted: Tensor, ids: Tensor, guessed: Tensor) -> Tensor:
+    """Guesses about the tokens ``ids``, [N, V'], among all: fp32 as ``wanted`` [N, V], -inf where not guessed."""
+    everything = torch.full_like(wanted, -torch.inf)
+    everything[:, ids] = guessed.float()
+    return everything
+
+
+def vocabulary(ids: Tensor, size: int) -> dict[str, Tensor]:
+    """The tensors that say which of the target's ``size`` tokens are drafted, as EAGLE-3's authors store them."""
+    own = ids.cpu()
+    mask = torch.zeros(size, dtype=torch.bool).index_fill(0, own, True)
+    return {"d2t": own - torch.arange(len(own)), "t2d": mask}

@@ -22,11 +22,10 @@ _PIECE = 256
 def soft_cross_entropy(hidden: Tensor, weight: Tensor, chances: Tensor, counts: Tensor | None = None) -> Tensor:
     """The mean cross-entropy in nats of ``softmax(hidden @ weight.T)`` against ``chances``.
 
-    hidden: [..., H]. weight: [V', H]. chances: fp32[..., V']. counts: bool[...], which rows count; None for all. A
+    hidden: [N, H]. weight: [V', H]. chances: fp32[N, V']. counts: bool[N], which rows count; None for all. A
     loss over no rows is 0. Products are made in autocast's dtype where it is on.
     """
-    counted = None if counts is None else counts.flatten()
-    loss: Tensor = _Fused.apply(hidden.flatten(0, -2), weight, chances.flatten(0, -2), counted)  # type: ignore[no-untyped-call]
+    loss: Tensor = _Fused.apply(hidden, weight, chances, counts)  # type: ignore[no-untyped-call]
     return loss
 
 

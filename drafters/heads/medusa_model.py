@@ -45,20 +45,21 @@ class MedusaModel(nn.Module):
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss per head; they share nothing, so each can go backward by itself."""
-        chances = lesson.logits.float().softmax(dim=-1)
         for head, output in enumerate(self.outputs):
-            hidden = self._inside(lesson.features["final"][:, : -1 - head], head)
+            rows = slice(1 + head, lesson.tokens.shape[1])
+            hidden = self._inside(lesson.taken(lesson.features["final"][:, : -1 - head], rows), head)
             assert isinstance(output.weight, Tensor)
-            yield soft_cross_entropy(hidden, output.weight, chances[:, 1 + head :])
+            yield soft_cross_entropy(hidden, output.weight, lesson.chances(rows)[0])
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
         """How each head does: it guesses about the target's rows from 1 + head on."""
-        hidden = lesson.features["final"]
-        return [
-            judge(self(hidden[:, : -1 - head], head), lesson.logits[:, 1 + head :], generator)
-            for head in range(len(self.outputs))
-        ]
+        found = []
+        for head in range(len(self.outputs)):
+            rows = slice(1 + head, lesson.tokens.shape[1])
+            hidden = lesson.taken(lesson.features["final"][:, : -1 - head], rows)
+            found.append(judge(self(hidden, head), lesson.wanted(rows), generator))
+        return found
 
     def published(self) -> dict[str, Tensor]:
         """The tensors by the authors' names."""

@@ -21,11 +21,12 @@ from foresay.drafters.heads.lesson import Depth
 from foresay.drafters.heads.medusa_model import MedusaModel
 from foresay.drafters.heads.peagle_model import PEagleModel
 from foresay.drafters.training import files
+from foresay.drafters.training.lessons import Lessons
 from foresay.drafters.training.optimizer import Optimizers
 from foresay.drafters.training.progress import Progress
 from foresay.drafters.training.settings import Settings
 from foresay.drafters.training.shapes import dflash_shape, draft_shape, draft_vocabulary, eagle_shape
-from foresay.drafters.training.teacher import Teacher
+from foresay.drafters.training.teacher import Teacher, Text
 from foresay.drafters.training.work import Work
 from foresay.spec.errors import ForesayError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE
@@ -37,6 +38,8 @@ _WRITTEN_AT_ONCE = 128
 _SAVED_EVERY = 60.0
 #: One text in so many is held out to judge what was learned.
 _HELD_OUT = 20
+#: Steps' worth of held-out texts that are judged, at most.
+_JUDGED = 8
 _LEARNERS = {
     MEDUSA: "the Medusa heads learn",
     EAGLE3: "the EAGLE-3 head learns",
@@ -55,12 +58,11 @@ class Run:
 
     def __call__(self) -> list[Depth]:
         """Write, learn, judge and publish; returns how the model does at each depth on held-out text."""
-        texts, length = self.texts(), self.settings.length
-        held = packed(texts[::_HELD_OUT], length)
-        learned = packed([text for number, text in enumerate(texts) if number % _HELD_OUT], length)
+        texts = self.texts()
+        learned = [text for number, text in enumerate(texts) if number % _HELD_OUT]
         model = self.model(learned).to(self.teacher.device)
-        self.learn(model, learned)
-        depths = self.judge(model, held)
+        self.learn(model, self._lessons(learned, model.needs))
+        depths = self.judge(model, texts[::_HELD_OUT])
         self._publish(model)
         self._work.remove()
         return depths
@@ -76,25 +78,33 @@ class Run:
         parts["config.json"] = files.text({**config, "dtype": str(teacher.stored_dtype).removeprefix("torch.")})
         files.publish(self._work.out, parts)
 
-    def texts(self) -> list[Tensor]:
-        """What the target wrote: int64[T] each."""
+    def _lessons(self, texts: Sequence[Text], needs: Sequence[str]) -> Lessons:
+        """Those of texts, read by the target now where what it thinks is kept."""
+        lessons = Lessons(self.teacher, texts, needs, self.settings.batch, 2 * self.settings.depth + 2)
+        if lessons.kept:
+            with Progress("the target reads them", len(texts), "texts", 0, self._progress) as bar:
+                lessons.read(self._work.states, bar.to)
+        return lessons
+
+    def texts(self) -> list[Text]:
+        """What the target wrote."""
         prompts = self._prompts()
         batches = [prompts[start : start + _WRITTEN_AT_ONCE] for start in range(0, len(prompts), _WRITTEN_AT_ONCE)]
         there = sum(len(batch) for number, batch in enumerate(batches) if self._work.text(number).exists())
-        texts: list[Tensor] = []
+        texts: list[Text] = []
         with Progress("the target writes", len(prompts), "texts", there, self._progress) as bar:
             for number, batch in enumerate(batches):
                 texts += self._batch(batch, number, bar)
         return texts
 
     def _prompts(self) -> list[list[int]]:
-        """One prompt per sample, in a random choice, then by length: those side by side are cut to the shortest."""
+        """One prompt per sample, in a random choice, then by length: those side by side are filled up."""
         prompts = self.teacher.prompts(Path(self.settings.prompts), self.settings.length)
         generator = torch.Generator().manual_seed(self.settings.seed)
         order = torch.randperm(len(prompts), generator=generator).tolist()
         return sorted((prompts[order[i % len(order)]] for i in range(self.settings.samples)), key=len)
 
-    def _batch(self, prompts: list[list[int]], number: int, bar: Progress) -> list[Tensor]:
+    def _batch(self, prompts: list[list[int]], number: int, bar: Progress) -> list[Text]:
         path, settings, before = self._work.text(number), self.settings, bar.done
         if not path.exists():
             generator = torch.Generator(self.teacher.device).manual_seed(settings.seed * 1_000_003 + number)
@@ -103,12 +113,12 @@ class Run:
             def told(share: float) -> None:
                 bar.to(before + int(share * len(prompts)))
 
-            files.save(path, self.teacher.write(prompts, settings.length, temperature, generator, told))
+            written = self.teacher.write(prompts, settings.length, temperature, generator, told)
+            files.save(path, [tuple(text) for text in written])
             bar.to(before + len(prompts))
-        texts: list[Tensor] = files.load(path)
-        return texts
+        return [Text(*text) for text in files.load(path)]
 
-    def model(self, texts: Tensor) -> Model:
+    def model(self, texts: Sequence[Text]) -> Model:
         """A fresh model to learn from the target."""
         torch.manual_seed(self.settings.seed)
         teacher, settings = self.teacher, self.settings
@@ -117,25 +127,25 @@ class Run:
         if settings.kind == DRAFT_MODEL:
             assert settings.layers is not None and settings.width is not None
             return DraftModel(draft_shape(teacher.config, settings.layers, settings.width))
+        written = torch.cat([text.tokens[text.start :] for text in texts])
+        ids = draft_vocabulary(written, teacher.config.vocab_size, settings.vocabulary).to(teacher.device)
         if settings.kind == DFLASH:
             assert settings.layers is not None
-            shape = dflash_shape(teacher.config, settings.layers, settings.depth)
-            return DFlashModel(shape, teacher.embedding, teacher.lm_head)
-        ids = draft_vocabulary(texts, teacher.config.vocab_size)
-        eagle = eagle_shape(teacher.config, len(ids))
+            shape = dflash_shape(teacher.config, settings.layers, settings.depth, len(ids))
+            return DFlashModel(shape, teacher.embedding, ids, teacher.lm_head)
         made = PEagleModel if settings.kind == PEAGLE else EagleModel
-        return made(eagle, teacher.embedding, ids.to(teacher.device), teacher.lm_head, settings.depth)
+        return made(eagle_shape(teacher.config, len(ids)), teacher.embedding, ids, teacher.lm_head, settings.depth)
 
-    def learn(self, model: Model, texts: Tensor) -> None:
+    def learn(self, model: Model, lessons: Lessons) -> None:
         """All steps that are left."""
         settings, path = self.settings, self._work.state
-        matrices = [p for p in model.parameters() if p.ndim == 2] if isinstance(model, DFlashModel) else []
-        optimizer = Optimizers(model.parameters(), matrices, settings.rate)
+        matrices = model.matrices() if isinstance(model, DFlashModel) else []
+        optimizer = Optimizers(filter(lambda each: each.requires_grad, model.parameters()), matrices, settings.rate)
         first = self._resumed(model, optimizer, path)
         saved = time.monotonic()
         with Progress(_LEARNERS[settings.kind], settings.steps, "steps", first, self._progress) as bar:
             for step in range(first, settings.steps):
-                loss = self._step(model, optimizer, texts, step)
+                loss = self._step(model, optimizer, lessons, step)
                 if not math.isfinite(loss):
                     raise ForesayError(f"step {step + 1}: the loss is {loss}; begin again with a lower --rate")
                 bar.to(step + 1, f"loss {loss:.3f}")
@@ -146,12 +156,10 @@ class Run:
             self._save(model, optimizer, path, settings.steps)
 
     @torch.enable_grad()
-    def _step(self, model: Model, optimizer: Optimizers, texts: Tensor, step: int) -> float:
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_033 + step)
-        chosen = texts[torch.randint(len(texts), (self.settings.batch,), generator=generator)]
+    def _step(self, model: Model, optimizer: Optimizers, lessons: Lessons, step: int) -> float:
         total = 0.0
         with self._half():
-            losses: Iterator[Tensor] = model.losses(self.teacher.lesson(chosen, model.needs))
+            losses: Iterator[Tensor] = model.losses(lessons.at(step, self.settings.seed))
             for loss in losses:
                 loss.backward()
                 total += float(loss.detach())
@@ -181,11 +189,11 @@ class Run:
     def _save(self, model: Model, optimizer: Optimizers, path: Path, step: int) -> None:
         files.save(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
 
-    def judge(self, model: Model, texts: Tensor) -> list[Depth]:
+    def judge(self, model: Model, texts: Sequence[Text]) -> list[Depth]:
         """Means over held-out texts, depth by depth."""
-        generator = torch.Generator().manual_seed(0)
-        parts = texts[: 4 * self.settings.batch].split(self.settings.batch)
-        found = [model.judged(self.teacher.lesson(part, model.needs), generator) for part in parts]
+        generator, settings = torch.Generator().manual_seed(0), self.settings
+        lessons = Lessons(self.teacher, texts, model.needs, settings.batch, 2 * settings.depth + 2)
+        found = [model.judged(lesson, generator) for lesson in lessons.all(_JUDGED)]
         return [_mean([depths[number] for depths in found]) for number in range(len(found[0]))]
 
 
@@ -200,10 +208,3 @@ def rate_at(step: int, steps: int) -> float:
     if step < warm:
         return (step + 1) / warm
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
-
-
-def packed(texts: Sequence[Tensor], length: int) -> Tensor:
-    """int64[N, length]: texts one behind the other, cut into rows; at least one row, the last one whole."""
-    stream = torch.cat(list(texts))
-    stream = stream.repeat(-(-length // len(stream)))
-    return stream[: len(stream) // length * length].view(-1, length)

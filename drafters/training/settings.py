@@ -10,7 +10,7 @@ class Settings:
     """What decides the result of a run. Counts are of texts, of tokens in one, of steps and of texts in a step.
 
     temperatures: what the target writes at, batch by batch in turn. layers: of a draft model or a
-    DFlash head. width: of a draft model.
+    DFlash head. width: of a draft model. vocabulary: tokens that a head guesses among, at most.
     """
 
     kind: str
@@ -26,3 +26,4 @@ class Settings:
     temperatures: tuple[float, ...] = (1.0, 0.0)
     layers: int | None = None
     width: int | None = None
+    vocabulary: int = 32_000

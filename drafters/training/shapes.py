@@ -10,17 +10,15 @@ from foresay.drafters.heads.dflash_model import DFlashShape
 from foresay.drafters.heads.draft_model import DraftShape
 from foresay.drafters.heads.eagle_model import EagleShape
 
-#: A draft vocabulary larger than this is cut to the tokens the target wrote most often.
-LARGEST_VOCABULARY = 32_000
 #: A draft model's width is a multiple of this.
 WIDTH_STEP = 8
 
 
-def draft_vocabulary(texts: Tensor, vocab_size: int) -> Tensor:
-    """int64[V'], ascending: all tokens, or those that the target wrote most often."""
-    if vocab_size <= LARGEST_VOCABULARY:
+def draft_vocabulary(written: Tensor, vocab_size: int, most: int) -> Tensor:
+    """int64[V'], ascending: all tokens, or the ``most`` that the target wrote most often. written: int64[T]."""
+    if vocab_size <= most:
         return arange(vocab_size)
-    return texts.flatten().bincount(minlength=vocab_size).topk(LARGEST_VOCABULARY).indices.sort().values
+    return written.bincount(minlength=vocab_size).topk(most).indices.sort().values
 
 
 def eagle_shape(config: Any, draft_vocab: int) -> EagleShape:
@@ -41,13 +39,14 @@ def eagle_shape(config: Any, draft_vocab: int) -> EagleShape:
     )
 
 
-def dflash_shape(config: Any, layers: int, guesses: int) -> DFlashShape:
+def dflash_shape(config: Any, layers: int, guesses: int, draft_vocab: int) -> DFlashShape:
     """Layers shaped like the target's own, which read up to five of its layers, from an early one to a late one."""
     depth = config.num_hidden_layers
     first, last = (2, depth - 2) if depth >= 6 else (1, depth - 1)
     count = min(5, last - first + 1)
     read = sorted({round(first + place * (last - first) / max(1, count - 1)) for place in range(count)})
     return DFlashShape(
+        draft_vocab_size=draft_vocab,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_attention_heads=config.num_attention_heads,

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from foresay.drafters.heads.lesson import Lesson
 from foresay.drafters.training.prompts import Messages, Prompt, read_prompts
 from foresay.spec.errors import ConfigurationError
+from foresay.verifier.model.checkpoint import Checkpoint
 from foresay.verifier.model.errors import ModelError, code_refused
-from foresay.verifier.model.hub import BESIDE
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.hub import BESIDE, LINK
+
+#: The state behind the last norm, which the output matrix reads.
+FINAL = "final"
+
+
+class Text(NamedTuple):
+    """tokens: int64[T], a prompt and what the target went on with. start: where that begins."""
+
+    tokens: Tensor
+    start: int
 
 
 class Teacher:
@@ -99,40 +113,91 @@ class Teacher:
         temperature: float,
         generator: torch.Generator,
         told: Callable[[float], None] = lambda share: None,
-    ) -> list[Tensor]:
-        """Each prompt and what the target goes on with: int64[T], at most ``length``, with the token that ends a text.
+    ) -> list[Text]:
+        """Each prompt and what the target goes on with, at most ``length`` tokens, with the one that ends a text.
 
-        Prompts are cut to the shortest one: give those of like length together. generator: on the teacher's device.
-        told: how much of the texts is written, from 0 to 1.
+        Prompts are filled up to the longest one: give those of like length together. generator: on the teacher's
+        device. told: how much of the texts is written, from 0 to 1.
         """
         from transformers import StaticCache
 
-        shortest = min(len(tokens) for tokens in prompts)
-        text = torch.tensor([tokens[-shortest:] for tokens in prompts], device=self.device)
+        longest = max(map(len, prompts))
+        sizes = torch.tensor([len(tokens) for tokens in prompts], device=self.device)
+        text = torch.tensor([[0] * (longest - len(tokens)) + tokens for tokens in prompts], device=self.device)
+        seen = torch.arange(length, device=self.device) >= longest - sizes[:, None]
         ends = torch.tensor(self._end_tokens, device=self.device, dtype=torch.int64)
         going = torch.ones_like(text[:, :1], dtype=torch.bool)
         # Appending to a growing cache would copy all of it at every token.
-        out = self.model(text, past_key_values=StaticCache(config=self.config, max_cache_len=length), use_cache=True)
-        if out.logits[:, -1].isnan().any():
-            raise ConfigurationError(
-                f"--target {self.directory}: computes no numbers (NaN); its weights may be damaged"
+        cache = StaticCache(config=self.config, max_cache_len=length)
+        given, written = text, text
+        while True:
+            size = written.shape[1]
+            places = (torch.arange(size - given.shape[1], size, device=self.device) - (longest - sizes)[:, None]).clamp(
+                0
             )
-        while text.shape[1] < length and going.any():
-            sampled = _sampled(out.logits[:, -1], temperature, generator)
-            text = torch.cat((text, sampled.masked_fill(~going, -1)), dim=1)
-            going &= ~torch.isin(sampled, ends)
-            out = self.model(sampled, past_key_values=out.past_key_values, use_cache=True)
-            told((text.shape[1] - shortest) / (length - shortest))
-        return [row[row >= 0].clone() for row in text.cpu()]
+            out = self.model(
+                given, attention_mask=seen[:, :size].long(), position_ids=places, past_key_values=cache, use_cache=True,
+                logits_to_keep=1,
+            )  # fmt: skip
+            if out.logits.isnan().any():
+                raise ConfigurationError(
+                    f"--target {self.directory}: computes no numbers (NaN); its weights may be damaged"
+                )
+            given = _sampled(out.logits[:, -1], temperature, generator)
+            written = torch.cat((written, given.masked_fill(~going, -1)), dim=1)
+            going &= ~torch.isin(given, ends)
+            told((written.shape[1] - longest) / (length - longest))
+            if written.shape[1] == length or not going.any():
+                break
+        whole = zip(written.cpu(), prompts, strict=True)
+        return [
+            Text(row[longest - len(tokens) :][row[longest - len(tokens) :] >= 0].clone(), len(tokens))
+            for row, tokens in whole
+        ]
 
     @torch.no_grad()
-    def lesson(self, tokens: Tensor, needs: Sequence[str]) -> Lesson:
-        """What the target thinks of texts, int64[B, T]. needs: features by name."""
-        tokens = tokens.to(self.device)
-        out = self.model(tokens, output_hidden_states=bool(needs), use_cache=False)
-        states = out.hidden_states
-        places = {name: -1 if name == "final" else int(name.removeprefix("layer.")) for name in needs}
-        return Lesson(tokens, {name: states[place].float() for name, place in places.items()}, out.logits.float())
+    def states(self, tokens: Tensor, needs: Sequence[str]) -> Tensor:
+        """[B, T, F * H]: the features ``needs`` of texts, int64[B, T], side by side; ``"final"`` is one of them."""
+        out = self.model.model(tokens.to(self.device), output_hidden_states=True, use_cache=False)
+        places = [-1 if name == FINAL else int(name.removeprefix("layer.")) for name in needs]
+        return torch.cat([out.hidden_states[place] for place in places], dim=-1)
+
+    def lesson(
+        self, texts: Sequence[Text], needs: Sequence[str], room: int = 0, known: Sequence[Tensor] = ()
+    ) -> Lesson:
+        """What the target thinks of texts. needs: features by name. room: rows behind the longest text. known: the
+        states of each text, [T, F * H], where they are known.
+        """
+        names = [*(name for name in needs if name != FINAL), FINAL]
+        tokens = pad_sequence([text.tokens for text in texts], batch_first=True)
+        tokens = functional.pad(tokens, (0, room))
+        states = pad_sequence(list(known), batch_first=True) if known else self.states(tokens, names)
+        states = functional.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])).to(self.device).float()
+        about = torch.arange(1, tokens.shape[1] + 1)
+        starts, ends = (
+            torch.tensor(each)[:, None] for each in ([t.start for t in texts], [len(t.tokens) for t in texts])
+        )
+        features = dict(zip(names, states.chunk(len(names), dim=-1), strict=True))
+        counted = ((about >= starts) & (about < ends)).to(self.device)
+        return Lesson(tokens.to(self.device), features, self.lm_head, counted)
+
+
+def _of_gguf(directory: Path, dtype: torch.dtype) -> Any:
+    """The model whose weights are what the numbers of a GGUF file stand for."""
+    import transformers
+
+    values = Fields.read(directory / "config.json").values
+    made = getattr(transformers, values["architectures"][0])
+    config = made.config_class(**{key: each for key, each in values.items() if key != "quantization_config"})
+    model = made(config).to(dtype)
+    with torch.no_grad():
+        checkpoint = Checkpoint.open(directory)
+        for file in checkpoint.files:
+            with checkpoint.opened(file) as opened:
+                for name in opened.offset_keys():
+                    tensor = opened.get_tensor(name)
+                    model.get_parameter(name).copy_(tensor if isinstance(tensor, Tensor) else tensor.plain())
+    return model
 
 
 def _sampled(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
@@ -150,6 +215,8 @@ def _loaded(directory: Path, dtype: torch.dtype) -> tuple[torch.dtype, Any, Any]
     part, file = "the configuration", "config.json"
     own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
+        if (directory / LINK).exists():
+            return torch.bfloat16, AutoTokenizer.from_pretrained(directory, **own), _of_gguf(directory, dtype)
         config = AutoConfig.from_pretrained(directory, **own)
         stored: torch.dtype = config.dtype or torch.float32
         config._attn_implementation = "sdpa"  # config.json may name a hub repository, whose code would be run

@@ -4,6 +4,7 @@
 
     OUT.work/settings.json     what the run was started with, and the format of all this; other settings are refused
     OUT.work/text-0000.pt ...  what the target wrote, batch by batch
+    OUT.work/states-0000.pt .. what it thinks of them, where that is kept
     OUT.work/state.pt          weights, optimiser and step, every so often
     OUT.work/lock              held by the process that is at it
 """
@@ -24,7 +25,7 @@ from foresay.drafters.training.settings import Settings
 from foresay.spec.errors import ConfigurationError, ForesayError
 
 #: Changes whenever what lies in the folder, or what a run makes of it, changes.
-FORMAT = 2
+FORMAT = 3
 
 
 class Work:
@@ -49,6 +50,10 @@ class Work:
     def text(self, number: int) -> Path:
         """The file of one batch of texts."""
         return self.path / f"text-{number:04d}.pt"
+
+    def states(self, number: int) -> Path:
+        """The file of what the target thinks of some texts."""
+        return self.path / f"states-{number:04d}.pt"
 
     def _check_out(self) -> None:
         """That the model can be put there in the end, as far as can be seen now."""
@@ -102,6 +107,7 @@ class Work:
 
     def _made(self) -> Iterator[Path]:
         yield from self.path.glob("text-*.pt")
+        yield from self.path.glob("states-*.pt")
         yield from self.path.glob(self.state.name)
 
     def _check_same(self, ours: dict[str, Any]) -> None:

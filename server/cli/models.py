@@ -190,7 +190,9 @@ PULL = Command(
 
 
 def _add_quantize_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="bundled, a short name, a directory, or a hub id")
+    parser.add_argument(
+        "target", metavar="TARGET", help="bundled, a short name, a directory, or a hub id; or an EAGLE or DFlash head"
+    )
     parser.add_argument("--out", metavar="DIR", required=True, help="where to write it: an empty or a new directory")
     parser.add_argument("--quantize", choices=("int8", "int4", "fp8"), default="int8", help="what to make (int8)")
 
@@ -201,6 +203,7 @@ def quantize(config: None, arguments: Namespace) -> int:
     from foresay.server.engine.parameters import quantized
     from foresay.server.settings.config import EngineConfig
     from foresay.server.settings.resolved import target_directory
+    from foresay.verifier.heads.kind import kind_of
     from foresay.verifier.model.config import ModelConfig
     from foresay.verifier.model.written import write
 
@@ -208,12 +211,27 @@ def quantize(config: None, arguments: Namespace) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: is there already, and not empty; name a new directory")
     directory = target_directory(EngineConfig(target=arguments.target))
+    if kind_of(directory) is not None:
+        return _quantize_head(directory, arguments.quantize, out)
     model = quantized(ModelConfig.from_directory(directory), arguments.quantize, "--quantize")
     with Stages() as stages:
         write(directory, model, out, lambda share: stages("quantising", share))
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     print(f"{out}: {model.quantization}, {bytes_in_words(size)}")
     print(f"serve it: {shlex.join(['foresay', 'serve', str(out)])}")
+    return 0
+
+
+def _quantize_head(directory: Path, how: str, out: Path) -> int:
+    """A head has layers, norms and names of its own."""
+    from foresay.verifier.heads.files import quantize
+    from foresay.verifier.heads.kind import kind_of
+
+    kind = kind_of(directory)
+    if how != "int8" or kind == "medusa":
+        raise ConfigurationError(f"--quantize {how}: of heads only EAGLE's and DFlash's are written, and in int8")
+    quantize(directory, out)
+    print(f"{out}: {kind} head in int8, {bytes_in_words((out / 'model.safetensors').stat().st_size)}")
     return 0
 
 

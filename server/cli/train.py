@@ -100,6 +100,12 @@ def _add_needed(parser: ArgumentParser) -> None:
         metavar="N",
         help="medusa: heads (4); eagle3: tokens it is trained ahead (6); dflash, peagle: tokens guessed at once (7)",
     )
+    add(
+        "--vocabulary",
+        type=_count,
+        metavar="N",
+        help="dflash, eagle3, peagle: guess among the N tokens that the target writes most (default: 32000)",
+    )
 
 
 def _add_texts(parser: ArgumentParser) -> None:
@@ -134,11 +140,9 @@ def run(config: None, arguments: Namespace) -> int:
     from foresay.verifier.model.hub import LINK
 
     directory = target_directory(EngineConfig(target=arguments.target), flag="--target")
-    if (directory / LINK).exists():
-        fault = f"--target {arguments.target}: a head cannot be trained from a GGUF file"
-        raise ConfigurationError(f"{fault}; name the safetensors checkpoint that it was made from")
     model = ModelConfig.from_directory(directory)
-    if model.quantization is not None:
+    # What the numbers of a GGUF file stand for is learned from.
+    if model.quantization is not None and not (directory / LINK).exists():
         raise ConfigurationError(
             f"--target {arguments.target}: its weights are quantised ({model.quantization}); train with the model that "
             "it was made from: what is trained drafts for both"
@@ -164,7 +168,12 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
     from foresay.drafters.training.shapes import default_layers, default_width
 
     kind = arguments.kind
-    own = {"depth": (DFLASH, EAGLE3, MEDUSA, PEAGLE), "layers": (DFLASH, DRAFT_MODEL), "width": (DRAFT_MODEL,)}
+    own = {
+        "depth": (DFLASH, EAGLE3, MEDUSA, PEAGLE),
+        "layers": (DFLASH, DRAFT_MODEL),
+        "width": (DRAFT_MODEL,),
+        "vocabulary": (DFLASH, EAGLE3, PEAGLE),
+    }
     for name, kinds in own.items():
         if getattr(arguments, name) is not None and kind not in kinds:
             raise ConfigurationError(f"--{name} is for {', '.join(kinds)} alone, not for {kind}")
@@ -190,6 +199,7 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
         temperatures=arguments.temperatures,
         layers=arguments.layers or (most and default_layers(model.num_layers, most)),
         width=width if kind == DRAFT_MODEL else None,
+        vocabulary=arguments.vocabulary or 32_000,
     )
 
 

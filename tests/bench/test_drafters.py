@@ -19,7 +19,7 @@ from bench.summary import Sample
 from foresay.drafters.heads.dflash_model import DFlashModel, DFlashShape
 from foresay.drafters.heads.eagle_model import EagleModel, EagleShape
 from foresay.drafters.heads.medusa_model import MedusaModel
-from foresay.drafters.training.teacher import Teacher
+from foresay.drafters.training.teacher import Teacher, Text
 from foresay.spec.trace import Statistics
 from tests.bench import head_files
 from tests.same_tokens.test_directories import write_tokenizer
@@ -92,14 +92,15 @@ def write_heads(kind: str, teacher: Teacher, path: Path) -> Learner:
     if kind == "medusa":
         made = MedusaModel(teacher.lm_head, 2)
     elif kind == "dflash":
-        block = DFlashShape(**layer, num_hidden_layers=2, layers=(1, 2), target_layers=3, block_size=4, mask_token_id=7)
-        made = DFlashModel(block, teacher.embedding, teacher.lm_head)
+        own = {"draft_vocab_size": VOCAB, "num_hidden_layers": 2, "target_layers": 3}
+        block = DFlashShape(**layer, **own, layers=(1, 2), block_size=4, mask_token_id=7)
+        made = DFlashModel(block, teacher.embedding, torch.arange(VOCAB), teacher.lm_head)
     else:
         ids = torch.arange(0, VOCAB, 2)
         shape = EagleShape(**layer, draft_vocab_size=len(ids), layers=(0, 1, 2))
         made = EagleModel(shape, teacher.embedding, ids, teacher.lm_head, passes=3)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in filter(lambda each: each.requires_grad, made.parameters()):
             parameter.add_(torch.randn(parameter.shape), alpha=0.1)
     head_files.write(path, made, torch.float32)
     return made
@@ -112,7 +113,7 @@ def test_heads_are_judged_as_trained(kind: str, target: Path, tmp_path: Path) ->
         made = write_heads(kind, teacher, tmp_path)
     with torch.no_grad():
         read = learner(kind, tmp_path, target, teacher, 3)
-        lesson = teacher.lesson(torch.arange(40)[None], made.needs)
+        lesson = teacher.lesson([Text(torch.arange(40), 1)], made.needs)
         want, got = (model.judged(lesson, torch.Generator().manual_seed(0)) for model in (made, read))
     assert got == want
     assert len({depth.loss for depth in got}) == len(got)

@@ -53,7 +53,7 @@ class Trained:
         with torch.no_grad():
             out = self.model(tokens, output_hidden_states=True)
         features = {f"layer.{layer}": out.hidden_states[layer] for layer in LAYERS}
-        return Lesson(tokens, {**features, "final": out.hidden_states[-1]}, out.logits)
+        return Lesson(tokens, {**features, "final": out.hidden_states[-1]}, self.model.lm_head.weight)
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from foresay.server.cli.main import main
 from foresay.server.cli.serving import rows
@@ -65,8 +67,13 @@ def test_what_the_check_and_the_banner_say(tmp_path, capsys) -> None:
     assert "int4 in groups of 32" in dict(rows(engine.info))["weights"]
 
 
-def test_training_asks_for_floats(tmp_path, capsys) -> None:
-    target = file_of(tmp_path, "target", all_of("Q8_0"))
-    out = str(tmp_path / "out")
-    assert main(["train", "medusa", "--target", str(target), "--prompts", "none.jsonl", "--out", out]) == 2
-    assert "a head cannot be trained from a GGUF file" in capsys.readouterr().err
+def test_a_head_is_trained_from_what_a_file_stands_for(tmp_path, capsys) -> None:
+    """And drafts for the file, from a vocabulary of its own."""
+    target, out = file_of(tmp_path, "target", all_of("Q8_0")), tmp_path / "head"
+    (tmp_path / "prompts.txt").write_text("Once upon a time\nThere was a fox\n")
+    flags = ["--samples", "4", "--length", "40", "--steps", "2", "--batch", "2", "--vocabulary", "500"]
+    words = ["train", "eagle3", "--target", str(target), "--prompts", str(tmp_path / "prompts.txt"), "--out", str(out)]
+    with torch.enable_grad():
+        assert main([*words, *flags]) == 0, capsys.readouterr().err
+    assert json.loads((out / "config.json").read_text())["draft_vocab_size"] == 500
+    assert_same(texts(target, "none"), texts(target, f"eagle3:{out}"))

@@ -91,10 +91,11 @@ def test_it_computes_what_transformers_computes(kv_heads, layers) -> None:
     with torch.no_grad():
         wanted, given = theirs(tokens).logits, ours(tokens) @ ours.embed.T
     assert torch.allclose(given, wanted, rtol=1e-4, atol=1e-4)
-    (loss,) = ours.losses(Lesson(tokens, {}, wanted))
+    lesson = Lesson(tokens, {"final": wanted}, torch.eye(120))
+    (loss,) = ours.losses(lesson)
     entropy = -(wanted.softmax(-1) * wanted.log_softmax(-1)).sum(-1).mean()
     assert float(loss.detach()) == pytest.approx(float(entropy), rel=1e-4)
-    (depth,) = ours.judged(Lesson(tokens, {}, wanted), torch.Generator().manual_seed(0))
+    (depth,) = ours.judged(lesson, torch.Generator().manual_seed(0))
     assert depth.greedy == depth.sampled == 1.0
 
 

@@ -17,9 +17,9 @@ from foresay.drafters.heads.lesson import Lesson, judge
 from foresay.drafters.heads.loss import soft_cross_entropy
 from foresay.drafters.heads.medusa_model import MedusaModel
 from foresay.drafters.heads.peagle_model import PEagleModel
-from foresay.drafters.training.run import packed
+from foresay.drafters.training.lessons import Lessons
 from foresay.drafters.training.shapes import dflash_shape, eagle_shape
-from foresay.drafters.training.teacher import Teacher
+from foresay.drafters.training.teacher import Teacher, Text
 from foresay.kvpaging import PageTable
 from foresay.spec.protocols import FeatureRequest
 from foresay.verifier.heads.kind import kind_of
@@ -45,7 +45,7 @@ def stirred(model: torch.nn.Module) -> None:
     """Move every weight, so that nothing is zero or one by construction."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in filter(lambda each: each.requires_grad, model.parameters()):
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
@@ -53,7 +53,7 @@ def test_the_teachers_features_are_those_the_engine_hands_out(decoder, teacher) 
     tokens = random_tokens(random.Random(1), 40, 290)
     reader = Reader(decoder)
     forward = reader.model.run([reader.rows(PageTable(reader.pool), tokens)], FeatureRequest(True, (0, 3, 6)))
-    lesson = teacher.lesson(torch.tensor([tokens]), ["final", "layer.0", "layer.3", "layer.6"])
+    lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], ["final", "layer.0", "layer.3", "layer.6"])
     assert torch.allclose(lesson.logits[0], forward.logits, atol=1e-3)
     for name, rows in forward.features.items():
         assert torch.allclose(lesson.features[name][0], rows, rtol=1e-3, atol=1e-3), name
@@ -76,7 +76,7 @@ def test_an_eagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     assert head.config.aux == (2, 3, 6)
     assert (head.token_ids is None) == (draft == 290)
     tokens = random_tokens(random.Random(2), 20, 290)
-    lesson = teacher.lesson(torch.tensor([tokens]), model.needs)
+    lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], model.needs)
     weights = {name.removeprefix("midlayer."): tensor for name, tensor in model.published().items()}
     plain = PlainEagle({**model.config("t")}, weights, teacher.embedding, weights["lm_head.weight"])
     fused = plain.fuse([lesson.features[name][0] for name in model.needs])
@@ -101,7 +101,7 @@ def test_a_peagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     head = load_eagle(tmp_path, decoder)
     assert (head.config.mask, head.config.guesses, head.config.aux) == (289, 4, (2, 3, 6))
     tokens = random_tokens(random.Random(2), 20, 290)
-    lesson = teacher.lesson(torch.tensor([tokens]), model.needs)
+    lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], model.needs)
     weights = {name.removeprefix("layers.0."): tensor for name, tensor in model.published().items()}
     layer: Any = model.config("t")["transformer_layer_config"]
     plain = PlainEagle({**layer, "draft_vocab_size": draft}, weights, teacher.embedding, weights["lm_head.weight"])
@@ -121,23 +121,27 @@ def test_a_peagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
             assert torch.allclose(logits[row], expected[row + number], rtol=1e-3, atol=1e-3), (row, number)
 
 
-def test_a_dflash_head_drafts_as_it_learned(decoder, teacher, tmp_path) -> None:
+@pytest.mark.parametrize("draft", [290, 150])
+def test_a_dflash_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -> None:
     """Each block, wherever it begins, is what the published head computes behind the text before it."""
-    shape = dflash_shape(teacher.config, layers=2, guesses=4)
-    model = DFlashModel(shape, teacher.embedding, teacher.lm_head)
+    ids = torch.randperm(290, generator=torch.Generator().manual_seed(1))[:draft].sort().values
+    shape = dflash_shape(teacher.config, 2, 4, draft)
+    model = DFlashModel(shape, teacher.embedding, ids, teacher.lm_head)
     stirred(model)
     publish(model, tmp_path, "model.safetensors")
     head = load_dflash(tmp_path, decoder)
     assert head.config.guesses == 4 and head.config.needs.layers == shape.layers
+    assert (head.token_ids is None) == (draft == 290)
     tokens = random_tokens(random.Random(2), 24, 290)
-    lesson = teacher.lesson(torch.tensor([tokens]), model.needs)
+    lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], model.needs)
     features = torch.cat([lesson.features[name][0] for name in model.needs], dim=-1)
     weights = model.published()
     config = {**model.config("t"), "rope_theta": shape.rope_theta}
-    plain = PlainDFlash(config, weights, teacher.embedding, teacher.lm_head, mask=shape.mask_token_id)
+    output = teacher.lm_head if draft == 290 else weights["lm_head.weight"]
+    plain = PlainDFlash(config, weights, teacher.embedding, output, mask=shape.mask_token_id)
     for first in (1, 3):
         with torch.no_grad():
-            found = [states @ teacher.lm_head.T for states, _ in model._guesses(lesson, first)]
+            found = [model.lm_head(states) for states, _ in model._guesses(lesson, first)]
         for block, anchor in enumerate(range(first, len(tokens) - 5, 5)):
             expected = plain(features[:anchor], tokens[anchor], 5)
             for depth, logits in enumerate(found):
@@ -146,8 +150,7 @@ def test_a_dflash_head_drafts_as_it_learned(decoder, teacher, tmp_path) -> None:
 
 def test_medusa_heads_draft_as_they_learned(decoder, teacher, tmp_path) -> None:
     model = MedusaModel(teacher.lm_head, 3)
-    tokens = torch.tensor([random_tokens(random.Random(2), 20, 290)])
-    lesson = teacher.lesson(tokens, model.needs)
+    lesson = teacher.lesson([Text(torch.tensor(random_tokens(random.Random(2), 20, 290)), 0)], model.needs)
     assert torch.allclose(model(lesson.features["final"], 2), lesson.logits, atol=1e-3), "a fresh head is the target's"
     stirred(model)
     publish(model, tmp_path, "medusa_lm_head.safetensors")
@@ -163,11 +166,13 @@ def test_each_medusa_head_learns_about_its_own_token() -> None:
     torch.manual_seed(0)
     vocab, width = 12, 12
     tokens = (torch.arange(40) % vocab).expand(4, -1)
-    hidden, logits = torch.eye(vocab)[tokens], 20.0 * torch.eye(vocab)[(tokens + 1) % vocab]
+    hidden = torch.eye(vocab)[tokens]
     model = MedusaModel(torch.randn(vocab, width), 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    # A target whose features are its tokens, and whose output matrix names the next one.
+    output = 20.0 * torch.eye(vocab).roll(1, dims=0)
     for _ in range(60):
-        for loss in model.losses(Lesson(tokens, {"final": hidden}, logits)):
+        for loss in model.losses(Lesson(tokens, {"final": hidden}, output)):
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -179,7 +184,7 @@ def test_each_medusa_head_learns_about_its_own_token() -> None:
 def test_rows_that_no_draft_token_could_guess_do_not_count(teacher) -> None:
     ids = torch.arange(0, 290, 2)
     model = EagleModel(eagle_shape(teacher.config, 145), teacher.embedding, ids, teacher.lm_head, passes=2)
-    lesson = teacher.lesson(torch.tensor([random_tokens(random.Random(2), 30, 290)]), model.needs)
+    lesson = teacher.lesson([Text(torch.tensor(random_tokens(random.Random(2), 30, 290)), 0)], model.needs)
     (loss,) = model.losses(lesson)
     total = 0.0
     for number, (hidden, about) in enumerate(model._passes(lesson)):
@@ -206,9 +211,9 @@ def test_a_perfect_head_is_judged_perfect() -> None:
 def test_the_fused_loss_is_the_plain_one(counted) -> None:
     """Value and gradients, over several pieces of rows."""
     torch.manual_seed(0)
-    hidden, weight = torch.randn(3, 200, 16, requires_grad=True), torch.randn(50, 16, requires_grad=True)
-    chances = torch.randn(3, 200, 50).softmax(dim=-1)
-    counts = torch.rand(3, 200) < 0.3 if counted else torch.ones(3, 200, dtype=torch.bool)
+    hidden, weight = torch.randn(600, 16, requires_grad=True), torch.randn(50, 16, requires_grad=True)
+    chances = torch.randn(600, 50).softmax(dim=-1)
+    counts = torch.rand(600) < 0.3 if counted else torch.ones(600, dtype=torch.bool)
     rows = -(chances * (hidden @ weight.T).log_softmax(dim=-1)).sum(dim=-1)
     plain = rows[counts].mean()
     ours = soft_cross_entropy(hidden, weight, chances, counts if counted else None)
@@ -234,23 +239,65 @@ def test_a_text_ends_where_the_target_ends_it(teacher, temperature) -> None:
     (end,) = teacher._end_tokens
     prompts = [[end, 5 + number, end] for number in range(64)]
     texts = teacher.write(prompts, 200, temperature, torch.Generator().manual_seed(0))
-    assert [text[:3].tolist() for text in texts] == prompts
+    assert [text.tokens[: text.start].tolist() for text in texts] == prompts
     for text in texts:
-        written = text[3:].tolist()
+        written = text.tokens[text.start :].tolist()
         assert written
         assert end not in written[:-1]
-        assert len(text) == 200 or written[-1] == end
+        assert len(text.tokens) == 200 or written[-1] == end
     if temperature:
-        assert sum(len(text) < 200 for text in texts) > 5
+        assert sum(len(text.tokens) < 200 for text in texts) > 5
     else:
-        lesson = teacher.lesson(texts[0][None], ())
-        assert lesson.logits[0, 2:-1].argmax(dim=-1).tolist() == texts[0][3:].tolist()
+        lesson = teacher.lesson(texts[:1], ())
+        assert lesson.logits[0, 2:-1].argmax(dim=-1).tolist() == texts[0].tokens[3:].tolist()
 
 
-def test_texts_are_packed_into_whole_rows() -> None:
-    texts = [torch.arange(5), torch.arange(10, 14), torch.arange(20, 25)]
-    assert packed(texts, 6).tolist() == [[0, 1, 2, 3, 4, 10], [11, 12, 13, 20, 21, 22]]
-    assert packed(texts[:1], 6).tolist() == [[0, 1, 2, 3, 4, 0]], "too little text comes again"
+def test_what_is_written_does_not_depend_on_what_is_beside_it(teacher) -> None:
+    prompts = [random_tokens(random.Random(number), 3 + 5 * number, 290) for number in range(4)]
+    together = teacher.write(prompts, 40, 0.0, torch.Generator())
+    for prompt, text in zip(prompts, together, strict=True):
+        (alone,) = teacher.write([prompt], 40, 0.0, torch.Generator())
+        shared = min(len(alone.tokens), len(text.tokens))
+        assert shared > len(prompt) and text.start == len(prompt)
+        assert text.tokens[:shared].tolist() == alone.tokens[:shared].tolist()
+
+
+def test_rows_about_a_prompt_or_about_nothing_do_not_count(teacher) -> None:
+    texts = [Text(torch.tensor(random_tokens(random.Random(n), n, 290)), start) for n, start in ((9, 4), (6, 1))]
+    lesson = teacher.lesson(texts, ["layer.3"], room=2)
+    assert lesson.counted is not None and lesson.counted.shape == (2, 11)
+    assert [row.nonzero().flatten().tolist() for row in lesson.counted] == [[3, 4, 5, 6, 7], [0, 1, 2, 3, 4]]
+    assert lesson.taken(lesson.tokens[..., None], slice(0, 11)).shape == (10, 1)
+    alone = teacher.lesson(texts[1:], ["layer.3"])
+    assert torch.allclose(lesson.features["layer.3"][1, :6], alone.features["layer.3"][0], atol=1e-4)
+    assert torch.allclose(lesson.chances(slice(2, 11))[0][-3:], alone.logits[0, 2:5].softmax(-1), atol=1e-4)
+
+
+def test_every_text_comes_once_in_a_round_and_is_read_once(teacher, tmp_path, monkeypatch) -> None:
+    texts = [Text(torch.tensor(random_tokens(random.Random(n), 3 + n % 7, 290)), 1) for n in range(11)]
+    lessons = Lessons(teacher, texts, ["layer.3"], batch=3, room=4)
+
+    def tokens(first: int) -> list[list[int]]:
+        found = (lesson.tokens.tolist() for lesson in (lessons.at(step, 5) for step in range(first, first + 4)))
+        return sorted(
+            row[: -row[::-1].index(next(t for t in row[::-1] if t)) or None] for rows in found for row in rows
+        )
+
+    whole = sorted(text.tokens.tolist() for text in texts)
+    assert [len(rows) for rows in (tokens(0), tokens(4))] == [11, 11]
+    plain = lessons.at(3, 5)
+    assert lessons.kept
+    shown: list[int] = []
+    for _ in range(2):
+        lessons = Lessons(teacher, texts, ["layer.3"], batch=3, room=4)
+        lessons.read(lambda number: tmp_path / f"{number}.pt", shown.append)
+        monkeypatch.setattr(teacher, "states", None)  # nothing is read again
+    kept = lessons.at(3, 5)
+    assert shown == [11, 11] and len(whole) == 11
+    assert torch.equal(kept.tokens, plain.tokens) and torch.equal(kept.counted, plain.counted)  # type: ignore[arg-type]
+    counted = plain.counted
+    assert counted is not None
+    assert torch.allclose(kept.features["layer.3"][counted], plain.features["layer.3"][counted], rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("layers", range(1, 20))

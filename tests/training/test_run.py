@@ -23,7 +23,7 @@ from foresay.verifier.heads.eagle_config import EagleConfig
 from foresay.verifier.heads.eagle_weights import EagleWeights
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_directories import config, witnessed
-from tests.same_tokens.witness import run
+from tests.same_tokens.witness import run as run_jobs
 from tests.verifier.reading import load_decoder
 
 
@@ -59,7 +59,7 @@ def test_a_trained_head_is_found_and_drafts(target, teacher, settings, tmp_path,
     assert engine.drafter.name == kind
     jobs = jobs_of(290, (9, 30, 20), 16)
     plain = witnessed(build_engine(config(target, "none")))
-    assert_same(run(plain, jobs), run(engine, jobs))
+    assert_same(run_jobs(plain, jobs), run_jobs(engine, jobs))
 
 
 def test_a_head_is_stored_as_its_target_is(target, settings, tmp_path) -> None:
@@ -81,15 +81,29 @@ def test_a_head_is_stored_as_its_target_is(target, settings, tmp_path) -> None:
     assert torch.equal(weights.layers[0].down, stored["midlayer.mlp.down_proj.weight"])
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "peagle"])
+def test_a_head_of_few_tokens_drafts_those(target, teacher, settings, tmp_path, kind) -> None:
+    few = replace(of_kind(settings, kind), vocabulary=60)
+    run = begun(few, teacher, tmp_path / "head")
+    wrote = {token for text in run.texts() for token in text.tokens[text.start :].tolist()}
+    run()
+    stored = load_file(tmp_path / "head" / "model.safetensors")
+    ids = torch.arange(60) + stored["d2t"]
+    assert stored["lm_head.weight"].shape == (60, 64) and set(ids.tolist()) & wrote
+    engine = witnessed(build_engine(config(target, str(tmp_path / "head"), draft_tree="3,2,1")))
+    jobs = jobs_of(290, (9, 30), 16)
+    assert_same(run_jobs(witnessed(build_engine(config(target, "none"))), jobs), run_jobs(engine, jobs))
+
+
 def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Every step is saved, and the one of this number is the last."""
     monkeypatch.setattr("foresay.drafters.training.run._SAVED_EVERY", -1.0)
     once = Run._step
 
-    def dying(self, model, optimizer, texts, number):
+    def dying(self, model, optimizer, lessons, number):
         if number == step:
             raise KeyboardInterrupt
-        return once(self, model, optimizer, texts, number)
+        return once(self, model, optimizer, lessons, number)
 
     monkeypatch.setattr(Run, "_step", dying)
 
@@ -109,9 +123,9 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(teacher, settings, tmp
     first: list[int] = []
     once = again._step
 
-    def noted(model, optimizer, texts, step) -> float:
+    def noted(model, optimizer, lessons, step) -> float:
         first.append(step)
-        return once(model, optimizer, texts, step)
+        return once(model, optimizer, lessons, step)
 
     monkeypatch.setattr(again, "_step", noted)
     again.texts()
@@ -124,11 +138,10 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(teacher, settings, tmp
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_the_draft_vocabulary_is_what_the_target_writes_most(monkeypatch) -> None:
-    texts = torch.tensor([[5, 5, 9, 2], [9, 5, 2, 5]])
-    assert draft_vocabulary(texts, 12).tolist() == list(range(12))
-    monkeypatch.setattr("foresay.drafters.training.shapes.LARGEST_VOCABULARY", 3)
-    assert draft_vocabulary(texts, 12).tolist() == [2, 5, 9]
+def test_the_draft_vocabulary_is_what_the_target_writes_most() -> None:
+    written = torch.tensor([5, 5, 9, 2, 9, 5, 2, 5, 7])
+    assert draft_vocabulary(written, 12, 12).tolist() == list(range(12))
+    assert draft_vocabulary(written, 12, 3).tolist() == [2, 5, 9]
 
 
 def test_the_rate_rises_then_falls() -> None:
@@ -138,7 +151,7 @@ def test_the_rate_rises_then_falls() -> None:
 
 
 def test_prompts_of_like_length_are_written_together(teacher, settings, tmp_path, monkeypatch) -> None:
-    """So that a short prompt does not cut the others short. Each prompt comes equally often."""
+    """So that little is filled up. Each prompt comes equally often."""
     path = tmp_path / "prompts.txt"
     path.write_text("".join(f"{'the fox ' * count}\n" for count in (1, 9, 3, 5)))
     monkeypatch.setattr("foresay.drafters.training.run._WRITTEN_AT_ONCE", 4)
@@ -162,7 +175,7 @@ def test_prompts_of_like_length_are_written_together(teacher, settings, tmp_path
 
 def test_a_rate_that_is_too_high_is_named(teacher, settings, tmp_path, monkeypatch) -> None:
     run = begun(settings, teacher, tmp_path / "head")
-    monkeypatch.setattr(run, "_step", lambda model, optimizer, texts, step: math.nan)
+    monkeypatch.setattr(run, "_step", lambda model, optimizer, lessons, step: math.nan)
     with pytest.raises(ForesayError, match="step 1: the loss is nan; begin again with a lower --rate"):
         run()
     assert not (tmp_path / "head").exists()
@@ -190,5 +203,5 @@ def test_two_texts_that_end_at_once_are_enough(teacher, settings, tmp_path, monk
     (tmp_path / "p.txt").write_text("t\n")
     few = replace(settings, kind=kind, prompts=str(tmp_path / "p.txt"), samples=2, steps=2, layers=1, width=32)
     run = begun(few, teacher, tmp_path / "head")
-    assert [len(text) for text in run.texts()] == [2, 2]
+    assert [len(text.tokens) for text in run.texts()] == [2, 2]
     assert all(math.isfinite(depth.loss) for depth in run())

@@ -42,7 +42,7 @@ class DFlashHead(PagedHead):
         self.config, self.layer = config, config.layer
         self.token_ids, self.markov = weights.token_ids, weights.markov
         self._embed, self._norms, self._head = weights.embed, weights.norms, weights.head
-        self._fc = Linear(weights.fc)
+        self._fc = Linear(weights.fc, None, weights.embed.dtype)
         self._layers = [HeadLayer(config.layer, layer, number, first=0) for number, layer in enumerate(weights.layers)]
         self._rope = RopeTable(self.layer, max_positions, self.device, self.dtype)
 

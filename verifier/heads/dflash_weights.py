@@ -17,7 +17,7 @@ from foresay.verifier.heads.layer import LayerWeights
 from foresay.verifier.heads.markov import MarkovHead
 from foresay.verifier.heads.reader import HeadReader
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.linear import Linear, Matrix
 
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight)$")
 #: transformers' names of what the authors call otherwise.
@@ -33,7 +33,7 @@ class DFlashWeights:
     """
 
     embed: Tensor
-    fc: Tensor
+    fc: Matrix
     layers: tuple[LayerWeights, ...]
     head: Linear
     norms: dict[str, Tensor]

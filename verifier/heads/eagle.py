@@ -48,7 +48,7 @@ class EagleHead(PagedHead):
         self.token_ids = weights.token_ids
         self._embed = weights.embed
         self._norms = weights.norms
-        self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias)
+        self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias, weights.embed.dtype)
         self._layers = [HeadLayer(config.layer, layer, number, first=1) for number, layer in enumerate(weights.layers)]
         self._head = weights.head
         self._rope = RopeTable(self.layer, max_positions, self.device, self.dtype)

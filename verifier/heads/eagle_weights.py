@@ -18,7 +18,7 @@ from foresay.verifier.heads.files import HeadTensors
 from foresay.verifier.heads.layer import LayerWeights
 from foresay.verifier.heads.reader import HeadReader
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.linear import Linear, Matrix
 
 #: What checkpoints carry and nobody computes with: buffers, parts of the target.
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight)$")
@@ -44,7 +44,7 @@ class EagleWeights:
     """
 
     embed: Tensor
-    fc: Tensor | None
+    fc: Matrix | None
     fc_bias: Tensor | None
     layers: tuple[LayerWeights, ...]
     head: Linear
@@ -100,11 +100,11 @@ class _Reader(HeadReader):
             return None
         return self.take("mask_hidden", 1, 1, self.target.config.hidden_size * len(self.config.names)).flatten()
 
-    def _fc(self) -> Tensor | None:
+    def _fc(self) -> Matrix | None:
         """The matrix that mixes the features (EAGLE-1: feature and embedding)."""
         hidden, count = self.layer.hidden_size, len(self.config.names)
         if self.config.generation == 1:
-            return self.take("fc.weight", hidden, 2 * hidden)
+            return self.matrix("fc.weight", hidden, 2 * hidden)
         self.known.add("fc.weight")
         if "fc.weight" not in self.files.tensors and self.target.config.hidden_size * count == hidden:
             return None

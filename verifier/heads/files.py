@@ -6,6 +6,7 @@ nothing in it can run. Heads are small: a directory's tensors are read whole and
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from foresay.verifier.model.checkpoint import INDEX, SINGLE
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
+from foresay.verifier.ops.quantized import QuantizedMatrix
 
 #: Weight files by name, the preferred one first.
 NAMES = (
@@ -78,6 +80,42 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         save_file(whole, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise RuntimeError(str(error)) from error
+
+
+def quantize(directory: Path, out: Path) -> None:
+    """Write a head of floats with its matrices in int8, each group of 32 numbers with a scale of its own (the layout
+    ``int-quantized`` of compressed-tensors). Raises WeightsError if its files are broken, or it is so already.
+    """
+    tensors = HeadTensors.read(directory)
+    if any(name.endswith("_scale") for name in tensors.tensors):
+        raise WeightsError(f"{tensors.where}: is quantised already")
+    out.mkdir(parents=True, exist_ok=True)
+    parts = (_int8(name, tensor) for name, tensor in tensors.tensors.items())
+    save_tensors(out / SINGLE, {name: part for each in parts for name, part in each.items()})
+    config = {**Fields.read(directory / "config.json").values, "quantization_config": _SCHEME}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+_GROUP = 32
+_SCHEME = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": _GROUP},
+        }
+    },
+}
+
+
+def _int8(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A tensor as it is, or the numbers and scales of a matrix that is multiplied with."""
+    if tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] % _GROUP or "embed" in name:
+        return {name: tensor}
+    made = QuantizedMatrix.empty(*tensor.shape, 8, _GROUP, True, torch.bfloat16, torch.device("cpu"))
+    made.fill(tensor)
+    return {name: made.values, f"{name}_scale": made.scales}
 
 
 def stored_names(directory: Path) -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foresay.kvpaging import KVStore
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.paged_pass import attended
 from foresay.verifier.ops.norm import add_rms_norm
 from foresay.verifier.ops.rope import rotate_and_store
@@ -18,18 +18,18 @@ from foresay.verifier.paged_rows import StaticRows
 
 @dataclass(slots=True)
 class LayerWeights:
-    """The weights of one layer, in the target's dtype.
+    """The weights of one layer, in the target's dtype but for matrices of few bits.
 
     qkv: [(Hq + 2 Hk) D, N], N the width that its attention reads. o: [H, Hq D]. gate_up: [2 I, H]. down: [H, I].
     norms: by name, ``q_norm`` and ``k_norm`` among them where queries and keys are normed by head.
     """
 
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
-    o: Tensor
+    o: Matrix
     o_bias: Tensor | None
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
     norms: dict[str, Tensor]
 
 
@@ -42,9 +42,10 @@ class HeadLayer:
     def __init__(self, config: ModelConfig, weights: LayerWeights, number: int, first: int) -> None:
         self._config, self._number, self._first, self.norms = config, number, first, weights.norms
         self._window = config.sliding_window if config.sliding_layers[number] else None
-        self._qkv = Linear(weights.qkv, weights.qkv_bias)
-        self._gate_up, self._down = Linear(weights.gate_up, gated=True), Linear(weights.down)
-        self._output = Linear(weights.o, weights.o_bias, then=self._gate_up)
+        dtype = weights.norms["post_attention_layernorm"].dtype
+        self._qkv = Linear(weights.qkv, weights.qkv_bias, dtype)
+        self._gate_up, self._down = Linear(weights.gate_up, None, dtype, gated=True), Linear(weights.down, None, dtype)
+        self._output = Linear(weights.o, weights.o_bias, dtype, then=self._gate_up)
         self._scale = config.head_dim**-0.5
 
     def seen(self, mixed: Tensor, rows: StaticRows, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:

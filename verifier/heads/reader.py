@@ -11,7 +11,8 @@ from foresay.verifier.heads.vocabulary import token_ids
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import WeightsError
-from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.linear import Linear, Matrix
+from foresay.verifier.ops.quantized import QuantizedMatrix
 
 
 class HeadReader:
@@ -35,22 +36,47 @@ class HeadReader:
         tensor = self.files.optional(name, shape)
         return None if tensor is None else tensor.to(self.target.embedding.device, self.target.dtype)
 
+    def matrix(self, name: str, outer: int, inner: int) -> Matrix:
+        """A weight [O, K] in the target's dtype, or in int8 where ``NAME_scale`` has a scale for each group."""
+        scales = self.files.tensors.get(f"{name}_scale")
+        if scales is None:
+            return self.take(name, outer, inner)
+        self.known |= {name, f"{name}_scale"}
+        values = self.files.take(name, (outer, inner))
+        if values.dtype != torch.int8 or scales.dim() != 2 or len(scales) != outer or inner % scales.shape[1]:
+            raise WeightsError(f"{self.files.where}: {name} must be int8 in groups, each with a scale in {name}_scale")
+        return QuantizedMatrix(values, scales, None, 8, inner).to(self.target.embedding.device)
+
+    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        """For inputs of the target's dtype."""
+        return Linear(weight, bias, self.target.dtype)
+
     def layer_weights(self, number: int, read: int, norms: tuple[str, ...]) -> LayerWeights:
         """Those of one layer. read: the width that its attention reads. norms: that lie in it, by name."""
         layer, name = self.layer, f"layers.{number}"
         hidden, inner = layer.hidden_size, layer.intermediate_size
         q, kv = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         sizes = {"q": q, "k": kv, "v": kv}
-        gate_up = [self.take(f"{name}.mlp.{part}_proj.weight", inner, hidden) for part in ("gate", "up")]
+        gate_up = [self.matrix(f"{name}.mlp.{part}_proj.weight", inner, hidden) for part in ("gate", "up")]
+        qkv = [self.matrix(f"{name}.self_attn.{part}_proj.weight", size, read) for part, size in sizes.items()]
         return LayerWeights(
-            qkv=torch.cat([self.take(f"{name}.self_attn.{n}_proj.weight", size, read) for n, size in sizes.items()]),
+            qkv=self._stacked(f"{name}.self_attn", qkv),
             qkv_bias=self._qkv_bias(name, sizes),
-            o=self.take(f"{name}.self_attn.o_proj.weight", hidden, q),
+            o=self.matrix(f"{name}.self_attn.o_proj.weight", hidden, q),
             o_bias=self.maybe(f"{name}.self_attn.o_proj.bias", hidden),
-            gate_up=torch.cat(gate_up),
-            down=self.take(f"{name}.mlp.down_proj.weight", hidden, inner),
+            gate_up=self._stacked(f"{name}.mlp", gate_up),
+            down=self.matrix(f"{name}.mlp.down_proj.weight", hidden, inner),
             norms=self._norms_of(name, norms),
         )
+
+    def _stacked(self, name: str, parts: list[Matrix]) -> Matrix:
+        """Rows of several matrices as one."""
+        whole = [part for part in parts if isinstance(part, QuantizedMatrix)]
+        if not whole:
+            return torch.cat([part for part in parts if isinstance(part, Tensor)])
+        if len(whole) < len(parts) or len({part.group for part in whole}) > 1:
+            raise WeightsError(f"{self.files.where}: {name}: matrices side by side must be quantised alike")
+        return QuantizedMatrix.stacked(whole)
 
     def _norms_of(self, name: str, norms: tuple[str, ...]) -> dict[str, Tensor]:
         found = {norm: self.take(f"{name}.{norm}.weight", self.layer.hidden_size) for norm in norms}
@@ -77,7 +103,7 @@ class HeadReader:
             )
         return self.target.embedding if own is None else own
 
-    def mixer(self, count: int) -> Tensor:
+    def mixer(self, count: int) -> Matrix:
         """[H, F]: the matrix that mixes so many features of the target."""
         hidden, width = self.layer.hidden_size, self.target.config.hidden_size
         stored = tuple(self.files.tensors["fc.weight"].shape) if "fc.weight" in self.files.tensors else ()
@@ -87,11 +113,13 @@ class HeadReader:
                 f"{count} features of {width}: the head was made for another model, or for other "
                 "layers (--draft-layers names them)"
             )
-        return self.take("fc.weight", hidden, width * count)
+        return self.matrix("fc.weight", hidden, width * count)
 
     def head(self) -> Linear:
         """The file's matrix; else its embedding, if they are tied; else, over the whole vocabulary, the target's."""
         layer, target, vocab = self.layer, self.target.config, self.vocab
+        if "lm_head.weight_scale" in self.files.tensors:
+            return self.linear(self.matrix("lm_head.weight", vocab, layer.hidden_size))
         own = self.maybe("lm_head.weight", vocab, layer.hidden_size)
         if own is None and layer.tie_word_embeddings and vocab == target.vocab_size:
             own = self.maybe("embed_tokens.weight", vocab, layer.hidden_size)

@@ -75,8 +75,11 @@ class ModelConfig:
         """The shape of Llama layers that are no model of their own (a head), with Llama's defaults where keys lack."""
         values = {**_LLAMA_DEFAULTS, **fields.values, "architectures": ["LlamaForCausalLM"]}
         filled = Fields(values, fields.where)
-        if read_quantization(filled) is not None:
-            raise filled.error(f"quantised weights of a head are not supported; supported are {FLOATS}")
+        found = read_quantization(filled)
+        if found is not None and not all(scheme.plain_int8 for _, scheme in found.rules):
+            raise filled.error(
+                f"a head's weights in {found} are not supported; supported are {FLOATS}, int8 (int-quantized)"
+            )
         _refuse_unsupported(filled)
         return _model_config(FAMILIES["LlamaForCausalLM"], filled, ())
 

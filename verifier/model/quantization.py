@@ -54,6 +54,11 @@ class Scheme:
     rows: int | None = 1
     ordered: bool = False
 
+    @property
+    def plain_int8(self) -> bool:
+        """Whether numbers are int8 as they stand, with scales beside them alone."""
+        return (self.bits, self.symmetric, self.layout, self.floats, self.rows) == (8, True, INTEGERS, False, 1)
+
     def fitting(self, inner: int) -> Scheme | None:
         """The same for rows of so many numbers; None for one that stays what it is. Raises ValueError for a stored one
         that cannot be.

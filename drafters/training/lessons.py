@@ -1,0 +1,67 @@
+"""The texts of a run as lessons, step by step: each comes once in a round, beside others of like length.
+
+On a CPU reading a text costs the target as much as learning from it costs a head, so what it thinks of each is kept in
+the run's folder, in bf16, where that is not too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foresay.drafters.heads.lesson import Lesson
+from foresay.drafters.training import files
+from foresay.drafters.training.teacher import FINAL, Teacher, Text
+
+#: Bytes of states that are kept, at most, and texts in one file of them.
+_KEPT_AT_MOST = 12 << 30
+TEXTS_IN_FILE = 128
+
+
+class Lessons:
+    """Lessons from texts. needs: features by name. batch: texts in a step. room: rows behind the longest one."""
+
+    def __init__(self, teacher: Teacher, texts: Sequence[Text], needs: Sequence[str], batch: int, room: int) -> None:
+        self._teacher, self._texts, self._needs, self._room = teacher, texts, needs, room
+        order = sorted(range(len(texts)), key=lambda number: len(texts[number].tokens))
+        self._groups = [order[start : start + batch] for start in range(0, len(order), batch)]
+        self._known: list[Tensor] = []
+
+    def at(self, step: int, seed: int) -> Lesson:
+        """That of a step: in every round all groups come, in an order of its own."""
+        turn, place = divmod(step, len(self._groups))
+        generator = torch.Generator().manual_seed(seed * 1_000_033 + turn)
+        return self._of(self._groups[int(torch.randperm(len(self._groups), generator=generator)[place])])
+
+    def all(self, most: int) -> Iterator[Lesson]:
+        """Those of all groups, at most so many, evenly chosen."""
+        for group in self._groups[:: -(-len(self._groups) // most)]:
+            yield self._of(group)
+
+    def _of(self, group: Sequence[int]) -> Lesson:
+        known = [self._known[number] for number in group] if self._known else ()
+        return self._teacher.lesson([self._texts[number] for number in group], self._needs, self._room, known)
+
+    @property
+    def kept(self) -> bool:
+        """Whether what the target thinks of all texts is to be kept."""
+        names = {*self._needs, FINAL}
+        size = sum(len(text.tokens) for text in self._texts) * len(names) * self._teacher.config.hidden_size * 2
+        return self._teacher.device == "cpu" and size <= _KEPT_AT_MOST
+
+    def read(self, file: Callable[[int], Path], shown: Callable[[int], None]) -> None:
+        """Have the target read every text that it has not read yet. file: where states are kept, by number. shown: is
+        given how many texts are read."""
+        for number, start in enumerate(range(0, len(self._texts), TEXTS_IN_FILE)):
+            path, texts = file(number), self._texts[start : start + TEXTS_IN_FILE]
+            if not path.exists():
+                files.save(path, [self._states(text) for text in texts])
+            self._known += files.load(path)
+            shown(start + len(texts))
+
+    def _states(self, text: Text) -> Tensor:
+        names = [*(name for name in self._needs if name != FINAL), FINAL]
+        return self._teacher.states(text.tokens[None], names)[0].bfloat16().clone()
