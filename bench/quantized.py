@@ -80,8 +80,9 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--kv", action="store_true", help="compare ways to keep the KV cache, not the weights")
-    how = {"nargs": "?", "const": "", "metavar": "KIND"}
-    parser.add_argument("--activations", **how, help="compare activations, of weights as they are or made KIND")
+    parser.add_argument(
+        "--activations", nargs="?", const="", metavar="KIND", help="compare activations, of weights as is or made KIND"
+    )
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before the rows of a pass")
     args = parser.parse_args()
     engines = engines_of(args)

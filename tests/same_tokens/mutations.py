@@ -57,7 +57,7 @@ def sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def quantized_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same of whole numbers: the terms of each group."""
 
-    class Backwards(integer_product._Product):
+    class Backwards(integer_product.IntegerProduct):
         def _summed(self, block: Value, rows: list[Value], steps: Value, first: Value) -> list[Variable]:
             self.backwards = len(rows) > 1
             return super()._summed(block, rows, steps, first)
@@ -66,7 +66,7 @@ def quantized_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             for term in super()._steps(steps):
                 yield steps - 1 - term if self.backwards else term
 
-    rewritten(monkeypatch, integer_product, "_Product", Backwards)
+    rewritten(monkeypatch, integer_product, "IntegerProduct", Backwards)
 
 
 def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:

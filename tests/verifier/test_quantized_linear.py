@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import llvmlite.binding as llvm
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torch.nn import functional
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.kernels.cpu import rounded
+from foresay.verifier.ops.kernels.cpu.integer_product import IntegerShape
+from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed, unpacked
 from tests.simulated.device import DEVICE, simulated
@@ -82,6 +86,19 @@ def test_rounded_activations_of_gates(processor) -> None:
     with references():
         torch.testing.assert_close(found, linear.gated(x), rtol=2e-2, atol=1e-6)
     assert all(torch.equal(linear.gated(x[:count].clone()), found[:count]) for count in (1, 3, 8, 17))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_avx_vnni_has_its_instruction(monkeypatch, bits) -> None:
+    """Which need not be there to run: what it does is what the narrow kind above does."""
+    processor = Processor("alderlake", "+avx2,+fma,+f16c,+avxvnni,-avx512f")
+    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: processor))
+    has = False, False, bits, torch.float16, False, False
+    kernel = rounded.kernel_of.write(IntegerShape(16, torch.int8, torch.float32, *has, piece=32))
+    kernel.builder.ret_void()
+    kernel._allocations.branch(kernel._first)
+    text = processor.machine().emit_assembly(llvm.parse_assembly(str(kernel.module)))
+    assert "{vex}\tvpdpbusd" in text and "zmm" not in text and "vpmaddubsw" not in text
 
 
 def test_rows_that_cannot_be_rounded(processor) -> None:
