@@ -89,13 +89,13 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, patience: floa
     end = time.monotonic() + patience
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise ServerFailed(f"the server left with status {process.returncode}: {process.args}")
+            raise ServerFailed(f"the server left with status {process.returncode}: {process.args!r}")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
-    raise ServerFailed(f"the server was not ready after {patience:.0f} s: {process.args}")
+    raise ServerFailed(f"the server was not ready after {patience:.0f} s: {process.args!r}")
 
 
 class Timed(NamedTuple):

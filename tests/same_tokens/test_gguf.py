@@ -76,4 +76,4 @@ def test_a_head_is_trained_from_what_a_file_stands_for(tmp_path, capsys) -> None
     with torch.enable_grad():
         assert main([*words, *flags]) == 0, capsys.readouterr().err
     assert json.loads((out / "config.json").read_text())["draft_vocab_size"] == 500
-    assert_same(texts(target, "none"), texts(target, f"eagle3:{out}"))
+    assert_same(texts(target, "none", "int8"), texts(target, f"eagle3:{out}", "int8"))

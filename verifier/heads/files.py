@@ -113,7 +113,8 @@ def _int8(name: str, tensor: Tensor) -> dict[str, Tensor]:
     """A tensor as it is, or the numbers and scales of a matrix that is multiplied with."""
     if tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] % _GROUP or "embed" in name:
         return {name: tensor}
-    made = QuantizedMatrix.empty(*tensor.shape, 8, _GROUP, True, torch.bfloat16, torch.device("cpu"))
+    outer, inner = tensor.shape
+    made = QuantizedMatrix.empty(outer, inner, 8, _GROUP, True, torch.bfloat16, torch.device("cpu"))
     made.fill(tensor)
     return {name: made.values, f"{name}_scale": made.scales}
 
