@@ -22,7 +22,7 @@ from foresay.spec.protocols import Rows
 from foresay.spec.sample import Unsampled
 from foresay.spec.score import logprobs_of_run
 from foresay.verifier import settle
-from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rows
+from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rounded, rows
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.types import F32, I64
@@ -67,6 +67,16 @@ def quantized_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
                 yield steps - 1 - term if self.backwards else term
 
     rewritten(monkeypatch, integer_product, "IntegerProduct", Backwards)
+
+
+def rounded_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of rounded inputs are scaled a little otherwise where rows are several."""
+
+    class Scaled(rounded._Product):
+        def _fold(self, values: list[Value], rows: int, *rest: Value) -> None:
+            super()._fold([value * (1.0 + 2.0**-20 * (rows > 1)) for value in values], rows, *rest)
+
+    rewritten(monkeypatch, rounded, "_Product", Scaled)
 
 
 def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:

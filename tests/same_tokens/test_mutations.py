@@ -57,6 +57,14 @@ def test_quantized_products_that_add_up_by_the_number_of_rows_are_seen(pair, mon
     assert compare(models, "truth")
 
 
+@pytest.mark.parametrize("how", ["int8 rounded", "int4 rounded"])
+def test_rounded_products_that_are_scaled_by_the_number_of_rows_are_seen(pair, monkeypatch, how) -> None:
+    models = pair("wide1536").quantized(how)
+    assert compare(models, "truth") == []
+    mutations.rounded_sums_by_rows(monkeypatch)
+    assert compare(models, "truth")
+
+
 @pytest.mark.parametrize("mutation", [mutations.scales_by_batch, mutations.scales_left_behind])
 @pytest.mark.parametrize("kv", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_scales_that_are_not_those_of_the_row_are_seen(pair, monkeypatch, kv, mutation) -> None:
