@@ -39,7 +39,7 @@ FLOORS: dict[str, frozenset[str]] = {
 OURS = frozenset(floor for floor in FLOORS if "/" not in floor) - {"foresay"}
 
 #: The rooms of the server, from the ground up: each imports itself and those before it.
-ROOMS = ("settings", "schemas", "gateway", "text", "engine", "observe", "host", "api", "http", "cli")
+ROOMS = ("catalog", "settings", "schemas", "gateway", "text", "engine", "observe", "host", "api", "http", "cli")
 
 
 def files_of(floor: str) -> list[Path]:

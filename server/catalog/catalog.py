@@ -10,9 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from foresay.server.engine.parameters import Shape, numbers_per_token, stored_parameters
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
+from foresay.verifier.model.sizes import Shape, numbers_per_token, stored_parameters
 from foresay.verifier.model.wheel import Wheel
 
 FILE = Path(__file__).parent / "catalog.toml"

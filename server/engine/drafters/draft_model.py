@@ -13,12 +13,13 @@ from foresay.server.engine.checks import Notes, Target, described, facts, look_a
 from foresay.server.engine.device import Loading
 from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.memory import model_bytes, token_bytes
-from foresay.server.engine.parameters import parameters, quantized
+from foresay.server.engine.parameters import quantized
 from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import FAMILIES, ModelConfig
+from foresay.verifier.model.sizes import parameters
 from foresay.verifier.paged_model import PagedModel
 
 #: A draft model with more than this share of the target's weights seldom pays.
