@@ -207,7 +207,7 @@ def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item:
     scheme = None if quantization is None else quantization.scheme(module, inner)
     if quantization is None or scheme is None or (tied and not quantization.with_head):
         return 0 if tied and not packed else item * inner * outer  # it is the embedding itself
-    return scheme.nbytes(outer, inner)
+    return scheme.nbytes(outer, inner, packed)
 
 
 def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str) -> int:

@@ -42,6 +42,7 @@ class Scheme:
     whether 0 means zero. layout: see above. span: numbers that have a step together, of which scales are multiples;
     None: scales are what they are. minimums: whether groups have such too. floats: whether numbers are e4m3. rows: that
     have a scale together in the files; None: all. ordered: whether numbers of a row went to groups in another order.
+    ones: whether all multiples are one.
     """
 
     bits: int
@@ -53,6 +54,7 @@ class Scheme:
     floats: bool = False
     rows: int | None = 1
     ordered: bool = False
+    ones: bool = False
 
     @property
     def plain_int8(self) -> bool:
@@ -72,14 +74,14 @@ class Scheme:
             return replace(self, group=group)
         return None if inner % 2 else replace(self, bits=8, group=None)
 
-    def nbytes(self, outer: int, inner: int) -> int:
+    def nbytes(self, outer: int, inner: int, packed: bool = False) -> int:
         """What so many numbers take: themselves, scales of 16 bits (32 of blocks, which files may have), and zeros; or
-        scales of 8 bits, minimums, steps.
+        scales of 8 bits, minimums, steps. packed: for a CPU, where multiples that are all one are left out.
         """
         groups = inner // (self.group or inner)
         if self.span is not None:
-            each = 2 if self.minimums else 1
-            return outer * (inner * self.bits // 8 + each * (groups + 2 * (inner // self.span)))
+            each, multiples = 2 if self.minimums else 1, 0 if packed and self.ones else groups
+            return outer * (inner * self.bits // 8 + each * (multiples + 2 * (inner // self.span)))
         scale = 2 if self.rows == 1 else 4
         return outer * (inner * self.bits // 8 + groups * (scale if self.symmetric else scale + 1))
 

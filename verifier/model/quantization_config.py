@@ -194,9 +194,9 @@ def _of_layers(section: _Section, layout: str, symmetric: bool, ignore: tuple[st
 _OF_GGUF = {
     "Q8_0": Scheme(8, 32, True, GGUF),
     "Q4_0": Scheme(4, 32, True, GGUF),
-    "Q4_1": Scheme(4, 32, True, GGUF, 32, True),
+    "Q4_1": Scheme(4, 32, True, GGUF, 32, True, ones=True),
     "Q5_0": Scheme(8, 32, True, GGUF),
-    "Q5_1": Scheme(8, 32, True, GGUF, 32, True),
+    "Q5_1": Scheme(8, 32, True, GGUF, 32, True, ones=True),
     "Q4_K": Scheme(4, 32, True, GGUF, 256, True),
     "Q5_K": Scheme(8, 32, True, GGUF, 256, True),
     "Q6_K": Scheme(8, 16, True, GGUF, 256),
@@ -217,4 +217,5 @@ def _holding(kinds: list[str]) -> Scheme:
         return found[0]
     groups = [one.group or 0 for one in found]
     spans = [one.span or group for one, group in zip(found, groups, strict=True)]
-    return Scheme(8, min(groups), True, GGUF, min(spans), any(one.minimums for one in found))
+    ones = all(one.span is None or one.ones for one in found)
+    return Scheme(8, min(groups), True, GGUF, min(spans), any(one.minimums for one in found), ones=ones)
