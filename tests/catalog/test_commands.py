@@ -110,7 +110,8 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path):
     assert done.stdout == ""
 
 
-def test_models_lists_pairs_and_what_is_on_disk(cache, capsys):
+def test_models_lists_pairs_and_what_is_on_disk(cache, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of-wheels"))
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
     [target] = [line for line in lines if line.startswith("Qwen/Qwen3-8B ")]
