@@ -68,13 +68,13 @@ class DFlashModel(nn.Module):
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss for each time the text is gone over. A deeper guess counts less, as it is seldomer needed."""
-        (chances, known), size = lesson.chances(slice(0, lesson.tokens.shape[1]), self.token_ids), self.shape.block_size
+        (chances, known), size = lesson.chances(slice(None), self.token_ids), self.shape.block_size
         first = int(lesson.tokens.sum()) % size
         weights = [math.exp(-2.0 * depth / size) for depth in range(size - 1)]
         for over in range(min(OVERS, size)):
             total = torch.zeros((), device=lesson.tokens.device)
             for depth, (states, rows) in enumerate(self._guesses(lesson, (first + over * size // OVERS) % size)):
-                about = lesson.taken(lesson.places[:, rows], rows)
+                about = lesson.about(rows)
                 counts = None if known is None else known[about]
                 loss = soft_cross_entropy(lesson.taken(states, rows), self.lm_head.weight, chances[about], counts)
                 total = total + weights[depth] / sum(weights) / OVERS * loss
@@ -85,8 +85,8 @@ class DFlashModel(nn.Module):
         """How each guess of a block does, of the text as it came."""
         found = []
         for states, rows in self._guesses(lesson, 1):
-            guessed = self.lm_head(lesson.taken(states, rows))
-            found.append(judge(spread(lesson.wanted(rows), self.token_ids, guessed), lesson.wanted(rows), generator))
+            wanted, guessed = lesson.wanted(rows), self.lm_head(lesson.taken(states, rows))
+            found.append(judge(spread(wanted, self.token_ids, guessed), wanted, generator))
         return found
 
     @property

@@ -52,13 +52,13 @@ class DraftModel(nn.Module):
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss, over all rows."""
-        rows = slice(0, lesson.tokens.shape[1])
+        rows = slice(None)
         yield soft_cross_entropy(lesson.taken(self(lesson.tokens), rows), self.embed, lesson.chances(rows)[0])
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
         """How it does at any depth."""
-        rows = slice(0, lesson.tokens.shape[1])
+        rows = slice(None)
         hidden = lesson.taken(self(lesson.tokens), rows)
         return [judge(hidden @ self.embed.T, lesson.wanted(rows), generator)]
 

@@ -61,10 +61,10 @@ class EagleModel(nn.Module):
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss: later passes count less, rows whose likeliest token is no draft token not at all."""
-        chances, known = lesson.chances(slice(0, lesson.tokens.shape[1]), self.token_ids)
+        chances, known = lesson.chances(slice(None), self.token_ids)
         total = torch.zeros((), device=lesson.tokens.device)
         for number, (hidden, rows) in enumerate(self._passes(lesson)):
-            about = lesson.taken(lesson.places[:, rows], rows)
+            about = lesson.about(rows)
             counts = None if known is None else known[about]
             states = lesson.taken(hidden, rows)
             total = total + DECAY**number * soft_cross_entropy(states, self.lm_head.weight, chances[about], counts)

@@ -39,6 +39,10 @@ class Lesson:
         """[N, ..]: of states [B, R, ..] about the target's ``rows`` those that count."""
         return states.flatten(0, 1) if self.counted is None else states[self.counted[:, rows]]
 
+    def about(self, rows: slice) -> Tensor:
+        """int64[N]: which of all rows that count those of ``rows`` are."""
+        return self.taken(self.places[:, rows], rows)
+
     def wanted(self, rows: slice) -> Tensor:
         """fp32[N, V]: the target's logits in ``rows`` that count."""
         return self.taken(self.features["final"][:, rows], rows).float() @ self.output.T

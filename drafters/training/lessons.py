@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foresay.drafters.heads.lesson import Lesson
 from foresay.drafters.training import files
-from foresay.drafters.training.teacher import FINAL, Teacher, Text
+from foresay.drafters.training.teacher import Teacher, Text, with_final
 
 #: Bytes of states that are kept, at most, and texts in one file of them.
 _KEPT_AT_MOST = 12 << 30
@@ -48,7 +48,7 @@ class Lessons:
     @property
     def kept(self) -> bool:
         """Whether what the target thinks of all texts is to be kept."""
-        names = {*self._needs, FINAL}
+        names = with_final(self._needs)
         size = sum(len(text.tokens) for text in self._texts) * len(names) * self._teacher.config.hidden_size * 2
         return self._teacher.device == "cpu" and size <= _KEPT_AT_MOST
 
@@ -63,5 +63,4 @@ class Lessons:
             shown(start + len(texts))
 
     def _states(self, text: Text) -> Tensor:
-        names = [*(name for name in self._needs if name != FINAL), FINAL]
-        return self._teacher.states(text.tokens[None], names)[0].bfloat16().clone()
+        return self._teacher.states(text.tokens[None], with_final(self._needs))[0].bfloat16().clone()

@@ -24,6 +24,11 @@ from foresay.verifier.model.hub import BESIDE, LINK
 FINAL = "final"
 
 
+def with_final(needs: Sequence[str]) -> list[str]:
+    """Features by name, and behind them the state that logits are made of."""
+    return [*(name for name in needs if name != FINAL), FINAL]
+
+
 class Text(NamedTuple):
     """tokens: int64[T], a prompt and what the target went on with. start: where that begins."""
 
@@ -132,14 +137,12 @@ class Teacher:
         given, written = text, text
         while True:
             size = written.shape[1]
-            places = (torch.arange(size - given.shape[1], size, device=self.device) - (longest - sizes)[:, None]).clamp(
-                0
-            )
+            places = torch.arange(size - given.shape[1], size, device=self.device) - (longest - sizes)[:, None]
             out = self.model(
-                given, attention_mask=seen[:, :size].long(), position_ids=places, past_key_values=cache, use_cache=True,
-                logits_to_keep=1,
+                given, attention_mask=seen[:, :size].long(), position_ids=places.clamp(0), past_key_values=cache,
+                use_cache=True, logits_to_keep=1,
             )  # fmt: skip
-            if out.logits.isnan().any():
+            if written is text and out.logits.isnan().any():
                 raise ConfigurationError(
                     f"--target {self.directory}: computes no numbers (NaN); its weights may be damaged"
                 )
@@ -168,7 +171,7 @@ class Teacher:
         """What the target thinks of texts. needs: features by name. room: rows behind the longest text. known: the
         states of each text, [T, F * H], where they are known.
         """
-        names = [*(name for name in needs if name != FINAL), FINAL]
+        names = with_final(needs)
         tokens = pad_sequence([text.tokens for text in texts], batch_first=True)
         tokens = functional.pad(tokens, (0, room))
         states = pad_sequence(list(known), batch_first=True) if known else self.states(tokens, names)

@@ -240,8 +240,7 @@ _PATIENCE = 4.0
 
 def unreachable() -> str:
     """Why the hub cannot be asked; "" if it answers. Decided within seconds, where a download would try for longer."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils._http import get_session
+    from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
