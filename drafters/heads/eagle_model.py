@@ -11,6 +11,7 @@ Legend: B texts, T rows, H head width, Q query heads, G kv heads, D head dim, V'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -24,6 +25,8 @@ from foresay.drafters.heads.loss import soft_cross_entropy
 
 #: How much less each pass counts than the one before.
 DECAY = 0.8
+#: The share of a run that the first pass has for itself, and the share in which the others are added one by one.
+FIRST_ALONE, ADDED_IN = 0.5, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +62,15 @@ class EagleModel(nn.Module):
         self.register_buffer("embed", embed, persistent=False)
         self.register_buffer("token_ids", token_ids)
 
-    def losses(self, lesson: Lesson) -> Iterator[Tensor]:
-        """One loss: later passes count less, rows whose likeliest token is no draft token not at all."""
+    def losses(self, lesson: Lesson, done: float = 1.0) -> Iterator[Tensor]:
+        """One loss: later passes count less, rows whose likeliest token is no draft token not at all.
+
+        done: the share of a run that is over. Later passes are learned in its second half alone: what a head knows it
+        learns in the first one, which costs a fraction of them all.
+        """
         chances, known = lesson.chances(slice(None), self.token_ids)
         total = torch.zeros((), device=lesson.tokens.device)
-        for number, (hidden, rows) in enumerate(self._passes(lesson)):
+        for number, (hidden, rows) in enumerate(self._passes(lesson, self.passes_at(done))):
             about = lesson.about(rows)
             counts = None if known is None else known[about]
             states = lesson.taken(hidden, rows)
@@ -74,7 +81,7 @@ class EagleModel(nn.Module):
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
         """How each pass does."""
         found = []
-        for hidden, rows in self._passes(lesson):
+        for hidden, rows in self._passes(lesson, self.passes):
             wanted = lesson.wanted(rows)
             guessed = self.lm_head(lesson.taken(hidden, rows))
             found.append(judge(spread(wanted, self.token_ids, guessed), wanted, generator))
@@ -84,16 +91,21 @@ class EagleModel(nn.Module):
     def _truncated(self) -> bool:
         return self.shape.draft_vocab_size < self.shape.vocab_size
 
-    def _passes(self, lesson: Lesson) -> Iterator[tuple[Tensor, slice]]:
+    def passes_at(self, done: float) -> int:
+        """How many passes are learned once that share of a run is over: one for the first half, all in the last
+        quarter."""
+        return min(self.passes, 1 + max(0, math.ceil((done - FIRST_ALONE) / ADDED_IN * (self.passes - 1))))
+
+    def _passes(self, lesson: Lesson, passes: int) -> Iterator[tuple[Tensor, slice]]:
         """What each pass's guesses are made of, [B, R, H], and the target's rows they are about.
 
-        Rows without every pass are cut.
+        Rows without a row for every pass the head has are cut.
         """
         rows = lesson.tokens.shape[1] - self.passes - 1
         embedded = functional.embedding(lesson.tokens, self.embed)
         state = self.fc(torch.cat([lesson.features[name] for name in self.needs], dim=-1)[:, :rows]).float()
         chain: list[tuple[Tensor, Tensor]] = []
-        for number in range(self.passes):
+        for number in range(passes):
             state = self._pass(*self.inputs(embedded, state, number), number, chain)
             yield self.norm(state), slice(1 + number, 1 + number + rows)
 

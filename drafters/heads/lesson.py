@@ -14,7 +14,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """tokens: int64[B, T], filled up behind each text's end. features: by name (``"layer.2"``), [B, T, H]; ``"final"``
+    """tokens: int64[B, T], filled up behind each text's end. likeliest: int64[B, T], the target's likeliest token in
+    each row, where that is known. features: by name (``"layer.2"``), [B, T, H]; ``"final"``
     is what the output matrix reads. output: fp32[V, H], that matrix. counted: bool[B, T], rows about tokens that the
     target wrote (row t is about token t + 1); None for all.
     """
@@ -23,11 +24,16 @@ class Lesson:
     features: dict[str, Tensor]
     output: Tensor
     counted: Tensor | None = None
+    likeliest: Tensor | None = None
 
     @property
     def logits(self) -> Tensor:
         """fp32[B, T, V]: of all rows."""
         return self.features["final"].float() @ self.output.T
+
+    def likeliest_tokens(self) -> Tensor:
+        """int64[B, T]: the target's likeliest token in each row."""
+        return torch.stack([(text.float() @ self.output.T).argmax(dim=-1) for text in self.features["final"]])
 
     @property
     def places(self) -> Tensor:
@@ -51,10 +57,13 @@ class Lesson:
         """fp32[N, V']: the target's distribution over the tokens ``ids`` (None: all) in ``rows`` that count; and
         whether the likeliest token of all is among them, bool[N], if not all are meant.
         """
-        logits = self.wanted(rows)
         if ids is None or len(ids) == len(self.output):
-            return logits.softmax(dim=-1), None
-        return logits[:, ids].softmax(dim=-1), torch.isin(logits.argmax(dim=-1), ids)
+            return self.wanted(rows).softmax(dim=-1), None
+        if self.likeliest is None:
+            logits = self.wanted(rows)
+            return logits[:, ids].softmax(dim=-1), torch.isin(logits.argmax(dim=-1), ids)
+        states = self.taken(self.features["final"][:, rows], rows).float()
+        return (states @ self.output[ids].T).softmax(dim=-1), torch.isin(self.taken(self.likeliest[:, rows], rows), ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,10 @@ class PEagleModel(EagleModel):
         masks = self.embed[self.mask], self.fc(self.mask_hidden).float()
         return masks[0].expand_as(state), masks[1].expand_as(state)
 
+    def passes_at(self, done: float) -> int:
+        """All of them, whatever is done: they are one pass."""
+        return self.passes
+
     def published(self) -> dict[str, Tensor]:
         """The tensors by speculators' names."""
         named = super().published().items()

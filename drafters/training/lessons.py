@@ -7,6 +7,7 @@ the run's folder, in bf16, where that is not too much.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,21 +30,28 @@ class Lessons:
         order = sorted(range(len(texts)), key=lambda number: len(texts[number].tokens))
         self._groups = [order[start : start + batch] for start in range(0, len(order), batch)]
         self._known: list[Tensor] = []
+        self._likeliest: dict[int, Tensor] = {}
 
     def at(self, step: int, seed: int) -> Lesson:
         """That of a step: in every round all groups come, in an order of its own."""
         turn, place = divmod(step, len(self._groups))
         generator = torch.Generator().manual_seed(seed * 1_000_033 + turn)
-        return self._of(self._groups[int(torch.randperm(len(self._groups), generator=generator)[place])])
+        return self._of(int(torch.randperm(len(self._groups), generator=generator)[place]))
 
     def all(self, most: int) -> Iterator[Lesson]:
         """Those of all groups, at most so many, evenly chosen."""
-        for group in self._groups[:: -(-len(self._groups) // most)]:
-            yield self._of(group)
+        for number in range(0, len(self._groups), -(-len(self._groups) // most)):
+            yield self._of(number)
 
-    def _of(self, group: Sequence[int]) -> Lesson:
-        known = [self._known[number] for number in group] if self._known else ()
-        return self._teacher.lesson([self._texts[number] for number in group], self._needs, self._room, known)
+    def _of(self, number: int) -> Lesson:
+        group = self._groups[number]
+        known = [self._known[text] for text in group] if self._known else ()
+        lesson = self._teacher.lesson([self._texts[text] for text in group], self._needs, self._room, known)
+        if not known:
+            return lesson
+        if number not in self._likeliest:  # a product with all of the vocabulary, once and not in every round
+            self._likeliest[number] = lesson.likeliest_tokens()
+        return replace(lesson, likeliest=self._likeliest[number])
 
     @property
     def kept(self) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from foresay.drafters.heads.dflash_model import DFlashModel
 from foresay.drafters.heads.draft_model import DraftModel
 from foresay.drafters.heads.eagle_model import EagleModel
-from foresay.drafters.heads.lesson import Depth
+from foresay.drafters.heads.lesson import Depth, Lesson
 from foresay.drafters.heads.medusa_model import MedusaModel
 from foresay.drafters.heads.peagle_model import PEagleModel
 from foresay.drafters.training import files
@@ -159,8 +159,7 @@ class Run:
     def _step(self, model: Model, optimizer: Optimizers, lessons: Lessons, step: int) -> float:
         total = 0.0
         with self._half():
-            losses: Iterator[Tensor] = model.losses(lessons.at(step, self.settings.seed))
-            for loss in losses:
+            for loss in _losses(model, lessons.at(step, self.settings.seed), step / self.settings.steps):
                 loss.backward()
                 total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -200,6 +199,11 @@ class Run:
 def _mean(depths: list[Depth]) -> Depth:
     count = len(depths)
     return Depth(*(sum(getattr(depth, name) for depth in depths) / count for name in ("loss", "greedy", "sampled")))
+
+
+def _losses(model: Model, lesson: Lesson, done: float) -> Iterator[Tensor]:
+    """done: the share of the run that is over, by which an EAGLE-3 head learns more of its passes."""
+    return model.losses(lesson, done) if isinstance(model, EagleModel) else model.losses(lesson)
 
 
 def rate_at(step: int, steps: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_an_eagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     plain = PlainEagle({**model.config("t")}, weights, teacher.embedding, weights["lm_head.weight"])
     fused = plain.fuse([lesson.features[name][0] for name in model.needs])
     with torch.no_grad():
-        found = [model.lm_head(hidden)[0] for hidden, _ in model._passes(lesson)]
+        found = [model.lm_head(hidden)[0] for hidden, _ in model._passes(lesson, model.passes)]
     for row in (0, 7, 14):
         states = fused[: row + 1]
         for number, logits in enumerate(found):
@@ -113,7 +114,7 @@ def test_a_peagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
         )
     )
     with torch.no_grad():
-        found = [model.lm_head(hidden)[0] for hidden, _ in model._passes(lesson)]
+        found = [model.lm_head(hidden)[0] for hidden, _ in model._passes(lesson, model.passes)]
     for row in (0, 7, 14):
         hidden = torch.cat((fused[: row + 1], mask.expand(3, -1)))
         expected, _ = plain(torch.tensor([*tokens[1 : row + 2], *[289] * 3]), hidden)
@@ -181,13 +182,16 @@ def test_each_medusa_head_learns_about_its_own_token() -> None:
         assert guesses.tolist() == [(token + 2 + head) % vocab for token in range(vocab)]
 
 
-def test_rows_that_no_draft_token_could_guess_do_not_count(teacher) -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_rows_that_no_draft_token_could_guess_do_not_count(teacher, known) -> None:
     ids = torch.arange(0, 290, 2)
     model = EagleModel(eagle_shape(teacher.config, 145), teacher.embedding, ids, teacher.lm_head, passes=2)
     lesson = teacher.lesson([Text(torch.tensor(random_tokens(random.Random(2), 30, 290)), 0)], model.needs)
+    if known:
+        lesson = replace(lesson, likeliest=lesson.likeliest_tokens())
     (loss,) = model.losses(lesson)
     total = 0.0
-    for number, (hidden, about) in enumerate(model._passes(lesson)):
+    for number, (hidden, about) in enumerate(model._passes(lesson, 2)):
         logits = model.lm_head(hidden)
         wanted = lesson.logits[0, about]
         rows = [r for r in range(len(wanted)) if int(wanted[r].argmax()) % 2 == 0]
@@ -195,6 +199,15 @@ def test_rows_that_no_draft_token_could_guess_do_not_count(teacher) -> None:
         chances = wanted[rows][:, ids].softmax(-1)
         total += 0.8**number * float(-(chances * logits[0, rows].log_softmax(-1)).sum(-1).mean().detach())
     assert float(loss.detach()) == pytest.approx(total, rel=1e-4)
+
+
+def test_an_eagle_head_learns_its_first_pass_first(teacher) -> None:
+    ids = torch.arange(290)
+    model = EagleModel(eagle_shape(teacher.config, 290), teacher.embedding, ids, teacher.lm_head, passes=5)
+    assert [model.passes_at(done) for done in (0.0, 0.5, 0.51, 0.6, 0.75, 1.0)] == [1, 1, 2, 3, 5, 5]
+    lesson = teacher.lesson([Text(torch.tensor(random_tokens(random.Random(2), 30, 290)), 0)], model.needs)
+    (first,), (both,) = model.losses(lesson, 0.0), model.losses(lesson, 0.51)
+    assert float(both.detach()) > 1.5 * float(first.detach()), "two losses, the second at 0.8"
 
 
 def test_a_perfect_head_is_judged_perfect() -> None:
