@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from foresay.server.host import frames
@@ -22,16 +23,20 @@ log = logging.getLogger("foresay.engine")
 
 
 class Loop:
-    """Feeds one engine from one link. compiler: makes constraints of grammars; None if the model has none. shadow: an
-    observer of the engine whose reports the server gets."""
+    """Feeds one engine from one link. grammars: loads what makes constraints of grammars, None if the model has none.
+    shadow: an observer of the engine whose reports the server gets."""
 
     def __init__(
-        self, engine: Engine, link: Link, compiler: GrammarCompiler | None = None, shadow: Shadow | None = None
+        self,
+        engine: Engine,
+        link: Link,
+        grammars: Callable[[], GrammarCompiler | None] = lambda: None,
+        shadow: Shadow | None = None,
     ) -> None:
         self._engine = engine
         self._shadow = shadow
         self._link = link
-        self._pending = Pending(compiler, link.wake)
+        self._pending = Pending(grammars, link.wake)
         self._stopped = False
 
     def run(self) -> None:

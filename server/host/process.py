@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from foresay.server.host import frames
@@ -41,6 +42,9 @@ def _import() -> None:
         import foresay.server.engine.build
         import foresay.server.engine.observers
         import foresay.server.host.loop  # noqa: F401
+        from foresay.verifier.ops.kernels.cpu.launch import Compiled
+
+    Compiled.by_source = True
     gc.freeze()
 
 
@@ -100,12 +104,10 @@ def serve(link: Link) -> int:
     engine, watchers = parts
     engine.steps = start.steps
     watchers.started(engine)
-    link.loading("preparing grammars")
-    compiler = grammar_compiler(start.config, engine.info)
     gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
     link.send(frames.Ready(engine.info, start.costs))
     try:
-        Loop(engine, link, compiler, watchers.shadow).run()
+        Loop(engine, link, partial(grammar_compiler, start.config, engine.info), watchers.shadow).run()
     except GONE:
         raise
     except Exception as error:

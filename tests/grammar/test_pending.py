@@ -126,7 +126,7 @@ def running() -> Iterator[tuple[Server, Stepping, Held]]:
     ours, theirs = socket.socketpair()
     server, engine, held = Server(ours), Stepping(), Held()
     with ours, theirs, contextlib.closing(Link(theirs)) as link:
-        loop = Loop(cast(Engine, engine), link, held)
+        loop = Loop(cast(Engine, engine), link, lambda: held)
         thread = threading.Thread(target=loop.run)
         thread.start()
         yield server, engine, held
@@ -183,7 +183,7 @@ def test_what_does_not_compile_is_rejected_by_its_field(running: tuple[Server, S
 
 def test_a_model_without_a_compiler_says_so():
     done = threading.Event()
-    pending = Pending(None, done.set)
+    pending = Pending(lambda: None, done.set)
     pending.begin(request("one", "start: /a+/"))
     assert done.wait(PATIENCE)
     ((_, error),) = pending.ready()
@@ -196,7 +196,7 @@ def test_whether_a_grammar_was_compiled_before_shows_only_within_a_salt():
     asked = msgspec.structs.replace(request("one", "start: /[0-7]+z/"), salt="alice:")
     assert asked.grammar is not None
     done = threading.Event()
-    pending = Pending(compiler(), done.set)
+    pending = Pending(compiler, done.set)
     pending.begin(asked)
     assert done.wait(PATIENCE)
     assert [type(constraint) for _, constraint in pending.ready()] == [LlguidanceConstraint]

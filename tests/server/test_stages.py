@@ -104,7 +104,6 @@ def test_serve_names_every_stage_then_both_addresses(tmp_path: Path) -> None:
         "measuring the step cost",
         "measuring what drafting costs",
         "timing plain steps",
-        "preparing grammars",
     )
     assert lines[lines.index(f"page      {url}/") + 1] == f"API       {url}/v1"
     assert "warning" not in server.output and "anyone" not in server.output

@@ -184,14 +184,15 @@ Compiled = tuple[Request, LlguidanceConstraint | InvalidRequest]
 class Pending:
     """Requests whose grammars are being compiled, in the order in which they came.
 
-    compiler: None if this model has none. wake: called, in another thread, whenever one is ready.
+    load: makes the compiler, None if this model has none; called at once, beside the steps. wake: called, in another
+    thread, whenever a request is ready.
     """
 
-    def __init__(self, compiler: GrammarCompiler | None, wake: Callable[[], None]) -> None:
-        self._compiler = compiler
+    def __init__(self, load: Callable[[], GrammarCompiler | None], wake: Callable[[], None]) -> None:
         self._wake = wake
         self._waiting: deque[tuple[Request, Future[LlguidanceConstraint]]] = deque()
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._compiler = self._thread.submit(load)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -199,8 +200,6 @@ class Pending:
     def begin(self, request: Request) -> None:
         """Compile the grammar of ``request``."""
         assert request.grammar is not None, "only requests with a grammar wait for one"
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         compiled = self._thread.submit(self._compile, request.grammar, request.salt)
         self._waiting.append((request, compiled))
         compiled.add_done_callback(lambda _: self._wake())
@@ -221,11 +220,11 @@ class Pending:
             yield request, _outcome(request, compiled)
 
     def _compile(self, grammar: Grammar, salt: str) -> LlguidanceConstraint:
-        if self._compiler is None:
+        if (compiler := self._compiler.result()) is None:
             raise InvalidRequest(
                 grammar.param, f"{grammar.param}: this model has no tokenizer.json that llguidance can read"
             )
-        return self._compiler.compile(grammar, salt)
+        return compiler.compile(grammar, salt)
 
 
 def _outcome(request: Request, compiled: Future[LlguidanceConstraint]) -> LlguidanceConstraint | InvalidRequest:
