@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-import foresay
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget.cost import DraftCost
 from foresay.verifier.ops.kernels.cpu import kept
@@ -70,21 +69,11 @@ class Costs(msgspec.Struct):
         """Another where the processor or the code that is timed is another."""
         from foresay.verifier.ops.kernels.cpu.jit import Processor  # imports LLVM
 
-        root = Path(foresay.__file__).parent
-        code = [str(_seen(path)) for part in ("drafters", "verifier") for path in sorted(root.glob(f"{part}/**/*.py"))]
-        return kept.key_of("costs", self.of, repr(Processor.here()), *code)
+        return kept.key_of("costs", self.of, repr(Processor.here()), kept.sources())
 
 
 def digest(config: EngineConfig, directories: Iterable[Path], *beside: object) -> str:
     """Of the engine's settings, of the files of models by size and time, and of what else counts."""
     settings = {name: getattr(config, name) for name in EngineConfig.__struct_fields__}
-    files = [(str(path), *_seen(path)) for directory in directories for path in sorted(directory.iterdir())]
+    files = [(str(path), *kept.seen(path)) for directory in directories for path in sorted(directory.iterdir())]
     return hashlib.sha256(msgspec.json.encode((settings, files, beside))).hexdigest()
-
-
-def _seen(path: Path) -> tuple[int, ...]:
-    try:
-        found = path.stat()
-    except OSError:  # a link that leads nowhere, or somebody is just putting another in its place
-        return ()
-    return found.st_size, found.st_mtime_ns, found.st_ino

@@ -13,7 +13,7 @@ import torch
 from foresay.verifier.ops.kernels.cpu import jit, kept
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.ops.kernels.cpu.launch import Launcher
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, Launcher
 from foresay.verifier.ops.kernels.cpu.walk import walker
 
 
@@ -44,7 +44,7 @@ def doubled(factor: int = 2) -> int:
     with k.when(k.thread.equals(0)):
         k.store(k.counted(0) * factor, k.pointer(1))
     numbers = torch.tensor([21, 0])
-    Launcher(k)(numbers[:1], numbers[1:])
+    Launcher(k.name, k.code())(numbers[:1], numbers[1:])
     return int(numbers[1])
 
 
@@ -54,6 +54,47 @@ def test_a_kernel_is_compiled_once(folder, compilations) -> None:
     assert doubled(3) == 63, "another text is another kernel"
     assert len(compilations) == 2
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+WRITTEN: list[int] = []
+
+
+def times(factor: int) -> Kernel:
+    """Writes a kernel, and notes that it did."""
+    WRITTEN.append(factor)
+    k = Kernel("times")
+    with k.when(k.thread.equals(0)):
+        k.store(k.counted(0) * factor, k.pointer(1))
+    return k
+
+
+def multiplied(factor: int) -> int:
+    """By that kernel, as a process does that begins now."""
+    numbers = torch.tensor([21, 0])
+    made = Compiled(times)
+    made.by_source = True
+    made(factor)(numbers[:1], numbers[1:])
+    return int(numbers[1])
+
+
+def test_of_the_same_sources_a_kernel_is_not_even_written_again(folder, compilations, monkeypatch) -> None:
+    WRITTEN.clear()
+    assert multiplied(2) == multiplied(2) == 42 and multiplied(3) == 63
+    assert WRITTEN == [2, 3] and len(compilations) == 2
+    monkeypatch.setattr(kept, "sources", lambda: "edited since")
+    assert multiplied(2) == 42
+    assert WRITTEN == [2, 3, 2] and len(compilations) == 2, (
+        "of another state it is; of the same text, it is not compiled"
+    )
+
+
+def test_a_kernel_that_is_known_but_gone_is_made_anew(folder, compilations) -> None:
+    WRITTEN.clear()
+    multiplied(2)
+    for file in folder.iterdir():
+        if b"ELF" in file.read_bytes():
+            file.unlink()
+    assert multiplied(2) == 42 and WRITTEN == [2, 2] and len(compilations) == 2
 
 
 def test_another_processor_finds_none_of_it(folder, compilations, monkeypatch) -> None:

@@ -60,6 +60,10 @@ class Processor:
         """Whether it knows x86's own instructions."""
         return platform.machine() == "x86_64"
 
+    def key_of(self, *parts: str) -> str:
+        """The name of what follows from these, from the processor, and from LLVM."""
+        return kept.key_of(*parts, self.name, self.features, str(llvm.llvm_version_info), llvmlite.__version__)
+
     def machine(self) -> Any:
         """LLVM's code generator for it."""
         _initialize()
@@ -87,12 +91,24 @@ class Code:
 
     def __init__(self, text: str, processor: Processor | None = None) -> None:
         processor = processor or Processor.here()
-        machine = processor.machine()
-        key = kept.key_of(text, processor.name, processor.features, str(llvm.llvm_version_info), llvmlite.__version__)
-        code = kept.find(key)
+        machine, self.key = processor.machine(), processor.key_of(text)
+        code = kept.find(self.key)
         if code is None:
             code = _compiled(text, machine)
-            kept.keep(key, code)
+            kept.keep(self.key, code)
+        self._load(code, machine)
+
+    @classmethod
+    def of(cls, key: str, processor: Processor) -> Code | None:
+        """What was compiled before, and kept under this key; None if it is no longer there."""
+        if (code := kept.find(key)) is None:
+            return None
+        made = cls.__new__(cls)
+        made.key = key
+        made._load(code, processor.machine())
+        return made
+
+    def _load(self, code: bytes, machine: Any) -> None:
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()

@@ -10,7 +10,10 @@ import hashlib
 import os
 import stat
 import tempfile
+from functools import cache
 from pathlib import Path
+
+import foresay
 
 #: Files kept, about, of 16 KB; of more those that were not used for longest go. An engine has some 15, our tests
 #: thousands.
@@ -30,6 +33,22 @@ def directory() -> Path:
 def key_of(*parts: str) -> str:
     """The name of what follows from these."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def seen(path: Path) -> tuple[int, ...]:
+    """A file's size, time and number, by which another is told from it; () if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:  # a link that leads nowhere, or somebody is just putting another in its place
+        return ()
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+@cache
+def sources() -> str:
+    """Which state the code that is run in steps is in."""
+    root, parts = Path(foresay.__file__).parent, ("spec", "kvpaging", "drafters", "verifier")
+    return key_of(*(f"{path} {seen(path)}" for part in parts for path in sorted(root.glob(f"{part}/**/*.py"))))
 
 
 def find(key: str) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from foresay.verifier.ops.kernels.cpu import threads
+from foresay.verifier.ops.kernels.cpu import kept, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.kernels.cpu.jit import Code, Processor
 from foresay.verifier.ops.kernels.cpu.traced import Traced
 
 #: What a kernel reads: the data of a tensor, or a number.
@@ -197,9 +198,9 @@ def _number(value: int) -> Tensor:
 class Launcher:
     """A compiled kernel."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._code = kernel.code()
-        self._address = self._code.address(kernel.name)
+    def __init__(self, name: str, code: Code) -> None:
+        self._code = code
+        self._address = code.address(name)
 
     def __call__(self, *arguments: Argument) -> None:
         """Run it with these arguments, or record that."""
@@ -218,7 +219,14 @@ def _block(arguments: tuple[Argument, ...]) -> np.ndarray:
 
 
 class Compiled:
-    """Decorates a function that writes a kernel for some constants: it is compiled, once for each of them."""
+    """Decorates a function that writes a kernel for some constants: it is compiled, once for each of them.
+
+    Writing the text that compiled code is kept by takes longer than loading the code, so where the sources in the files
+    are what runs (``by_source``: in an engine process, but not where a test has put something else in a module's place)
+    the code is also found by the function, the constants and the state of the sources.
+    """
+
+    by_source = False
 
     def __init__(self, write: Callable[..., Kernel]) -> None:
         self.write = write
@@ -228,5 +236,23 @@ class Compiled:
         """The kernel for these."""
         key = (Processor.here(), *constants)
         if key not in self._made:
-            self._made[key] = Launcher(self.write(*constants))
+            self._made[key] = self._found(constants) if self.by_source else self._written(constants)[0]
         return self._made[key]
+
+    def _found(self, constants: tuple[object, ...]) -> Launcher:
+        """That of code which was compiled of these sources before, or is now."""
+        processor, write = Processor.here(), self.write
+        asked = pickle.dumps((write.__module__, write.__qualname__, constants), protocol=5).hex()
+        place = processor.key_of("kernel", asked, kept.sources())
+        name, _, key = (kept.find(place) or b"").decode().partition(" ")
+        if key and (code := Code.of(key, processor)) is not None:
+            return Launcher(name, code)
+        launcher, known_as = self._written(constants)
+        kept.keep(place, known_as.encode())
+        return launcher
+
+    def _written(self, constants: tuple[object, ...]) -> tuple[Launcher, str]:
+        """A new one, and its name and key."""
+        kernel = self.write(*constants)
+        code = kernel.code()
+        return Launcher(kernel.name, code), f"{kernel.name} {code.key}"
