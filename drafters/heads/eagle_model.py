@@ -26,7 +26,7 @@ from foresay.drafters.heads.loss import soft_cross_entropy
 #: How much less each pass counts than the one before.
 DECAY = 0.8
 #: The share of a run that the first pass has for itself, and the share in which the others are added one by one.
-FIRST_ALONE, ADDED_IN = 0.5, 0.25
+FIRST_ALONE, ADDED_IN = 0.6, 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class EagleModel(nn.Module):
     def losses(self, lesson: Lesson, done: float = 1.0) -> Iterator[Tensor]:
         """One loss: later passes count less, rows whose likeliest token is no draft token not at all.
 
-        done: the share of a run that is over. Later passes are learned in its second half alone: what a head knows it
+        done: the share of a run that is over. Later passes are learned towards its end alone: what a head knows it
         learns in the first one, which costs a fraction of them all.
         """
         chances, known = lesson.chances(slice(None), self.token_ids)
@@ -92,8 +92,8 @@ class EagleModel(nn.Module):
         return self.shape.draft_vocab_size < self.shape.vocab_size
 
     def passes_at(self, done: float) -> int:
-        """How many passes are learned once that share of a run is over: one for the first half, all in the last
-        quarter."""
+        """How many passes are learned once that share of a run is over: one for the first three fifths, all in
+        the last one."""
         return min(self.passes, 1 + max(0, math.ceil((done - FIRST_ALONE) / ADDED_IN * (self.passes - 1))))
 
     def _passes(self, lesson: Lesson, passes: int) -> Iterator[tuple[Tensor, slice]]:
