@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 #: A step that mixes prefill with decoding takes at most this many times the decode step alone, or so many seconds,
 #: which nobody sees in a text: small pieces of a prompt cost more by the row, so all would wait longer for it.
-MIXED_STEP_FACTOR, MIXED_STEP_SECONDS = 2.0, 0.02
+MIXED_STEP_FACTOR, MIXED_STEP_SECONDS = 2.0, 0.05
 #: When the curve is read again: after so many steps, and where the context moved by about so many tokens.
 _REREAD, _MOVED_TOKENS = 16, 128
 #: How far one step moves what is expected of the next: of all steps, since machines are slower at times, and of those
