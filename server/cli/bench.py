@@ -2,12 +2,12 @@
 tokens on this machine those of plain decoding?
 
 Each round of a bench decodes every prompt with the drafter and without, in turns, so that a machine that slows down
-slows both. Both ways write the same tokens where the engine is exact, and the report says whether they did. Medians.
+slows both. Both ways write the same tokens where the engine is exact, and the report says whether they did. Speeds are
+medians, and the speed-up is the quotient of the two that are printed.
 """
 
 from __future__ import annotations
 
-import statistics as averages
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from foresay.server.cli.selfcheck_prompts import Report
     from foresay.server.host.local import Completion, Engine
     from foresay.spec.sampling import SamplingParams
+    from foresay.spec.trace import Statistics
 
 PROMPTS = (
     "Once upon a time there was a little girl who",
@@ -63,6 +64,8 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
 
 def measure(engines: dict[str, Engine], config: BenchConfig, prompts: tuple[str, ...]) -> dict[str, Any]:
     """Run the rounds, after one that is not counted; returns the report."""
+    from foresay.server.cli.check.summary import Speeds
+
     kept: dict[str, list[Completion]] = {name: [] for name in engines}
     for number in range(config.rounds + 1):
         for prompt in prompts:
@@ -71,10 +74,13 @@ def measure(engines: dict[str, Engine], config: BenchConfig, prompts: tuple[str,
                 completion = engines[name].generate(prompt, params, stop=config.stop)
                 if number > 0:
                     kept[name].append(completion)
-    report: dict[str, Any] = {name: _summarised(completions) for name, completions in kept.items()}
     pairs = list(zip(kept["on"], kept["off"], strict=True))
-    return report | {
-        "speedup": round(averages.median(_rate(on) / _rate(off) for on, off in pairs), 3),
+    speeds = Speeds.of((_statistics(on), _statistics(off)) for on, off in pairs)
+    return {
+        "on": _summarised(kept["on"], speeds.drafted, speeds.drafted_range),
+        "off": _summarised(kept["off"], speeds.plain, speeds.plain_range),
+        "speedup": round(speeds.speedup, 3),
+        "speedup_spread": [round(one, 3) for one in speeds.spread],
         "same_tokens": all(on.token_ids == off.token_ids for on, off in pairs),
         "exact": kept["on"][0].exact,
         "rounds": config.rounds,
@@ -84,20 +90,19 @@ def measure(engines: dict[str, Engine], config: BenchConfig, prompts: tuple[str,
     }
 
 
-def _rate(completion: Completion) -> float:
+def _statistics(completion: Completion) -> Statistics:
     assert completion.statistics is not None, "a completion that ran to its end has statistics"
-    return max(completion.statistics.decode_tokens_per_second, 1e-9)
+    return completion.statistics
 
 
-def _summarised(completions: list[Completion]) -> dict[str, Any]:
-    rates = [_rate(completion) for completion in completions]
-    measured = [completion.statistics for completion in completions if completion.statistics is not None]
+def _summarised(completions: list[Completion], speed: float, spread: tuple[float, float]) -> dict[str, Any]:
+    measured = [_statistics(completion) for completion in completions]
     steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
     accepted = by_place(one.accepted_per_depth for one in measured)
     phases = {phase for one in measured for phase in one.seconds}
     return {
-        "tokens_per_second": round(averages.median(rates), 2),
-        "spread": [round(min(rates), 2), round(max(rates), 2)],
+        "tokens_per_second": round(speed, 2),
+        "spread": [round(one, 2) for one in spread],
         "tokens_per_step": round(tokens_per_step(tokens, steps) or 0.0, 3),
         "drafted_per_depth": by_place(one.drafted_per_depth for one in measured),
         "accepted_per_depth": accepted,
@@ -108,6 +113,8 @@ def _summarised(completions: list[Completion]) -> dict[str, Any]:
 
 def table(report: dict[str, Any]) -> str:
     """The report for a reader."""
+    from foresay.server.cli.check.summary import busy, scattered
+
     prompts = f"{report['prompts']} prompts of {report['max_tokens']} tokens, {report['rounds']} rounds"
     rows = [("", "tokens/s", "least to most", "tokens per step")]
     for name, who in (("on", f"drafted by {report['drafter']}"), ("off", "plain decoding")):
@@ -124,11 +131,14 @@ def table(report: dict[str, Any]) -> str:
         for first, *cells in rows
     ]
     same = "both wrote the same tokens" if report["same_tokens"] else "they did NOT write the same tokens"
+    gain, spread = f"{report['speedup']:.2f} times as fast with drafts", report["speedup_spread"]
+    if scattered(spread):
+        gain = f"how much drafts gain cannot be told ({gain}), {busy(spread)}"
     return "\n".join(
         [
             f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {prompts}",
             *lines,
-            f"{report['speedup']:.2f} times as fast with drafts; {same}",
+            f"{gain}; {same}",
         ]
     )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 
 import msgspec
 import pytest
 
 from foresay.server.cli.check.pair import _note_texts, check
-from foresay.server.cli.check.summary import Twice, Written, advice, gains, measured
+from foresay.server.cli.check.summary import Speeds, Twice, Written, advice, gains, measured
 from foresay.server.cli.main import main
 from foresay.server.engine.checks import Finding, Measured, Notes
 from foresay.spec.acceptance import ByDepth
@@ -177,7 +178,7 @@ def statistics(accepted: list[int], speed: float) -> Statistics:
         preemptions=0,
         seconds={"propose": 1.0, "forward": 3.0},
         time_to_first_token=0.1,
-        decode_seconds=tokens / speed,
+        decode_seconds=tokens / speed if speed else 0.0,
         decode_tokens_per_second=speed,
         per_step_drafted=[0, *[3] * (steps - 1)],
         per_step_accepted=accepted,
@@ -192,10 +193,30 @@ def test_acceptance_is_told_both_ways() -> None:
     assert found.accepted_by_depth == ByDepth(14, [11 / 14, 8 / 14, 5 / 14], [11 / 14, 8 / 11, 5 / 8])
     assert str(found.accepted_by_depth) == "cumulative 0.79 0.57 0.36, conditional 0.79 0.73 0.62"
     assert found.tokens_per_step == 2.5
-    assert found.speedup == pytest.approx(2.25)
+    assert (found.drafted_speed, found.plain_speed) == (30.0, 15.0)
+    assert found.speedup == 2.0, "the quotient of the speeds that stand beside it"
     assert found.spread == (1.5, 3.0)
     assert found.propose_share == 0.25
     assert found.same_tokens
+
+
+def test_a_text_that_came_in_one_step_does_not_count_as_the_slowest() -> None:
+    """Its speed cannot be told, since nothing came after its first tokens: it was accepted whole."""
+    whole, alone = statistics([3], 0.0), statistics([0] * 4, 10.0)
+    usual = statistics([0, 3, 3], 40.0), statistics([0] * 9, 20.0)
+    assert Speeds.of([(whole, alone), usual]) == Speeds.of([usual]) == Speeds(
+        40.0, 20.0, 2.0, (2.0, 2.0), (40.0, 40.0), (20.0, 20.0)
+    )  # fmt: skip
+    assert Speeds.of([(whole, alone)]).speedup == 1.0, "nothing is known"
+
+
+def test_the_speed_up_follows_from_the_speeds_and_lies_among_single_ones() -> None:
+    rng = random.Random(0)
+    for count in range(1, 60):
+        pairs = [tuple(statistics([0, 1], rng.uniform(1, 500)) for _ in range(2)) for _ in range(count)]
+        found = Speeds.of(pairs)
+        assert found.speedup == found.drafted / found.plain
+        assert found.spread[0] <= found.speedup * (1 + 1e-9) and found.speedup <= found.spread[1] * (1 + 1e-9)
 
 
 def test_another_token_is_noticed() -> None:

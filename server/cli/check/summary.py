@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import statistics as averages
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from foresay.server.engine.checks import Measured, Report
 from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
@@ -26,11 +26,6 @@ class Written:
     tokens: list[int]
     statistics: Statistics
 
-    @property
-    def speed(self) -> float:
-        """Tokens per second after the first."""
-        return max(self.statistics.decode_tokens_per_second, 1e-9)
-
 
 @dataclass(frozen=True, slots=True)
 class Twice:
@@ -39,16 +34,37 @@ class Twice:
     drafted: Written
     plain: Written
 
-    @property
-    def speedup(self) -> float:
-        """How many times as fast the drafted one was."""
-        return self.drafted.speed / self.plain.speed
+
+class Speeds(NamedTuple):
+    """What the same texts took both ways, in tokens per second after the first ones: medians, each way's least and
+    most. speedup: of the medians. spread: the least and the greatest of single texts; the other lies between them.
+    """
+
+    drafted: float
+    plain: float
+    speedup: float
+    spread: tuple[float, float]
+    drafted_range: tuple[float, float]
+    plain_range: tuple[float, float]
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Statistics, Statistics]]) -> Speeds:
+        """Of texts, drafted and plain. One that came whole in one step, either way, has no speed and is left out; where
+        none is left all are 0, and the speed-up is 1."""
+        rates = [(one.decode_tokens_per_second, other.decode_tokens_per_second) for one, other in pairs]
+        rates = [pair for pair in rates if all(pair)]
+        if not rates:
+            return cls(0.0, 0.0, 1.0, (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
+        each, (drafted, plain) = [one / other for one, other in rates], zip(*rates, strict=True)
+        middle, other = averages.median(drafted), averages.median(plain)
+        ranges = ((min(one), max(one)) for one in (each, drafted, plain))
+        return cls(middle, other, middle / other, *ranges)
 
 
 def measured(temperature: float, texts: Sequence[Twice]) -> Measured:
-    """The numbers of one temperature; speeds are medians over texts."""
+    """The numbers of one temperature."""
     telling = [text for text in texts if len(text.plain.tokens) >= _SHORT] or list(texts)
-    speedups = [text.speedup for text in telling]
+    speeds = Speeds.of((text.drafted.statistics, text.plain.statistics) for text in telling)
     drafted = [text.drafted.statistics for text in texts]
     steps, tokens = sum(one.steps for one in drafted), sum(one.completion_tokens for one in drafted)
     accepted = by_place(one.accepted_per_depth for one in drafted)
@@ -57,10 +73,10 @@ def measured(temperature: float, texts: Sequence[Twice]) -> Measured:
         temperature=temperature,
         runs=len(texts),
         tokens=tokens,
-        speedup=round(averages.median(speedups), 3),
-        spread=(round(min(speedups), 3), round(max(speedups), 3)),
-        drafted_speed=round(averages.median(text.drafted.speed for text in telling), 2),
-        plain_speed=round(averages.median(text.plain.speed for text in telling), 2),
+        speedup=round(speeds.speedup, 3),
+        spread=(round(speeds.spread[0], 3), round(speeds.spread[1], 3)),
+        drafted_speed=round(speeds.drafted, 2),
+        plain_speed=round(speeds.plain, 2),
         tokens_per_step=round(tokens_per_step(tokens, steps) or 0.0, 3),
         propose_share=round(sum(one.seconds.get("propose", 0.0) for one in drafted) / max(spent, 1e-9), 3),
         accepted_by_depth=ByDepth.of(accepted, sum(one.drafts for one in drafted)),
@@ -81,16 +97,27 @@ _SELDOM_RIGHT = 1.4
 _COSTLY = 0.35
 
 
+def scattered(spread: Sequence[float]) -> bool:
+    """Whether single texts lie so far apart that a speed-up says nothing."""
+    return spread[1] > _SCATTERED * spread[0]
+
+
+def busy(spread: Sequence[float]) -> str:
+    """Why then it says nothing, and what to do."""
+    low, high = spread
+    return (
+        f"for single texts lie between {low:.2f}x and {high:.2f}x: something else keeps this machine busy; run this "
+        "again when it is quiet"
+    )
+
+
 def advice(measured: Sequence[Measured], levels: int) -> str:
     """levels: how deep each step drafts."""
     speeds = [one.speedup for one in measured]
     each = " and ".join(f"{one.speedup:.2f}x at temperature {one.temperature:g}" for one in measured)
-    if any(one.spread[1] > _SCATTERED * one.spread[0] for one in measured):
-        low, high = min(one.spread[0] for one in measured), max(one.spread[1] for one in measured)
-        return (
-            f"How much it gains cannot be told ({each}), for single texts lie between {low:.2f}x and {high:.2f}x: "
-            "something else keeps this machine busy; run this again when it is quiet."
-        )
+    if any(scattered(one.spread) for one in measured):
+        spread = min(one.spread[0] for one in measured), max(one.spread[1] for one in measured)
+        return f"How much it gains cannot be told ({each}), {busy(spread)}."
     if min(speeds) >= _GAIN:
         return f"On this machine this pair writes faster than the target alone: {each}."
     if max(speeds) < _GAIN:
