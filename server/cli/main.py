@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, NoReturn
@@ -27,9 +27,9 @@ from foresay.server.cli import (
 )
 from foresay.server.cli.check import command as check
 from foresay.server.cli.command import USAGE_ERROR, Command, told
-from foresay.server.settings.fields import Setting, settings_of
-from foresay.server.settings.load import load, nearest
-from foresay.server.settings.resolved import check_target
+from foresay.server.settings.fields import Setting, nearest, settings_of
+from foresay.server.settings.load import load
+from foresay.server.settings.resolved import check_names
 from foresay.spec.errors import ForesayError
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "aiohttp", "msgspec")
@@ -96,8 +96,17 @@ class Parser(ArgumentParser):
         return parsed
 
 
-def build_parser(command: Command) -> Parser:
-    """The parser of one command: TARGET, the flags of its config by group, and its own arguments."""
+class _ShowAll(Action):
+    """``--help-all``: the help with every flag."""
+
+    def __call__(self, parser: ArgumentParser, *ignored: object) -> NoReturn:
+        build_parser(COMMANDS[parser.prog.rpartition(" ")[2]], everything=True).print_help()
+        parser.exit()
+
+
+def build_parser(command: Command, everything: bool = False) -> Parser:
+    """The parser of one command: TARGET, the flags of its config by group, and its own arguments. everything: its help
+    shows all flags of the config, not only the common ones."""
     examples = "\n".join(f"  {line}" for line in command.examples)
     parser = Parser(
         prog=f"foresay {command.name}",
@@ -109,8 +118,16 @@ def build_parser(command: Command) -> Parser:
     command.add_arguments(parser)
     parser.usage = " ".join([parser.prog, *_positionals(command, parser), "[flags]"])
     if command.config is not None:
-        _add_settings(parser, settings_of(command.config))
+        hint = f"the other {len(settings_of(command.config)) - 1 - _common(command)} flags too"
+        parser.add_argument("--help-all", action=_ShowAll, nargs=0, help=hint)
+        _add_settings(parser, settings_of(command.config), everything)
     return parser
+
+
+def _common(command: Command) -> int:
+    """How many flags of its config the short help shows."""
+    assert command.config is not None
+    return sum(setting.is_common for setting in settings_of(command.config).values())
 
 
 def _positionals(command: Command, parser: Parser) -> list[str]:
@@ -126,7 +143,7 @@ show prints. A flag wins over a variable, a variable over the file.
 """
 
 
-def _add_settings(parser: ArgumentParser, settings: dict[str, Setting]) -> None:
+def _add_settings(parser: ArgumentParser, settings: dict[str, Setting], everything: bool) -> None:
     target = settings["target"]
     parser.add_argument("target", nargs="?", default=SUPPRESS, metavar="TARGET", help=_help(target))
     parser.add_argument("--config", metavar="FILE", help="a TOML file with settings (default: FORESAY_CONFIG)")
@@ -135,11 +152,12 @@ def _add_settings(parser: ArgumentParser, settings: dict[str, Setting]) -> None:
         if setting is not target:
             group = groups.setdefault(setting.group, None) or parser.add_argument_group(setting.group)
             groups[setting.group] = group
-            _add_flag(group, setting)
+            _add_flag(group, setting, everything or setting.is_common)
 
 
-def _add_flag(group: Any, setting: Setting) -> None:
-    options: dict[str, Any] = {"dest": setting.name, "default": SUPPRESS, "help": _help(setting)}
+def _add_flag(group: Any, setting: Setting, shown: bool) -> None:
+    help = _help(setting) if shown else SUPPRESS
+    options: dict[str, Any] = {"dest": setting.name, "default": SUPPRESS, "help": help}
     if setting.is_switch:
         options["action"] = BooleanOptionalAction
     else:
@@ -171,8 +189,9 @@ def overview() -> str:
             "commands:",
             *lines,
             "",
-            "foresay COMMAND --help lists the flags of a command. TARGET is a directory, a Hugging Face hub id or a",
-            "short name (smollm2; see foresay models); without it the small bundled model, which needs no download.",
+            "foresay COMMAND --help shows the usual flags of a command, --help-all all of them. TARGET is a directory,",
+            "a Hugging Face hub id or a short name (smollm2; see foresay models); without it the small bundled model,",
+            "which needs no download.",
         ]
     )
 
@@ -185,7 +204,7 @@ def _run(command: Command, arguments: Sequence[str]) -> int:
     given = {name: value for name, value in vars(parsed).items() if name in known}
     loaded = load(command.config, given, os.environ, parsed.config)
     if not command.elsewhere:
-        check_target(loaded.config)
+        check_names(loaded.config)
     return command.run(loaded.config, parsed)
 
 

@@ -98,10 +98,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft: Annotated[
         str,
         _about(
-            "who proposes tokens: auto (suffix, and a head or draft model that comes for the target), none, "
-            "ngram, suffix, a draft model as a directory or hub id (or draft_model:PATH), heads (medusa:PATH, "
-            "eagle3:PATH, dflash:PATH and such), those that come for it (draft_model, medusa, eagle3, dflash), a "
-            "drafter of your own (package.module:Class, see docs/drafters.md), or several with commas between",
+            "what proposes tokens: auto (suffix, and a head or draft model that ships with the target), none, ngram, "
+            "suffix, the directory or hub id of a draft model or of heads (eagle3:PATH, dflash:PATH, medusa:PATH and "
+            "such), the kind alone of one that ships with the target (draft_model, eagle3), a class of your own "
+            "(package.module:Class, see docs/drafters.md), or several separated by commas",
             "models",
             "DRAFT",
         ),

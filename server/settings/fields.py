@@ -3,6 +3,8 @@ accepts."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_type_hints
@@ -12,6 +14,13 @@ import msgspec
 from foresay.server.settings.config import SECTIONS, EngineConfig
 
 PREFIX = "FORESAY_"
+
+
+#: Settings that most people give: eight of a server.
+_COMMON = {
+    *("draft", "quantize", "max_model_len", "max_seqs", "served_model_name", "host", "port", "api_key"),
+    *("temperature", "top_p", "max_tokens", "rounds"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,11 @@ class Setting:
     is_list: bool
     is_secret: bool
     choices: tuple[str, ...]
+
+    @property
+    def is_common(self) -> bool:
+        """Whether ``--help`` shows its flag; the others are shown by ``--help-all``."""
+        return self.name in _COMMON
 
     @property
     def flag(self) -> str:
@@ -123,3 +137,9 @@ def _range(least: float | None, above: float | None, most: float | None) -> str:
     if least is not None:
         return f" from {least:g} to {most:g}"
     return f"{low} and at most {most:g}" if low else f" of at most {most:g}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint to append to a message: the known name closest to ``name``, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f'; did you mean "{close[0]}"?' if close else ""

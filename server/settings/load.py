@@ -7,7 +7,6 @@ the field and what would be right.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig, check, check_models
-from foresay.server.settings.fields import PREFIX, Setting, all_settings, settings_of
+from foresay.server.settings.fields import PREFIX, Setting, all_settings, nearest, settings_of
 from foresay.server.settings.resolved import LATEST
 from foresay.spec.errors import ConfigurationError
 
@@ -92,12 +91,6 @@ def changed(config: ConfigT, settings: Mapping[str, Any]) -> ConfigT:
     made = msgspec.structs.replace(config, **values)
     check(made)
     return made
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint to append to a message: the known name closest to ``name``, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f'; did you mean "{close[0]}"?' if close else ""
 
 
 @dataclass(frozen=True, slots=True)

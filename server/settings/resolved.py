@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.server.settings.fields import nearest
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE, SUFFIX
+from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, NGRAM, NONE, SUFFIX
 from foresay.verifier.model.errors import ModelNotFound
 from foresay.verifier.model.hub import cached, is_local, resolve
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 #: Drafters that come with the bundled target. The heads fit it alone.
 BUNDLED_HEADS = (MEDUSA, EAGLE3, DFLASH)
-#: Of heads that come for another target, which one drafts where nobody names one: the first that is there.
+#: Of the heads that ship with a target, the one that drafts unless another is named: the first that is there.
 FIRST_HEADS = (EAGLE3, DFLASH)
 BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
 #: Drafters that every target has, of those that bring something beside the others: ngram finds what suffix finds too.
@@ -53,16 +55,29 @@ def cached_target(config: EngineConfig) -> Path | None:
     return cached(config.target) if known is None else on_disk(known)
 
 
-def check_target(config: EngineConfig) -> None:
+def check_names(config: EngineConfig) -> None:
     """Before a second of importing: fetch a target of the catalog, and raise ModelNotFound where it cannot be had, or
-    where the target can only be a path and nothing is there."""
+    where the target can only be a path and nothing is there; and ConfigurationError for a name that is not on disk and
+    nearly one that we know."""
+    drafts = () if config.draft == "auto" else named_in(config.draft)
+    for part in drafts:
+        _check_spelling(f"--draft {part}", part, (*DRAFTERS, NONE, "auto", "bundled"))
     if config.target == "bundled":
         return
-    from foresay.server.catalog.catalog import of_short_name
+    from foresay.server.catalog.catalog import known_targets, of_short_name
 
+    short = [each.short for each in known_targets().values() if each.short]
+    _check_spelling(f"TARGET {config.target}", config.target, (*short, "bundled"))
     missing = is_local(config.target) and not Path(config.target).expanduser().exists()
     if missing or of_short_name(config.target) is not None:
         target_directory(config)
+
+
+def _check_spelling(what: str, name: str, known: Collection[str]) -> None:
+    """Only a word that is close to one of ours counts as a slip: hub ids with an owner may be anything."""
+    hint = "" if name in known or set(name) & set("/:.~") else nearest(name, known)
+    if hint and not Path(name).exists() and cached(name) is None:
+        raise ConfigurationError(f"{what}: there is nothing of that name{hint}")
 
 
 def choose_draft(config: EngineConfig) -> Resolved:
@@ -86,7 +101,7 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
     heads = _heads(config)
     kind = next((kind for kind in FIRST_HEADS if kind in heads), None)
     if kind is not None:
-        return Resolved(",".join((f"{kind}:{heads[kind]}", *AUTO)), "the head that comes for it, and earlier text")
+        return Resolved(",".join((f"{kind}:{heads[kind]}", *AUTO)), "the head that ships with it, and earlier text")
     return Resolved(",".join(AUTO), "need no model; name a smaller model of the same family with --draft to gain more")
 
 

@@ -17,7 +17,7 @@ from foresay.server.catalog import catalog
 from foresay.server.cli.main import main
 from foresay.server.host.models.model import is_here
 from foresay.server.settings.config import EngineConfig, ServeConfig
-from foresay.server.settings.resolved import BUNDLED, check_target, choose_draft, model_names, target_directory
+from foresay.server.settings.resolved import BUNDLED, check_names, choose_draft, model_names, target_directory
 from foresay.verifier.model import hub as model_hub
 from foresay.verifier.model import wheel as wheels
 from foresay.verifier.model.config import ModelConfig
@@ -205,7 +205,7 @@ def test_a_short_name_is_a_target_with_the_heads_that_come_for_it(tmp_path, ship
     line = json.loads(capsys.readouterr().out)
     assert (line["target"], line["drafter"]) == ("tiny", "eagle3, suffix")
     assert model_names(ServeConfig(target="tiny")) == ("tiny",)
-    assert choose_draft(EngineConfig(target="tiny")).reason == "the head that comes for it, and earlier text"
+    assert choose_draft(EngineConfig(target="tiny")).reason == "the head that ships with it, and earlier text"
     (shipped / "eagle3").unlink()
     assert choose_draft(EngineConfig(target="tiny")).value == f"dflash:{shipped / 'dflash'},suffix"
     assert choose_draft(EngineConfig(target="tiny", draft="dflash")).value == f"dflash:{shipped / 'dflash'}"
@@ -243,4 +243,4 @@ def test_another_model_of_the_shape_gets_none_of_the_heads(tmp_path, shipped, mo
 
 def test_a_path_that_leads_nowhere_is_refused_before_anything_is_imported():
     with pytest.raises(ModelNotFound, match="no such directory"):
-        check_target(EngineConfig(target="./smollm2"))
+        check_names(EngineConfig(target="./smollm2"))

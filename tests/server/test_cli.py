@@ -12,6 +12,7 @@ import pytest
 
 from foresay.server.cli.main import COMMANDS, build_parser, main
 from foresay.server.engine.trace import read
+from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,11 +78,11 @@ def test_help_is_quick() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_every_setting_and_its_default(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = COMMANDS[name]
     with pytest.raises(SystemExit) as left:
-        main([name, "--help"])
+        main([name, "--help-all" if command.config else "--help"])
     assert left.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    command = COMMANDS[name]
     for setting in settings_of(command.config).values() if command.config else ():
         assert setting.flag in shown or setting.name == "target"
         assert setting.description in shown
@@ -89,9 +90,22 @@ def test_help_shows_every_setting_and_its_default(name: str, capsys: pytest.Capt
         assert " ".join(example.split()) in shown
 
 
+def test_the_short_help_has_eight_flags_and_names_the_way_to_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    settings = [setting for setting in settings_of(ServeConfig).values() if setting.name != "target"]
+    common = [setting.flag for setting in settings if f"  {setting.flag} " in shown]
+    assert len(common) == 8 and {"--draft", "--port", "--api-key"} <= set(common)
+    assert f"--help-all            the other {len(settings) - 8} flags too" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["serve", "smolm2"], 'foresay serve: TARGET smolm2: there is nothing of that name; did you mean "smollm2"?'),
+        (["serve", "--draft", "sufix"], '--draft sufix: there is nothing of that name; did you mean "suffix"?'),
+        (["check", "--draft", "suffix,ngarm"], '--draft ngarm: there is nothing of that name; did you mean "ngram"?'),
         (["srve"], 'foresay: unknown command srve; did you mean "serve"?'),
         (["serve", "--prot", "3"], 'foresay serve: unknown flag --prot; did you mean "--port"?'),
         (["serve", "--draft_tokens=3"], 'unknown flag --draft_tokens; did you mean "--draft-tokens"?'),

@@ -13,8 +13,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import foresay
-
 #: Files kept, about, of 16 KB; of more those that were not used for longest go. An engine has some 15, our tests
 #: thousands.
 _MOST = 8000
@@ -47,7 +45,7 @@ def seen(path: Path) -> tuple[int, ...]:
 @cache
 def sources() -> str:
     """Which state the code that is run in steps is in."""
-    root, parts = Path(foresay.__file__).parent, ("spec", "kvpaging", "drafters", "verifier")
+    root, parts = Path(__file__).parents[4], ("spec", "kvpaging", "drafters", "verifier")
     return key_of(*(f"{path} {seen(path)}" for part in parts for path in sorted(root.glob(f"{part}/**/*.py"))))
 
 
