@@ -129,3 +129,36 @@ async def test_the_answer_says_the_same_as_the_list(url: str) -> None:
         await expect(cells.nth(3)).to_have_text(said["tokens"])
         await expect(cells.nth(6)).to_have_text(said["tokens per step"])
         await expect(cells.nth(7)).to_have_text(said["accepted"])
+
+
+VERDICTS = [
+    ([[0.3, 0.6]], "Same text: 300 ms with drafts, 600 ms without, 50 % of the time saved.", "good"),
+    (
+        [[0.6, 0.3]],
+        "Same text: 600 ms with drafts, 300 ms without. One answer says little; compare a few more.",
+        "good",
+    ),
+    ([[9, 1], [0.6, 0.3], [0.6, 0.3]], "One answer says little; compare a few more.", "good"),
+    (
+        [[9, 1], [0.6, 0.3], [0.6, 0.3], [0.6, 0.3]],
+        "The last 3 answers: 1.80 s with drafts, 900 ms without: speculation does not pay here.",
+        "warn",
+    ),
+    (
+        [[9, 1], [0.3, 0.6], [0.3, 0.6], [0.4, 0.3]],
+        "The last 3 answers: 1.00 s with drafts, 1.50 s without, 33 % of the time saved.",
+        "good",
+    ),
+    ([[9, 1], [0.3, 0.31], [0.31, 0.3], [0.3, 0.3]], "without: as fast as each other.", "good"),
+    ([[9, 1], [0.1, 0.4], [0.4, 0.1], [0.4, 0.1]], "they differ too much to tell. Is this machine busy?", "warn"),
+    ([[0, 0]], "Same text.", "good"),
+]
+
+
+async def test_a_verdict_on_speculation_needs_several_answers(url: str) -> None:
+    async with visiting(url) as visit:
+        await visit.go()
+        script = "async times => (await import('/dashboard/static/compare.js')).verdict(times)"
+        for times, sentence, kind in VERDICTS:
+            said = await visit.page.evaluate(script, times)
+            assert said[0].endswith(sentence) and said[1] == kind, said

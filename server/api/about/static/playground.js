@@ -1,8 +1,8 @@
 // The playground: a conversation, how to go on with it, and the answers coloured as they arrive; or two to compare.
 
 import { Answer } from "./answer.js";
+import { verdict } from "./compare.js";
 import { html } from "./elements.js";
-import { percent, time } from "./format.js";
 import { Session } from "./session.js";
 
 const MODES = [
@@ -23,6 +23,7 @@ export class Playground {
     this.session = new Session();
     this.finished = finished;
     this.said = [];
+    this.times = []; // of the answers compared so far, with drafts and without
     this.turns = html("div", { class: "turns" });
     this.outcome = html("p", { class: "outcome", role: "status" });
     this.prompt = html("textarea", { id: "prompt", rows: 3, spellcheck: "false", required: true }, BEGINNING);
@@ -164,12 +165,8 @@ export class Playground {
           : "It should not be: please report it.";
       return this._say(`The texts differ from character ${place + 1} on (seed ${seed}). ${why}`, "bad");
     }
-    const [fast, slow] = [first, second].map((response) => response.metrics.generation_time_ms / 1000);
-    const share = 1 - fast / slow,
-      times = `${time(fast)} instead of ${time(slow)}`;
-    if (!(slow > 0)) this._say("Same text.", "good");
-    else if (share >= 0) this._say(`Same text, in ${times}: ${percent(share)} of the time saved.`, "good");
-    else this._say(`Same text, but in ${times}: speculation does not pay here.`, "warn");
+    this.times.push([first, second].map((response) => response.metrics.generation_time_ms / 1000));
+    this._say(...verdict(this.times));
   }
 
   async _answer(off, fields) {
