@@ -51,6 +51,20 @@ def test_links_and_file_names_lead_somewhere(document: Path) -> None:
     assert missing + [name for name in named if not (ROOT / name).exists()] == []
 
 
+def anchors(document: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", document.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_anchors_of_links_are_headings(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([\w-]+)\)", document.read_text("utf-8"))
+    assert [
+        (name, anchor) for name, anchor in links if anchor not in anchors(document.parent / name if name else document)
+    ] == []
+
+
 def test_examples_in_help_are_commands_that_parse() -> None:
     import shlex
 
