@@ -1,0 +1,258 @@
+"""A terminal to chat in: lines are typed with history, answers are written as Markdown or in the colours of drafters.
+
+::
+
+    answer   closed block | closed block | open block ...
+             printed once   printed once   drawn anew while it grows, its last lines where it is taller than the screen
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import termios
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from markdown_it import MarkdownIt
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import Segment
+from rich.text import Text
+
+from foresay.server.cli.generate import stopping
+
+if TYPE_CHECKING:
+    from foresay.server.host.local import Completion, TextStream
+    from foresay.server.schemas.tokens import TokenProvenance
+
+#: Seconds between two drawings of the block that grows.
+FRAME_SECONDS = 0.08
+#: By drafter, in the order in which they come up in the conversation.
+COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
+#: What a terminal would obey instead of showing it.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: Tags of a model's own, such as <think>, are shown as they are.
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+
+
+# -- what is typed -----------------------------------------------------------------------------------------------------
+
+
+class LineReader:
+    """Reads what is typed, several lines of it where they end in a backslash or were pasted. words: completed."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            "> ",
+            multiline=True,
+            prompt_continuation="  ",
+            key_bindings=_keys(),
+            history=_history(),
+            completer=WordCompleter(words, sentence=True),
+            reserve_space_for_menu=3,
+        )
+
+    def __call__(self) -> str | None:
+        """The next text; None once the user leaves."""
+        try:
+            return self._session.prompt()
+        except EOFError:
+            return None
+
+
+def _keys() -> KeyBindings:
+    keys, typing = KeyBindings(), has_focus(DEFAULT_BUFFER)
+
+    @keys.add("enter", filter=typing)
+    def send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.current_line_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter", filter=typing)
+    def begin_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("c-c", filter=typing)
+    @keys.add("<sigint>")
+    def clear(event: KeyPressEvent) -> None:
+        if not event.current_buffer.text:
+            run_in_terminal(lambda: print("Ctrl-D or /bye leaves.", file=sys.stderr))
+        event.current_buffer.reset()
+
+    return keys
+
+
+def history_file() -> Path:
+    """Where what was typed is kept between runs: ``foresay/chat_history`` in the user's folder of states (XDG)."""
+    folder = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (folder if folder.is_absolute() else Path.home() / ".local" / "state") / "foresay" / "chat_history"
+
+
+def _history() -> History:
+    """Readable by nobody else. Where there is no place for it, it lasts as long as the program."""
+    try:
+        path = history_file()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except (OSError, RuntimeError):  # RuntimeError: nobody knows where home is
+        return InMemoryHistory()
+    return _Kept(path)
+
+
+class _Kept(FileHistory):
+    """A disk that is full ends no conversation."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+class AnswerWriter:
+    """Writes answers on the terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._colours: dict[str, str] = {}
+
+    def __call__(self, stream: TextStream, coloured: bool) -> Completion:
+        """Write one while it comes; Ctrl-C ends it. coloured: by who drafted each token, else as Markdown."""
+        answer = _Coloured(stream, self._colours) if coloured else _Blocks()
+        with stopping(stream), _unechoed(), Live(console=self._console, auto_refresh=False, transient=True) as live:
+            try:
+                for piece in _frames(stream):
+                    for block in answer.take(piece):
+                        self._console.print(block)
+                    live.update(_LastLines(answer.growing()), refresh=True)
+            finally:
+                live.update("", refresh=True)
+                self._console.print(answer.growing())  # whatever ended it
+        if coloured:
+            self._console.print(_legend(stream.tokens, self._colours))
+        return stream.result()
+
+
+def _frames(stream: Iterable[str]) -> Iterator[str]:
+    """The pieces of a stream, those joined that come too soon after another to be drawn."""
+    waiting, drawn = "", 0.0
+    for piece in stream:
+        waiting += piece
+        if time.monotonic() - drawn >= FRAME_SECONDS:
+            yield waiting
+            waiting, drawn = "", time.monotonic()
+    yield waiting
+
+
+class _Blocks:
+    """Markdown in which all but the last block is over, whatever follows."""
+
+    def __init__(self) -> None:
+        self._open = ""
+
+    def take(self, text: str) -> Iterator[RenderableType]:
+        """More of it; the blocks that are over with that."""
+        self._open += _CONTROLS.sub("", text)
+        begins = [token.map[0] for token in _PARSER.parse(self._open) if token.level == 0 and token.map]
+        if len(set(begins)) > 1:
+            lines = self._open.split("\n")
+            self._open = "\n".join(lines[begins[-1] :])
+            yield _markdown("\n".join(lines[: begins[-1]]))
+            yield ""
+
+    def growing(self) -> RenderableType:
+        """The last one so far."""
+        return _markdown(self._open)
+
+
+def _markdown(text: str) -> Markdown:
+    """With the line breaks that the model wrote."""
+    markdown = Markdown("")
+    markdown.parsed = _PARSER.parse(text)
+    for token in markdown.parsed:
+        for child in token.children or ():
+            child.type = child.type.replace("softbreak", "hardbreak")
+    return markdown
+
+
+class _Coloured:
+    """Text whose tokens have the colour of their drafter; none where the target wrote them itself."""
+
+    def __init__(self, stream: TextStream, colours: dict[str, str]) -> None:
+        self._stream, self._colours = stream, colours
+
+    def take(self, text: str) -> Iterator[RenderableType]:
+        """It is one block."""
+        return iter(())
+
+    def growing(self) -> RenderableType:
+        """All of it so far."""
+        return Text.assemble(
+            *((_CONTROLS.sub("", one.text), _colour(_drafter(one), self._colours)) for one in self._stream.tokens)
+        )
+
+
+def _drafter(token: TokenProvenance) -> str:
+    """Who proposed a token; "" for the target's own."""
+    return {"draft": str(token.drafter), "grammar": "grammar", "target": ""}[token.origin]
+
+
+def _colour(drafter: str, colours: dict[str, str]) -> str:
+    if not drafter:
+        return ""
+    return colours.setdefault(drafter, COLOURS[len(colours) % len(COLOURS)])
+
+
+def _legend(tokens: Sequence[TokenProvenance], colours: dict[str, str]) -> Text:
+    """How many tokens each drafter proposed, in its colour."""
+    by = [_drafter(token) for token in tokens]
+    counts = {name: by.count(name) for name in [*filter(None, dict.fromkeys(by)), ""]}
+    parts = [(f"{name or 'the target itself'} {count}", _colour(name, colours)) for name, count in counts.items()]
+    return Text("  ").join(Text(*part) for part in parts)
+
+
+class _LastLines:
+    """As much of the end of something as the screen holds."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._shown, options.update(height=None), pad=False)
+        for line in lines[-max(1, console.height - 2) :]:
+            yield from line
+            yield Segment.line()
+
+
+@contextmanager
+def _unechoed() -> Iterator[None]:
+    """What is typed meanwhile is not shown in the middle of an answer: it waits for the next line."""
+    try:
+        before = termios.tcgetattr(sys.stdin)
+        quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    except (termios.error, OSError, ValueError):  # no terminal
+        yield
+        return
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
