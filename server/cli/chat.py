@@ -241,25 +241,24 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
     """Read until the end of input and answer."""
     from foresay.server.cli.progress import loaded
 
-    terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with loaded(config) as engine:
-        read, write = _on_terminal() if terminal else (_read_line, lambda stream, coloured: write_out(stream))
-        conversation = Conversation(engine, config, arguments.system, write, terminal)
-        _say(f"{engine.info.target}, drafted by {engine.info.drafter}. /help shows the commands, /bye leaves.")
-        while (line := read()) is not None and conversation.obey(line):
-            pass
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        with loaded(config) as engine:
+            conversation = Conversation(engine, config, arguments.system, lambda stream, _: write_out(stream))
+            return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
+    from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
+
+    with unechoed():  # what is typed while it loads is the first question
+        engine = loaded(config)
+    with engine:
+        conversation = Conversation(engine, config, arguments.system, AnswerWriter(), terminal=True)
+        return _converse(conversation, engine, LineReader())
+
+
+def _converse(conversation: Conversation, engine: Engine, read: Callable[[], str | None]) -> int:
+    _say(f"{engine.info.target}, drafted by {engine.info.drafter}. /help shows the commands, /bye leaves.")
+    while (line := read()) is not None and conversation.obey(line):
+        pass
     return 0
-
-
-def _on_terminal() -> tuple[Callable[[], str | None], Write]:
-    from foresay.server.cli.terminal import AnswerWriter, LineReader
-
-    return LineReader([*COMMANDS]), AnswerWriter()
-
-
-def _read_line() -> str | None:
-    """The next line; None at the end of input."""
-    return sys.stdin.readline() or None
 
 
 CHAT = Command(

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from markdown_it import MarkdownIt
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
-from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -44,6 +43,8 @@ FRAME_SECONDS = 0.08
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 #: What a terminal would obey instead of showing it.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: A star that multiplies emphasises nothing; what is written for it meanwhile is in no text.
+_TIMES, _STAR = re.compile(r"(?<=[\w)])\*(?=[\w$(])"), "\ue000"
 #: Tags of a model's own, such as <think>, are shown as they are.
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 
@@ -52,17 +53,11 @@ _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "ta
 
 
 class LineReader:
-    """Reads what is typed, several lines of it where they end in a backslash or were pasted. words: completed."""
+    """Reads what is typed, several lines of it where they end in a backslash or were pasted."""
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self._session: PromptSession[str] = PromptSession(
-            "> ",
-            multiline=True,
-            prompt_continuation="  ",
-            key_bindings=_keys(),
-            history=_history(),
-            completer=WordCompleter(words, sentence=True),
-            reserve_space_for_menu=3,
+            "> ", multiline=True, prompt_continuation="  ", key_bindings=_keys(), history=_history()
         )
 
     def __call__(self) -> str | None:
@@ -130,22 +125,22 @@ class _Kept(FileHistory):
 class AnswerWriter:
     """Writes answers on the terminal."""
 
-    def __init__(self) -> None:
-        self._console = Console(highlight=False)
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
         self._colours: dict[str, str] = {}
 
     def __call__(self, stream: TextStream, coloured: bool) -> Completion:
         """Write one while it comes; Ctrl-C ends it. coloured: by who drafted each token, else as Markdown."""
         answer = _Coloured(stream, self._colours) if coloured else _Blocks()
-        with stopping(stream), _unechoed(), Live(console=self._console, auto_refresh=False, transient=True) as live:
+        with stopping(stream), unechoed(), Live(console=self._console, auto_refresh=False, transient=True) as live:
             try:
                 for piece in _frames(stream):
                     for block in answer.take(piece):
-                        self._console.print(block)
-                    live.update(_LastLines(answer.growing()), refresh=True)
+                        self._console.print(_Lines(block), "")
+                    live.update(_Lines(answer.growing(), at_end=True), refresh=True)
             finally:
                 live.update("", refresh=True)
-                self._console.print(answer.growing())  # whatever ended it
+                self._console.print(_Lines(answer.growing()))  # whatever ended it
         if coloured:
             self._console.print(_legend(stream.tokens, self._colours))
         return stream.result()
@@ -176,7 +171,6 @@ class _Blocks:
             lines = self._open.split("\n")
             self._open = "\n".join(lines[begins[-1] :])
             yield _markdown("\n".join(lines[: begins[-1]]))
-            yield ""
 
     def growing(self) -> RenderableType:
         """The last one so far."""
@@ -184,12 +178,13 @@ class _Blocks:
 
 
 def _markdown(text: str) -> Markdown:
-    """With the line breaks that the model wrote."""
+    """With the line breaks that the model wrote, and its products."""
     markdown = Markdown("")
-    markdown.parsed = _PARSER.parse(text)
+    markdown.parsed = _PARSER.parse(_TIMES.sub(_STAR, text))
     for token in markdown.parsed:
-        for child in token.children or ():
-            child.type = child.type.replace("softbreak", "hardbreak")
+        for one in (token, *(token.children or ())):
+            one.type = one.type.replace("softbreak", "hardbreak")
+            one.content = one.content.replace(_STAR, "*")
     return markdown
 
 
@@ -229,22 +224,24 @@ def _legend(tokens: Sequence[TokenProvenance], colours: dict[str, str]) -> Text:
     return Text("  ").join(Text(*part) for part in parts)
 
 
-class _LastLines:
-    """As much of the end of something as the screen holds."""
+class _Lines:
+    """The lines of a block without blank ones around them. at_end: as many of the last ones as the screen holds."""
 
-    def __init__(self, shown: RenderableType) -> None:
-        self._shown = shown
+    def __init__(self, block: RenderableType, at_end: bool = False) -> None:
+        self._block, self._at_end = block, at_end
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(self._shown, options.update(height=None), pad=False)
-        for line in lines[-max(1, console.height - 2) :]:
+        lines = console.render_lines(self._block, options.update(height=None), pad=False)
+        written = [at for at, line in enumerate(lines) if any(segment.text.strip() for segment in line)]
+        lines = lines[written[0] : written[-1] + 1] if written else []
+        for line in lines[-max(1, console.height - 2) :] if self._at_end else lines:
             yield from line
             yield Segment.line()
 
 
 @contextmanager
-def _unechoed() -> Iterator[None]:
-    """What is typed meanwhile is not shown in the middle of an answer: it waits for the next line."""
+def unechoed() -> Iterator[None]:
+    """What is typed meanwhile is not shown in the middle of something else: it waits for the next line."""
     try:
         before = termios.tcgetattr(sys.stdin)
         quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
