@@ -222,7 +222,7 @@ def _in_words(answer: _Answer) -> str:
     parts = [_counted(len(completion.token_ids), answer.passes)]
     if statistics is not None and statistics.decode_tokens_per_second:
         parts.append(f"{statistics.decode_tokens_per_second:.1f} tokens/s")
-    ended = {"length": "no room for more: /set max_tokens N allows more", "cancelled": "stopped"}
+    ended = {"length": "cut for length (/set max_tokens N)", "cancelled": "stopped"}
     return ", ".join([*parts, *filter(None, [ended.get(completion.finish_reason)])])
 
 

@@ -127,7 +127,7 @@ def _add_stop_arguments(parser: ArgumentParser) -> None:
 def _answer(arguments: Namespace, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """What the server answers; raises ForesayError where that is an error."""
     key = arguments.api_key or os.environ.get("FORESAY_API_KEY")
-    (answer,) = answers(arguments.url, path, key, body)
+    answer = next(answers(arguments.url, path, key, body), {})
     if "error" in answer:
         raise ForesayError(f"--url {arguments.url}: {answer['error']['message']}")
     return answer

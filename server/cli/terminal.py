@@ -13,6 +13,7 @@ import re
 import sys
 import termios
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -131,19 +132,38 @@ class AnswerWriter:
 
     def __call__(self, stream: TextStream, coloured: bool) -> Completion:
         """Write one while it comes; Ctrl-C ends it. coloured: by who drafted each token, else as Markdown."""
-        answer = _Coloured(stream, self._colours) if coloured else _Blocks()
+        text = ""
         with stopping(stream), unechoed(), Live(console=self._console, auto_refresh=False, transient=True) as live:
+
+            def growing(at_end: bool) -> _Lines:
+                return _Lines(self._coloured(stream.tokens) if coloured else _markdown(text), at_end)
+
             try:
                 for piece in _frames(stream):
-                    for block in answer.take(piece):
-                        self._console.print(_Lines(block), "")
-                    live.update(_Lines(answer.growing(), at_end=True), refresh=True)
+                    over, text = ("", "") if coloured else _divided(text + _CONTROLS.sub("", piece))
+                    if over:
+                        self._console.print(_Lines(_markdown(over)), "")
+                    live.update(growing(at_end=True), refresh=True)
             finally:
                 live.update("", refresh=True)
-                self._console.print(_Lines(answer.growing()))  # whatever ended it
+                self._console.print(growing(at_end=False))  # whatever ended it
         if coloured:
-            self._console.print(_legend(stream.tokens, self._colours))
+            self._console.print(self._legend(stream.tokens))
         return stream.result()
+
+    def _coloured(self, tokens: Sequence[TokenProvenance]) -> Text:
+        """Tokens in the colour of their drafter; in none where the target wrote them itself."""
+        return Text.assemble(*((_CONTROLS.sub("", one.text), self._colour(_drafter(one))) for one in tokens))
+
+    def _colour(self, drafter: str) -> str:
+        return self._colours.setdefault(drafter, COLOURS[len(self._colours) % len(COLOURS)]) if drafter else ""
+
+    def _legend(self, tokens: Sequence[TokenProvenance]) -> Text:
+        """How many tokens each drafter proposed, in its colour."""
+        counts = Counter(map(_drafter, tokens))
+        own = counts.pop("", 0)
+        drafted = [Text(f"{name} {count}", self._colour(name)) for name, count in counts.items()]
+        return Text("  ").join([*drafted, Text(f"the target itself {own}")])
 
 
 def _frames(stream: Iterable[str]) -> Iterator[str]:
@@ -157,24 +177,11 @@ def _frames(stream: Iterable[str]) -> Iterator[str]:
     yield waiting
 
 
-class _Blocks:
-    """Markdown in which all but the last block is over, whatever follows."""
-
-    def __init__(self) -> None:
-        self._open = ""
-
-    def take(self, text: str) -> Iterator[RenderableType]:
-        """More of it; the blocks that are over with that."""
-        self._open += _CONTROLS.sub("", text)
-        begins = [token.map[0] for token in _PARSER.parse(self._open) if token.level == 0 and token.map]
-        if len(set(begins)) > 1:
-            lines = self._open.split("\n")
-            self._open = "\n".join(lines[begins[-1] :])
-            yield _markdown("\n".join(lines[: begins[-1]]))
-
-    def growing(self) -> RenderableType:
-        """The last one so far."""
-        return _markdown(self._open)
+def _divided(markdown: str) -> tuple[str, str]:
+    """The blocks that are over, whatever follows, and the last one."""
+    begins = [token.map[0] for token in _PARSER.parse(markdown) if token.level == 0 and token.map]
+    lines, last = markdown.split("\n"), begins[-1] if begins else 0
+    return "\n".join(lines[:last]).strip("\n"), "\n".join(lines[last:])
 
 
 def _markdown(text: str) -> Markdown:
@@ -188,40 +195,9 @@ def _markdown(text: str) -> Markdown:
     return markdown
 
 
-class _Coloured:
-    """Text whose tokens have the colour of their drafter; none where the target wrote them itself."""
-
-    def __init__(self, stream: TextStream, colours: dict[str, str]) -> None:
-        self._stream, self._colours = stream, colours
-
-    def take(self, text: str) -> Iterator[RenderableType]:
-        """It is one block."""
-        return iter(())
-
-    def growing(self) -> RenderableType:
-        """All of it so far."""
-        return Text.assemble(
-            *((_CONTROLS.sub("", one.text), _colour(_drafter(one), self._colours)) for one in self._stream.tokens)
-        )
-
-
 def _drafter(token: TokenProvenance) -> str:
     """Who proposed a token; "" for the target's own."""
     return {"draft": str(token.drafter), "grammar": "grammar", "target": ""}[token.origin]
-
-
-def _colour(drafter: str, colours: dict[str, str]) -> str:
-    if not drafter:
-        return ""
-    return colours.setdefault(drafter, COLOURS[len(colours) % len(COLOURS)])
-
-
-def _legend(tokens: Sequence[TokenProvenance], colours: dict[str, str]) -> Text:
-    """How many tokens each drafter proposed, in its colour."""
-    by = [_drafter(token) for token in tokens]
-    counts = {name: by.count(name) for name in [*filter(None, dict.fromkeys(by)), ""]}
-    parts = [(f"{name or 'the target itself'} {count}", _colour(name, colours)) for name, count in counts.items()]
-    return Text("  ").join(Text(*part) for part in parts)
 
 
 class _Lines:

@@ -212,7 +212,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 
 def test_the_line_after_an_answer_counts_tokens_and_passes(engine: Engine, said: Said) -> None:
     assert Talk(engine).obey(QUESTION)
-    pattern = r"12 tokens in \d+ passes, [\d.]+ tokens/s, no room for more: /set max_tokens N allows more"
+    pattern = r"12 tokens in \d+ passes, [\d.]+ tokens/s, cut for length \(/set max_tokens N\)"
     assert re.fullmatch(pattern, said()[-1])
 
 

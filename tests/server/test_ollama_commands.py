@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -101,7 +102,7 @@ class Server(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         details = ModelDetails(family="", families=(), parameter_size="", quantization_level="")
-        common = {"model": "toy", "modified_at": "", "digest": "", "details": details}
+        common: dict[str, Any] = {"model": "toy", "modified_at": "", "digest": "", "details": details}
         ends = {"toy:latest": "9999-12-31T23:59:59Z", "other": "2026-11-26T20:00:30.5Z"}
         models = [
             RunningModel(**common, name=name, size=3 << 20, expires_at=at, size_vram=0, context_length=9)
