@@ -81,10 +81,10 @@ def remove(config: None, arguments: Namespace) -> int:
         return 1
     for one in found:
         known = of_short_name(one)
-        if known is not None and known.wheel is not None:
-            known.wheel.remove()
-        else:
-            hub.remove(one)
+        try:
+            hub.remove(one) if known is None or known.wheel is None else known.wheel.remove()
+        except OSError as error:
+            raise ForesayError(f"{one} cannot be removed: {error.filename}: {error.strerror}") from None
         print(f"removed {one}")
     return 0
 

