@@ -28,7 +28,7 @@ FLOORS: dict[str, frozenset[str]] = {
     ),
     "server": frozenset(
         {"torch", "numpy", "msgspec", "aiohttp", "jinja2", "llguidance", "rich", "tokenizers", "tqdm", "transformers"}
-        | {"prometheus_client"}
+        | {"prometheus_client", "prompt_toolkit", "markdown_it"}
         | {"foresay", "drafters", "verifier", "spec", "kvpaging"}
     ),
     "server/host/replicas": frozenset({"ray", "msgspec", "server", "spec", "kvpaging"}),

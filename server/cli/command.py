@@ -24,7 +24,8 @@ class Command:
 
     config: whose fields become flags; None for a command that needs no engine. run: called with the loaded config (None
     without one) and the parsed arguments, returns the exit status. add_arguments: declares what is no setting.
-    elsewhere: the target is one of another process, which may see other files.
+    elsewhere: the target is one of another process, which may see other files. add_after_target: declares what is given
+    without a flag, behind TARGET. familiar: it is there for those who know Ollama, and does what other commands do.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Command:
     run: Callable[[Any, Namespace], int]
     add_arguments: Callable[[ArgumentParser], None] = _no_arguments
     elsewhere: bool = False
+    add_after_target: Callable[[ArgumentParser], None] = _no_arguments
+    familiar: bool = False
 
 
 def told(name: str, error: BaseException) -> int:

@@ -1,26 +1,23 @@
-"""``foresay generate``: write on from one prompt, as text while it comes or as one JSON line. ``foresay chat``: a
-conversation in the terminal; each turn reuses the KV of the turns before it.
-"""
+"""``foresay generate``: write on from one prompt, as text while it comes or as one JSON line."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from foresay.server.cli.command import Command
 from foresay.server.settings.config import SamplingConfig
-from foresay.spec.errors import ConfigurationError, InvalidRequest
+from foresay.spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from foresay.server.host.local import Completion, Engine, TextStream
     from foresay.spec.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from foresay.server.host.local import Completion, Engine
-    from foresay.spec.trace import ShadowReport
 
 
 def _add_generate_arguments(parser: ArgumentParser) -> None:
@@ -59,13 +56,21 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
 
 def write_out(stream: TextStream) -> Completion:
     """Print a stream's text as it comes; Ctrl-C ends the text, not the program."""
-    try:
+    with stopping(stream):
         for piece in stream:
             print(piece, end="", flush=True)
-    except KeyboardInterrupt:
-        stream.close()
     print(flush=True)
     return stream.result()
+
+
+@contextmanager
+def stopping(stream: TextStream) -> Iterator[None]:
+    """In this context Ctrl-C ends the text, after the step that runs: raised within one, it would leave half a step."""
+    before = signal.signal(signal.SIGINT, lambda *_: stream.close_soon())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _prompt(given: str) -> str:
@@ -99,106 +104,4 @@ GENERATE = Command(
     SamplingConfig,
     generate,
     _add_generate_arguments,
-)
-
-
-# -- a conversation ----------------------------------------------------------------------------------------------------
-
-
-GREETING = (
-    "/reset begins anew, /stats tells about the last answer, /quit (or Ctrl-D) ends; Ctrl-C cuts an answer short."
-)
-
-
-def _add_chat_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-
-
-class Conversation:
-    """The messages so far, and the engine that answers them."""
-
-    def __init__(self, engine: Engine, config: SamplingConfig, system: str | None) -> None:
-        self._engine = engine
-        self._config = config
-        self._opening = [{"role": "system", "content": system}] if system else []
-        self._messages = list(self._opening)
-        self._last: Completion | None = None
-        self._shadowed: list[ShadowReport] = []
-
-    def obey(self, line: str) -> bool:
-        """Answer a line or follow a command; False when the conversation is over."""
-        match line.strip():
-            case "":
-                pass
-            case "/quit" | "/exit":
-                return False
-            case "/reset":
-                self._messages = list(self._opening)
-            case "/stats":
-                self._show_statistics()
-            case command if command.startswith("/"):
-                print(GREETING, file=sys.stderr)
-            case text:
-                self._answer(text)
-        return True
-
-    def _answer(self, text: str) -> None:
-        asked = [*self._messages, {"role": "user", "content": text}]
-        try:
-            stream = self._engine.stream_chat(asked, sampling_params(self._config), stop=self._config.stop)
-        except InvalidRequest as error:
-            print(f"{error} (/reset begins anew)", file=sys.stderr)
-            return
-        self._last = write_out(stream)
-        self._shadowed = self._engine.shadowed()
-        self._messages = [*asked, {"role": "assistant", "content": self._last.text}]
-
-    def _show_statistics(self) -> None:
-        from foresay.server.cli.progress import shadow_summary, summary
-
-        if self._last is None or self._last.statistics is None:
-            print("nothing to tell yet", file=sys.stderr)
-            return
-        statistics = self._last.statistics
-        print(summary(statistics, self._last.finish_reason, self._last.seed, self._last.exact), file=sys.stderr)
-        cached = f"{statistics.cached_tokens} of {statistics.prompt_tokens} prompt tokens were in the KV cache"
-        accepted = statistics.by_depth if statistics.drafts else "nothing was drafted"
-        print(f"{cached} | accepted by depth: {accepted}", file=sys.stderr)
-        for report in self._shadowed:
-            print(shadow_summary(report), file=sys.stderr)
-
-
-def chat(config: SamplingConfig, arguments: Namespace) -> int:
-    """Read lines until the end of input and answer each."""
-    from foresay.server.cli.progress import dim, loaded
-
-    with loaded(config) as engine:
-        conversation = Conversation(engine, config, arguments.system)
-        print(dim(f"{engine.info.target}, drafted by {engine.info.drafter}. {GREETING}"), file=sys.stderr)
-        while True:
-            line = _read_line()
-            if line is None or not conversation.obey(line):
-                return 0
-
-
-def _read_line() -> str | None:
-    """The next line; None at the end of input. Ctrl-C at the prompt ends the program."""
-    try:
-        if sys.stdin.isatty():
-            import readline  # noqa: F401  (importing it gives input() history and editing)
-
-            return input("> ")
-        return sys.stdin.readline() or None
-    except EOFError:
-        print()
-        return None
-
-
-CHAT = Command(
-    "chat",
-    "talk to a model in the terminal",
-    ("foresay chat", "foresay chat Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --temperature 0.7"),
-    SamplingConfig,
-    chat,
-    _add_chat_arguments,
 )

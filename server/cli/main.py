@@ -17,10 +17,12 @@ from typing import Any, NoReturn
 import foresay
 from foresay.server.cli import (
     bench,
+    chat,
     config,
     generate,
     keys,
     models,
+    ollama,
     replay,
     serve,
     train,
@@ -60,7 +62,7 @@ COMMANDS: dict[str, Command] = {
         serve.RELOAD,
         serve.DEPLOY,
         generate.GENERATE,
-        generate.CHAT,
+        chat.CHAT,
         check.COMMAND,
         models.MODELS,
         models.PULL,
@@ -72,6 +74,7 @@ COMMANDS: dict[str, Command] = {
         config.COMMAND,
         keys.COMMAND,
         VERSION,
+        *ollama.COMMANDS,
     )
 }
 
@@ -87,7 +90,9 @@ class Parser(ArgumentParser):
 
     def parse_strictly(self, arguments: Sequence[str]) -> Namespace:
         """Parse; an unknown flag is an error that suggests the closest one."""
-        parsed, unknown = self.parse_known_args(arguments)
+        rest = any(action.nargs == "*" for action in self._actions if not action.option_strings)
+        parse = self.parse_known_intermixed_args if rest else self.parse_known_args  # words with flags between them
+        parsed, unknown = parse(arguments)
         if unknown:
             word = unknown[0].partition("=")[0]
             flags = [flag for action in self._actions for flag in action.option_strings]
@@ -116,11 +121,12 @@ def build_parser(command: Command, everything: bool = False) -> Parser:
         allow_abbrev=False,
     )
     command.add_arguments(parser)
-    parser.usage = " ".join([parser.prog, *_positionals(command, parser), "[flags]"])
     if command.config is not None:
         hint = f"the other {len(settings_of(command.config)) - 1 - _common(command)} flags too"
         parser.add_argument("--help-all", action=_ShowAll, nargs=0, help=hint)
         _add_settings(parser, settings_of(command.config), everything)
+    command.add_after_target(parser)
+    parser.usage = " ".join([parser.prog, *_positionals(parser), "[flags]"])
     return parser
 
 
@@ -130,10 +136,11 @@ def _common(command: Command) -> int:
     return sum(setting.is_common for setting in settings_of(command.config).values())
 
 
-def _positionals(command: Command, parser: Parser) -> list[str]:
+def _positionals(parser: Parser) -> list[str]:
     """What is given without a flag, as the usage line names it."""
-    named = [action.metavar or action.dest.upper() for action in parser._actions if not action.option_strings]
-    return [*map(str, named), *(["[TARGET]"] if command.config else [])]
+    actions = [action for action in parser._actions if not action.option_strings]
+    named = {action: str(action.metavar or action.dest.upper()) for action in actions}
+    return [f"[{name}]" if action.nargs in ("?", "*") else name for action, name in named.items()]
 
 
 _EVERYWHERE = """
@@ -178,8 +185,10 @@ def _shown(value: Any) -> str:
 
 def overview() -> str:
     """What ``foresay --help`` prints."""
-    width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    own = [command for command in COMMANDS.values() if not command.familiar]
+    width = max(len(command.name) for command in own)
+    lines = [f"  {command.name:<{width}}  {command.summary}" for command in own]
+    familiar = ", ".join(command.name for command in COMMANDS.values() if command.familiar)
     return "\n".join(
         [
             "usage: foresay COMMAND [TARGET] [flags]",
@@ -188,6 +197,8 @@ def overview() -> str:
             "",
             "commands:",
             *lines,
+            "",
+            f"as in Ollama: {familiar}",
             "",
             "foresay COMMAND --help shows the usual flags of a command, --help-all all of them. TARGET is a directory,",
             "a Hugging Face hub id or a short name (smollm2; see foresay models); without it the small bundled model,",

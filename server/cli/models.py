@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def show(config: None, arguments: Namespace) -> int:
     if arguments.json:
         print(msgspec.json.encode(found).decode())
         return 0
-    _show([row for target in found for row in _rows(target)])
+    show_table(HEADER, [row for target in found for row in _rows(target)])
     print(
         f"\nIn bf16: the weights and the KV cache of {CONTEXT:,} tokens, of a draft those of its target with it.\n"
         "Fetch a pair and serve it:\n"
@@ -95,14 +95,14 @@ def _rows(target: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield name, one.get("kind", "target"), count_in_words(one["weights"]), bytes_in_words(one["bytes"]), here
 
 
-def _show(rows: list[tuple[str, ...]]) -> None:
+def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """As a table on a terminal, else as plain columns."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in HEADER:
-        table.add_column(name, justify="right" if name in ("weights", "in bf16") else "left", no_wrap=True)
+    for name in header:
+        table.add_column(name, justify="right" if name in ("weights", "in bf16", "size") else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)

@@ -78,7 +78,7 @@ def reload(config: EngineConfig, arguments: Namespace) -> int:
     }
     last: dict[str, Any] = {}
     with Stages(lines=True) as stages:
-        for last in _answers(arguments.url, _admin_key(arguments.admin_key), body):
+        for last in answers(arguments.url, "/admin/reload", _admin_key(arguments.admin_key), body):
             if last["status"] == "loading":
                 stages(last["phase"], last["share"])
     if last.get("status") != "replaced":
@@ -99,16 +99,18 @@ def _admin_key(given: str | None) -> str:
     return key
 
 
-def _answers(url: str, key: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines that the server answers with; an error is one line."""
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+def answers(url: str, path: str, key: str | None, body: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    """The lines that the server answers with, to a GET if there is no body; an error is one line."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    data = None if body is None else json.dumps(body).encode()
     try:
-        request = urllib.request.Request(f"{url.rstrip('/')}/admin/reload", json.dumps(body).encode(), headers)
+        request = urllib.request.Request(url.rstrip("/") + path, data, headers)
         try:
             with urllib.request.urlopen(request) as answer:
                 yield from map(json.loads, answer)
         except urllib.error.HTTPError as error:
             told = json.loads(error.read())["error"]
+            told = {"message": told, "type": ""} if isinstance(told, str) else told  # Ollama's routes say it so
             yield {"status": "error", "error": {"message": told["message"], "type": told["type"]}}
     except (OSError, ValueError, TypeError, KeyError) as error:  # nobody there, no URL, or not ours
         raise ForesayError(f"--url {url}: no Foresay answers there ({error})") from None

@@ -18,6 +18,7 @@ import msgspec
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.observers import EngineObservers
 from foresay.server.schemas.shared import StructuredOutputs
+from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import target_directory
@@ -61,16 +62,19 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 class TextStream:
     """The text of one request, piece by piece as it is written; ``completion`` once it is over.
 
-    Closing it early, or leaving its ``with`` block, cancels the request.
+    Closing it early, or leaving its ``with`` block, cancels the request. steps, tokens: where the text comes from so
+    far, if that was asked for (``provenance``).
     """
 
-    def __init__(self, engine: Engine, request: Request, stop: Sequence[str]) -> None:
+    def __init__(self, engine: Engine, request: Request, stop: Sequence[str], provenance: bool = False) -> None:
         self.completion: Completion | None = None
+        self.steps: list[StepProvenance] = []
+        self.tokens: list[TokenProvenance] = []
         self._engine = engine
         self._request = request
-        self._choice = Choice(
-            request, engine.tokenizer, TextOptions(stop=tuple(stop)), engine.info.eos_token_ids, request.prompt
-        )
+        options = TextOptions(stop=tuple(stop), by_token=provenance, provenance=provenance)
+        self._choice = Choice(request, engine.tokenizer, options, engine.info.eos_token_ids, request.prompt)
+        self._unwanted = False
         self._pieces: deque[str] = deque()
         self._text: list[str] = []
         self._tokens: list[int] = []
@@ -85,7 +89,7 @@ class TextStream:
         while not self._pieces:
             if self.completion is not None:
                 raise StopIteration
-            self._step()
+            self._step_or_close()
         return self._pieces.popleft()
 
     def __enter__(self) -> Self:
@@ -100,11 +104,21 @@ class TextStream:
             self._engine.forget(self._request.id)
             self._finish("cancelled")
 
+    def close_soon(self) -> None:
+        """Close it once the step that runs is over: for signal handlers, which must not change an engine that steps."""
+        self._unwanted = True
+
     def result(self) -> Completion:
         """Run to the end and return the completion."""
         while self.completion is None:
-            self._step()
+            self._step_or_close()
         return self.completion
+
+    def _step_or_close(self) -> None:
+        if self._unwanted:
+            self.close()
+        else:
+            self._step()
 
     def _step(self) -> None:
         """One step for all; raises what ended this request, and nothing that ended another."""
@@ -122,6 +136,8 @@ class TextStream:
             return
         piece = self._choice.take(delta)
         self._tokens += piece.token_ids
+        self.steps += piece.steps
+        self.tokens += piece.tokens
         if self._logprobs is not None:
             self._logprobs += piece.logprobs
         self._prompt_logprobs = self._prompt_logprobs or piece.prompt_logprobs
@@ -297,12 +313,15 @@ class Engine:
         *,
         stop: Sequence[str] = (),
         structured_outputs: Structured | None = None,
+        speculate: bool = True,
+        provenance: bool = False,
         **sampling: Any,
     ) -> TextStream:
-        """Like :meth:`chat`, but an iterator of pieces of text."""
+        """Like :meth:`chat`, but an iterator of pieces of text. speculate: false decodes without drafts. provenance:
+        keep where each token comes from."""
         prompt = self.tokenizer.render(typed(messages, list[dict[str, Any]], "messages"))
         ids = self.tokenizer.encode_after((), prompt, add_special_tokens=False)
-        return self._submit(ids, params, stop, structured_outputs, sampling)[0]
+        return self._submit(ids, params, stop, structured_outputs, sampling, None, speculate, provenance)[0]
 
     @cached_property
     def _compiler(self) -> GrammarCompiler:
@@ -342,6 +361,8 @@ class Engine:
         structured: Structured | None,
         sampling: Mapping[str, Any],
         n: int | None = None,
+        speculate: bool = True,
+        provenance: bool = False,
     ) -> list[TextStream]:
         n = checked_count(typed(1 if n is None else n, int, "n"))
         stop = typed((stop,) if isinstance(stop, str) else stop, tuple[str, ...], "stop")
@@ -356,14 +377,15 @@ class Engine:
             room = max(1, self.info.max_model_len - len(prompt))
             params = msgspec.structs.replace(params, max_tokens=min(self.usual_tokens, room))
         grammar = None if structured is None else _grammar(structured, params)
-        request = Request(id=str(next(self._numbers)), prompt=prompt, params=params, grammar=grammar)
-        return [self.run(one, stop) for one in forked(request, n)]
+        id = str(next(self._numbers))
+        request = Request(id=id, prompt=prompt, params=params, grammar=grammar, speculate=speculate)
+        return [self.run(one, stop, provenance) for one in forked(request, n)]
 
-    def run(self, request: Request, stop: Sequence[str] = ()) -> TextStream:
+    def run(self, request: Request, stop: Sequence[str] = (), provenance: bool = False) -> TextStream:
         """Begin a request as it is; its id must not be that of one that runs."""
         constraint = None if request.grammar is None else self._compiler.compile(request.grammar, request.salt)
         self._engine.add(request, constraint)
-        stream = self._streams[request.id] = TextStream(self, request, stop)
+        stream = self._streams[request.id] = TextStream(self, request, stop, provenance)
         return stream
 
     def _ids(self, prompt: object) -> list[int]:

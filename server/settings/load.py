@@ -84,9 +84,10 @@ def _built(config: type[ConfigT], sources: Iterable[tuple[str, Any, str]]) -> Lo
     return Loaded(built, origins)
 
 
-def changed(config: ConfigT, settings: Mapping[str, Any]) -> ConfigT:
-    """``config`` with other settings of its engine, by name. Raises :class:`ConfigurationError`."""
-    known = settings_of(EngineConfig)
+def changed(config: ConfigT, settings: Mapping[str, Any], known: Mapping[str, Setting] | None = None) -> ConfigT:
+    """``config`` with other settings, by name: those in ``known``, which are those of its engine unless it is given.
+    Raises :class:`ConfigurationError`."""
+    known = settings_of(EngineConfig) if known is None else known
     values = {name: _converted(known[name], value, name) for name, value, _ in _from_caller(settings, known, "setting")}
     made = msgspec.structs.replace(config, **values)
     check(made)

@@ -16,7 +16,7 @@ from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = {"torch", "transformers", "aiohttp", "rich", "triton", "numpy"}
+HEAVY = {"torch", "transformers", "aiohttp", "rich", "triton", "numpy", "prompt_toolkit", "markdown_it"}
 
 #: One small engine is enough to see a command work; it needs no draft model.
 QUICK = [
@@ -144,7 +144,9 @@ def test_an_unknown_variable_stops_the_command(
 def test_no_command_shows_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     shown = capsys.readouterr().out
-    assert all(name in shown and command.summary in shown for name, command in COMMANDS.items())
+    own = [command for command in COMMANDS.values() if not command.familiar]
+    assert all(f"  {command.name} " in shown and command.summary in shown for command in own)
+    assert "\nas in Ollama: run, list, ps, stop, rm\n" in shown
 
 
 def test_flags_are_not_abbreviated() -> None:
@@ -231,7 +233,7 @@ def test_chat_remembers_resets_and_ends_with_its_input(
         assert re.search(r"\| accepted by depth: (cumulative [\d. ]+, conditional [\d. ]+|nothing was drafted)$", line)
     assert told[0].startswith("0 of ")
     assert not told[1].startswith("0 of ")
-    assert "/quit" in captured.err.splitlines()[-1]
+    assert captured.err.splitlines()[-1] == "unknown command /what (/help lists them, /bye leaves)"
 
 
 @pytest.mark.slow

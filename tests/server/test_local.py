@@ -240,3 +240,22 @@ def test_a_context_without_room_for_an_answer_is_refused_at_the_start() -> None:
         Engine("bundled", "ngram", max_model_len=1)
     with Engine("bundled", "ngram", max_model_len=2, dtype="float32") as engine:
         assert len(engine.generate([5], temperature=0.0).token_ids) == 1
+
+
+def test_a_stream_tells_where_its_tokens_come_from_and_may_be_decoded_plainly(engine: Engine) -> None:
+    asked = [{"role": "user", "content": "the fox and the fox and the fox and"}]
+    drafted = engine.stream_chat(asked, GREEDY, provenance=True)
+    plain = engine.stream_chat(asked, GREEDY, speculate=False, provenance=True)
+    assert drafted.result().token_ids == plain.result().token_ids == [token.id for token in plain.tokens]
+    assert "".join(token.text for token in drafted.tokens) == drafted.result().text
+    assert len(plain.steps) == 16 and not any(step.drafted for step in plain.steps)
+    assert any(step.drafted for step in drafted.steps)
+
+
+def test_a_stream_that_shall_close_does_so_after_the_step(engine: Engine) -> None:
+    stream = engine.stream(START, GREEDY)
+    next(stream)
+    stream.close_soon()
+    assert stream.completion is None
+    assert list(stream) == [] and stream.result().finish_reason == "cancelled"
+    assert engine.generate(START, GREEDY).finish_reason == "length"

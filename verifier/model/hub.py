@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
 from foresay.verifier.model.errors import ModelNotFound
 from foresay.verifier.model.gguf.parts import chosen, first_of, parts_of
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo
 
 #: What the file is called in a directory that was made of it.
 LINK = "model.gguf"
@@ -86,6 +91,28 @@ def cached(name: str) -> Path | None:
     else:
         directory = _cached_snapshot(name)
     return directory if directory is not None and _is_whole(directory) else None
+
+
+def repositories() -> dict[str, int]:
+    """The models that the hub's client keeps here, with all of their files or some, and the bytes of each."""
+    return {repo.repo_id: repo.size_on_disk for repo in _kept()}
+
+
+def remove(repository: str) -> None:
+    """Remove a model from the cache of the hub's client, with all of its revisions."""
+    for repo in _kept():
+        if repo.repo_id == repository:
+            shutil.rmtree(repo.repo_path)
+
+
+def _kept() -> list[CachedRepoInfo]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+    except CacheNotFound:
+        return []
 
 
 def _of_gguf(repository: str) -> bool:

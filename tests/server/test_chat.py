@@ -1,0 +1,321 @@
+"""``foresay chat``: what is typed, what is written, and what the conversation keeps."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+from rich.console import Console
+
+from foresay import Engine
+from foresay.server.cli import terminal
+from foresay.server.cli.chat import Conversation
+from foresay.server.cli.main import main
+from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
+from foresay.server.schemas.tokens import TokenProvenance
+from foresay.server.settings.config import SamplingConfig
+from foresay.spec.errors import NumericalError
+
+UP, PASTE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[200~{}\x1b[201~", "\x1b\r", "\x03", "\x04"
+QUESTION = "How many is 2 + 2?"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+# -- what is typed -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keyboard() -> Iterator[PipeInput]:
+    with create_pipe_input() as keyboard, create_app_session(input=keyboard, output=DummyOutput()):
+        yield keyboard
+
+
+def typed(keyboard: PipeInput, keys: str) -> str | None:
+    keyboard.send_text(keys)
+    return LineReader()()
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ("one\r", "one"),
+        ("one\\\rtwo\r", "one\ntwo"),
+        (f"one{ALT_ENTER}two\r", "one\ntwo"),
+        (PASTE.format("one\r\ntwo\n") + "three\r", "one\ntwo\nthree"),
+        (f"wrong{CTRL_C}{CTRL_C}right\r", "right"),
+        (CTRL_D, None),
+    ],
+)
+def test_keys_make_a_text(keyboard: PipeInput, keys: str, text: str | None) -> None:
+    assert typed(keyboard, keys) == text
+
+
+def test_what_was_typed_is_there_again_in_the_next_run(keyboard: PipeInput, state: Path) -> None:
+    assert typed(keyboard, "one\\\rtwo\r") == "one\ntwo"
+    assert typed(keyboard, f"{UP}\r") == "one\ntwo"
+    assert history_file() == state / "foresay" / "chat_history"
+    assert stat.S_IMODE(history_file().stat().st_mode) == 0o600
+
+
+def test_without_a_place_for_the_history_one_talks_all_the_same(
+    keyboard: PipeInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    assert typed(keyboard, "one\r") == "one"
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """A stream of these pieces; each token is a piece."""
+
+    def __init__(self, pieces: Sequence[str], drafters: Sequence[str] = ()) -> None:
+        self.tokens: list[TokenProvenance] = []
+        self._pieces, self._drafters = pieces, drafters or [""] * len(pieces)
+
+    def __iter__(self) -> Iterator[str]:
+        for piece, drafter in zip(self._pieces, self._drafters, strict=True):
+            token = TokenProvenance(id=0, text=piece, step=0, origin="draft" if drafter else "target", depth=0)
+            token.drafter = drafter
+            self.tokens.append(token)
+            yield piece
+
+    def close_soon(self) -> None: ...
+
+    def result(self) -> None: ...
+
+
+def written(stream: object, coloured: bool = False, width: int = 40, colours: bool = False) -> str:
+    """What stays on a screen that is 12 lines high."""
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=True, width=width, height=12, color_system="standard" if colours else None
+    )
+    AnswerWriter(console)(stream, coloured)  # type: ignore[arg-type]
+    return re.sub(r"\x1b\[\d*[A-KM-Zl]|\x1b\[\?25[hl]|\r", "", out.getvalue()) if colours else screen(out.getvalue())
+
+
+def screen(output: str) -> str:
+    """The lines that a terminal shows in the end, with those that went out at the top."""
+    lines, at = [""], 0
+    for part in re.split(r"(\n|\r|\x1b\[1A|\x1b\[2K|\x1b\[[\d;?]*[a-zA-Z])", output):
+        match part:
+            case "\n":
+                at += 1
+                lines += [""] * (at == len(lines))
+            case "\x1b[1A":
+                at -= 1
+            case "\x1b[2K":
+                lines[at] = ""
+            case _ if not part.startswith(("\x1b", "\r")):
+                lines[at] += part
+    return "\n".join(line.rstrip() for line in lines).strip("\n")
+
+
+@pytest.fixture(autouse=True)
+def every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "FRAME_SECONDS", 0.0)
+
+
+def test_markdown_is_written_block_by_block_and_each_once() -> None:
+    text = "One **bold** word.\nNext line.\n\n- first\n- second\n\n```\ncode = 1\n```\n\nThe end"
+    shown = written(Scripted(re.findall(r"\S+|\s+", text)))
+    assert "One bold word.\nNext line." in shown
+    assert shown.index(" • first") < shown.index(" • second") < shown.index("code = 1") < shown.index("The end")
+    assert all(shown.count(word) == 1 for word in ("bold", "first", "second", "code", "end"))
+    assert shown.index("Next line.\n\n • first") > 0
+
+
+def test_what_is_longer_than_the_screen_is_there_in_the_end_once() -> None:
+    lines = [f"line {number}.\n" for number in range(40)]
+    assert written(Scripted(lines)).split("\n") == [line.strip() for line in lines]
+
+
+def test_text_is_as_the_model_wrote_it_and_obeyed_by_no_terminal() -> None:
+    shown = written(Scripted(["<think>2*3 and 4*5", "</think>", " \x1b[2Jred"]))
+    assert shown == "<think>2*3 and 4*5</think> [2Jred"
+    assert written(Scripted(["`2*3` *word* (2)*(3)"])) == "2*3 word (2)*(3)"
+
+
+def test_words_are_kept_whole() -> None:
+    assert written(Scripted(["every word ", "is kept ", "whole"]), width=12) == "every word\nis kept\nwhole"
+
+
+def test_tokens_have_the_colour_of_their_drafter_and_a_legend_counts_them() -> None:
+    stream = Scripted(["So", " it", " was **not**", " so"], ["", "suffix", "suffix", "ngram"])
+    shown = written(stream, coloured=True, colours=True)
+    assert "So\x1b[32m it\x1b[0m\x1b[32m was **not**\x1b[0m\x1b[36m so\x1b[0m" in shown
+    assert shown.strip().endswith("\x1b[32msuffix 2\x1b[0m  \x1b[36mngram 1\x1b[0m  the target itself 1")
+
+
+# -- the conversation --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine("bundled", "ngram", draft_tokens=2, max_model_len=512, dtype="float32") as engine:
+        yield engine
+
+
+class Talk(Conversation):
+    """One of the bundled toy's, whose prompts and sampling are noted."""
+
+    def __init__(self, engine: Engine, interrupted: bool = False) -> None:
+        self.asked: list[list[dict[str, str]]] = []
+        self.params: list[object] = []
+        self.interrupted = interrupted
+        super().__init__(engine, SamplingConfig(seed=1, max_tokens=12, temperature=0.0), None, self.write, True)
+
+    def _stream(self, asked, params, speculate=True):
+        self.asked.append(asked)
+        self.params.append(params)
+        return super()._stream(asked, params, speculate)
+
+    def write(self, stream, coloured):
+        if self.interrupted:
+            next(stream)
+            terminal_frames = terminal._frames
+
+            def interrupted(pieces):
+                os.kill(os.getpid(), signal.SIGINT)
+                yield from terminal_frames(pieces)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(terminal, "_frames", interrupted)
+                return AnswerWriter(Console(file=io.StringIO()))(stream, coloured)
+        return AnswerWriter(Console(file=io.StringIO()))(stream, coloured)
+
+
+Said = Callable[[], list[str]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    return lambda: capsys.readouterr().err.splitlines()
+
+
+def test_the_line_after_an_answer_counts_tokens_and_passes(engine: Engine, said: Said) -> None:
+    assert Talk(engine).obey(QUESTION)
+    pattern = r"12 tokens in \d+ passes, [\d.]+ tokens/s, cut for length \(/set max_tokens N\)"
+    assert re.fullmatch(pattern, said()[-1])
+
+
+def test_ctrl_c_ends_the_answer_and_keeps_what_was_written(engine: Engine, said: Said) -> None:
+    talk = Talk(engine, interrupted=True)
+    talk.obey(QUESTION)
+    assert said()[-1].endswith("pass, stopped")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    talk.obey("And 3?")
+    question, answer, _ = talk.asked[-1]
+    assert question["content"] == QUESTION and answer["role"] == "assistant" and answer["content"]
+    talk.obey("/compare")
+    assert said()[-1] == "that answer was stopped: /compare TEXT asks again"
+
+
+def test_compare_writes_the_last_answer_or_the_next_without_drafts(engine: Engine, said: Said) -> None:
+    talk = Talk(engine)
+    talk.obey("/compare")
+    assert said() == ["the next question is answered with drafts and without"]
+    for line in (QUESTION, "/compare", "/compare And 3?"):
+        talk.obey(line)
+        with_drafts, without, verdict = said()[-3:]
+        assert re.match(r"with drafts:    [\d.]+ s after the first pass, 12 tokens in \d+ passes", with_drafts)
+        assert re.match(r"without drafts: [\d.]+ s after the first pass, 12 tokens in 12 passes", without)
+        assert verdict == "the same text"
+    assert talk.asked[1] == talk.asked[0] and talk.asked[-1] == talk.asked[-2]
+    talk.obey("And 4?")
+    assert said()[-1] != "the same text"
+
+
+def test_system_and_new_change_what_is_asked(engine: Engine) -> None:
+    talk = Talk(engine)
+    for line in ("/system Be brief.", QUESTION, "/system", "And 3?", "/new", "And 4?"):
+        assert talk.obey(line)
+    assert [[message["role"] for message in asked] for asked in talk.asked] == [
+        ["system", "user"],
+        ["user", "assistant", "user"],
+        ["user"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("/set temperature hot", "temperature must be a number from 0 to 100, got 'hot'"),
+        ("/set temprature 1", 'unknown setting "temprature"; did you mean "temperature"?'),
+        ("/set top_p", "/set NAME VALUE: top_p is a number above 0 and at most 1, such as /set temperature 0.7"),
+        ("/set max_tokens 0", "max_tokens must be a whole number of at least 1, got '0'"),
+        ("/compair", 'unknown command /compair; did you mean "/compare"? (/help lists them, /bye leaves)'),
+        ("/stats", "nothing to tell yet"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_right(engine: Engine, said: Said, line: str, answer: str) -> None:
+    assert Talk(engine).obey(line)
+    assert said() == [answer]
+
+
+def test_set_changes_the_next_answers(engine: Engine, said: Said) -> None:
+    talk = Talk(engine)
+    for line in ("/set temperature 0.5", "/set top_p 0.9", "/set max_tokens 3", "/set seed 7", QUESTION):
+        talk.obey(line)
+    assert [getattr(talk.params[0], name) for name in ("temperature", "top_p", "max_tokens", "seed")] == [
+        0.5,
+        0.9,
+        3,
+        7,
+    ]
+    assert said()[-1].startswith("3 tokens in ")
+    talk.obey("/set")
+    assert "temperature 0.5" in said()[-1]
+
+
+def test_a_path_is_a_question_and_bye_leaves(engine: Engine) -> None:
+    talk = Talk(engine)
+    assert talk.obey("/etc/hosts is what?") and talk.asked
+    assert not any(talk.obey(line) for line in ("/bye", "/quit", "/exit"))
+
+
+def test_an_error_ends_an_answer_and_not_the_conversation(
+    engine: Engine, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: object) -> None:
+        raise NumericalError("the logits hold NaN")
+
+    talk = Talk(engine)
+    talk.obey(QUESTION)
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", fail)
+        assert talk.obey("And 3?")
+    assert said()[-1] == "the logits hold NaN (/new begins a new conversation)"
+    engine.close()  # of the answer that was left
+    talk.obey("And 4?")
+    assert [message["content"] for message in talk.asked[-1]][::2] == [QUESTION, "And 4?"]
+
+
+def test_a_whole_conversation_on_a_terminal(
+    keyboard: PipeInput, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    keyboard.send_text(f"/provenance\r{QUESTION}\r/compare\r/bye\r")
+    flags = ["--draft", "ngram", "--draft-tokens", "2", "--max-model-len", "256", "--dtype", "float32"]
+    assert main(["chat", "--seed", "1", "--max-tokens", "12", *flags]) == 0
+    captured = capsys.readouterr()
+    assert "the target itself " in captured.out
+    assert captured.err.splitlines()[-1] == "the same text"
