@@ -108,7 +108,7 @@ def addresses(url: str) -> list[Row]:
 def access(config: ServeConfig) -> str:
     """Who may use the server."""
     if not config.api_key and config.api_key_file is None:
-        return "this machine alone" if is_loopback(config.host) else "anyone who can reach it; no API key is needed"
+        return "this machine only" if is_loopback(config.host) else "anyone who can reach it; no API key is needed"
     told = [f"{len(config.api_key)} from the settings"] if config.api_key else []
     told += [] if config.api_key_file is None else [f"those in {config.api_key_file}"]
     return "needs an API key: " + " and ".join(told)
@@ -133,7 +133,7 @@ def warnings(config: ServeConfig) -> list[str]:
             f"Make a key (foresay keys add NAME) and start with --api-key-file {default_path()}, or listen on 127.0.0.1"
         ]
     if config.ssl_certfile is None:
-        return [f"{where} without HTTPS: keys and texts cross the network readable; see --ssl-certfile"]
+        return [f"{where} without HTTPS: keys and texts cross the network unencrypted; see --ssl-certfile"]
     return []
 
 
@@ -159,8 +159,12 @@ def _how_long(config: ServeConfig) -> str:
     """When models come and go."""
     most = config.max_loaded_models
     together = "as many as there is room for" if most is None else f"at most {most} at the same time"
-    left = "" if config.idle_seconds is None else f", until nobody asked for {span_in_words(config.idle_seconds)}"
-    return f"when they are asked for, {together}{left}"
+    left = (
+        ""
+        if config.idle_seconds is None
+        else f", each until {span_in_words(config.idle_seconds)} pass without a request"
+    )
+    return f"on first use, {together}{left}"
 
 
 def _tell(table: Sequence[Row], notes: Sequence[str], config: ServeConfig, model: str, port: int, out: TextIO) -> None:

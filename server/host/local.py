@@ -200,7 +200,7 @@ class Engine:
         """What whoever started it should know, a sentence each."""
         length, told = self.info.max_model_len, list(self.info.warnings)
         if self.usual_tokens is not None and length <= self.usual_tokens:
-            told.append(f"writing no more than the context of {length} tokens leaves")
+            told.append(f"answers are limited to what the context of {length} tokens leaves")
         return told
 
     def __enter__(self) -> Self:
@@ -308,7 +308,9 @@ class Engine:
     def _compiler(self) -> GrammarCompiler:
         compiler = GrammarCompiler.load(self._directory, self.info.vocab_size, self.info.eos_token_ids)
         if compiler is None:
-            raise InvalidRequest("structured_outputs", f"{self._directory} has no tokenizer.json, which they need")
+            raise InvalidRequest(
+                "structured_outputs", f"{self._directory} has no tokenizer.json, which structured outputs need"
+            )
         return compiler
 
     def step(self) -> None:

@@ -217,7 +217,7 @@ def _unheard(config: ServeConfig, error: OSError) -> str:
     """Why nobody can be heard on the port, and what to do."""
     where = f"port {config.port} on {config.host}"
     if error.errno == errno.EADDRINUSE:
-        return f"{where} is in use: end what listens there, or choose another with --port (0 takes a free one)"
+        return f"{where} is in use: stop what listens there, or choose another port with --port (0 takes a free one)"
     return f"cannot listen on {where} ({error.strerror}): choose others with --host and --port"
 
 

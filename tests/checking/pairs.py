@@ -159,7 +159,7 @@ SOUND = {
 
 DOUBTFUL = {
     "twin": Case("twin", ("the draft model has 100% as many weights",)),
-    "speechless": Case("speechless", ("has no tokenizer.json, so nobody knows",)),
+    "speechless": Case("speechless", ("has no tokenizer.json, so it is unknown",)),
     "small_vocabulary": Case("draft", ("with 144 of the target's 290 tokens, 50%",), broken=knows(144)),
     "short_draft": Case("short", ("made for texts of up to 128 tokens and the server takes 256",)),
     "short_head": Case("safeailab", ("made for texts of up to 100 tokens",), broken=says(max_position_embeddings=100)),
@@ -232,7 +232,7 @@ FAULTY = {
     ),
     "cut_head": Case("safeailab", ("not a whole safetensors file",), broken=cut(_FILE)),
     "cut_pickle": Case("pickle", ("not a whole file of tensors alone",), broken=cut("medusa_lm_head.pt")),
-    "no_head_weights": Case("eagle3:safeailab", ("no weights of a head are there",), broken=without(_FILE)),
+    "no_head_weights": Case("eagle3:safeailab", ("there are no weights of a head",), broken=without(_FILE)),
     "head_without_norm": Case("speculators", ("norm.weight is missing",), broken=without_tensor(_FILE, "norm.weight")),
     "head_without_map": Case("safeailab", ("d2t is missing",), broken=without_tensor(_FILE, "d2t")),
     "head_of_other_tokens": Case("safeailab", ("made for a vocabulary of 512",), broken=says(vocab_size=512)),

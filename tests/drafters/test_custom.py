@@ -36,7 +36,7 @@ def test_no_piece_of_rubbish_is_let_through(piece: int) -> None:
         (DraftTree.chain([5, 1, 2, 3, 4]), "at most 4 nodes on 3 levels and proposed 5 nodes on 4 levels"),
         (DraftTree.build([5, 1, 2, 3, 4], [-1, 0, 0, 0, 0]), "proposed 5 nodes on 1 levels"),
         (DraftTree.build([5, 1, 1], [-1, 0, 0]), "siblings must be distinct"),
-        (None, "a NoneType in the place of a DraftTree"),
+        (None, "a NoneType instead of a DraftTree"),
     ],
 )
 def test_what_is_wrong_is_said(tree: object, said: str) -> None:

@@ -109,7 +109,7 @@ MEDUSA, EAGLE = "medusa_lm_head.safetensors", "model.safetensors"
     [
         ("medusa", cut(MEDUSA), "medusa_lm_head.safetensors: not a whole safetensors file"),
         ("medusa", written(MEDUSA, ""), "medusa_lm_head.safetensors: not a whole safetensors file"),
-        ("medusa", removed(MEDUSA), "no weights of a head are there; looked for medusa_lm_head.safetensors"),
+        ("medusa", removed(MEDUSA), "there are no weights of a head; looked for medusa_lm_head.safetensors"),
         ("pickle", cut("medusa_lm_head.pt"), "medusa_lm_head.pt: not a whole file of tensors alone: it is cut off"),
         ("pickle", written("medusa_lm_head.pt", "hello"), "medusa_lm_head.pt: not a whole file of tensors alone"),
         ("pickle", trapped("medusa_lm_head.pt"), "or holds code, which is never run"),
@@ -151,7 +151,7 @@ def test_a_bad_head_is_named(models, tmp_path, capsys, head, broken, message) ->
         ("safeailab", "2,4,9", "--draft-layers 2,4,9: the target has 6 layers, numbered 0 to 5"),
         ("safeailab", "2,x", "--draft-layers must be layer numbers such as \"2,16,29\", got '2,x'"),
         ("safeailab", "2,4", "the head was made for another model, or for other layers (--draft-layers names them)"),
-        ("eagle1", "2,3,4", "reads the state behind the target's final norm, no layers; leave the flag out"),
+        ("eagle1", "2,3,4", "reads the state after the target's final norm, not layers; leave the flag out"),
         ("medusa", "2,3,4", "--draft-layers 2,3,4: is for EAGLE and DFlash heads, but --draft is"),
     ],
 )

@@ -225,7 +225,7 @@ def test_a_trace_without_requests(file: Path, capsys: pytest.CaptureFixture[str]
     writer.started(House(MODEL).engine.info, COST)
     writer.close()
     assert main(["replay", str(file)]) == 2
-    assert "holds no request" in capsys.readouterr().err
+    assert "contains no request" in capsys.readouterr().err
 
 
 def test_a_trace_of_plain_decoding_can_be_looked_up_in(file: Path) -> None:

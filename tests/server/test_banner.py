@@ -51,7 +51,7 @@ def test_the_banner_says_what_runs_why_and_where() -> None:
     assert told["memory"] == "target 28.0 MiB, KV cache of 4,096 tokens 35.0 MiB"
     assert told["context"] == "1,024 tokens"
     assert (told["page"], told["API"]) == ("http://127.0.0.1:8123/", "http://127.0.0.1:8123/v1")
-    assert told["access"] == "this machine alone"
+    assert told["access"] == "this machine only"
     assert not {"warning", "start-up"} & set(told)
 
 

@@ -156,7 +156,7 @@ def test_the_bundled_draft_model_by_its_name_and_as_before(named: str) -> None:
 
 
 def test_a_draft_model_of_no_name_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--draft draft_model:: a directory or hub id must stand behind"):
+    with pytest.raises(ConfigurationError, match="--draft draft_model:: a directory or hub id must follow"):
         drafts(EngineConfig(), "draft_model:")
 
 

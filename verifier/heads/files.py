@@ -49,7 +49,7 @@ class HeadTensors:
             if path.exists():
                 tensors = _sharded(path, prefix) if path.suffix == ".json" else _tensors(path, prefix)
                 return cls(_inside(tensors, prefix), str(path))
-        raise WeightsError(f"{directory}: no weights of a head are there; looked for {', '.join(NAMES)}")
+        raise WeightsError(f"{directory}: there are no weights of a head; looked for {', '.join(NAMES)}")
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of that name and shape; raises WeightsError if it is absent or shaped otherwise."""
@@ -172,5 +172,5 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
             f"{path}: not a whole file of tensors alone: it is cut off or damaged, or holds code, which is never run"
         ) from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
-        raise WeightsError(f"{path}: holds other things than tensors by name")
+        raise WeightsError(f"{path}: holds something other than named tensors")
     return {str(name): tensor for name, tensor in found.items()}

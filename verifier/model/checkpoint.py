@@ -122,7 +122,7 @@ class Checkpoint:
         if tensor.shape != shape and (shape, tensor.shape) != ((1,), ()):
             return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
         if tensor.dtype not in kinds:
-            return f"{name} in {tensor.file} has type {tensor.dtype}; supported are {', '.join(kinds)}"
+            return f"{name} in {tensor.file} has type {tensor.dtype}; supported: {', '.join(kinds)}"
         return None
 
 

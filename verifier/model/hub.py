@@ -206,7 +206,7 @@ def _snapshot(repository: str, revision: str | None, patterns: Sequence[str]) ->
     except HFValidationError as error:
         raise ModelNotFound("is neither a directory nor a hub repository (OWNER/NAME)") from error
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors
-        raise ModelNotFound(f"is no directory here, and {_reason(repository, error)}") from error
+        raise ModelNotFound(f"is not a directory here, and {_reason(repository, error)}") from error
 
 
 def _reason(repository: str, error: Exception) -> str:

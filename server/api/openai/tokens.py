@@ -104,7 +104,7 @@ async def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
 
 async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None and body.messages is not None:
-        raise InvalidRequest("messages", "prompt and messages exclude each other")
+        raise InvalidRequest("messages", "prompt and messages cannot be combined")
     if body.prompt is not None:
         return await service.encode(body.prompt, body.add_special_tokens is not False)
     if body.messages is None:
