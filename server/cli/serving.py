@@ -34,8 +34,11 @@ def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = sp
 
     stages: told of what goes on until the engine is ready. spawn: starts an engine process.
     """
+    ready_at: float | None = None
 
     def ready(info: EngineInfo | None, port: int) -> None:
+        nonlocal ready_at
+        ready_at = time.monotonic()
         stages.close()
         if info is None:
             show_models(config, port)
@@ -48,9 +51,18 @@ def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = sp
 
     try:
         with stages:
-            return asyncio.run(run_server(config, ready, changed, spawn))
+            answers = asyncio.run(run_server(config, ready, changed, spawn))
+        print(goodbye(answers, None if ready_at is None else time.monotonic() - ready_at), file=sys.stderr)
+        return 0
     finally:
         _leave_the_busy()
+
+
+def goodbye(answers: int, seconds: float | None) -> str:
+    """The last line of a server. seconds: since it was ready; None if it never was."""
+    if seconds is None:
+        return "Foresay stopped before it was ready."
+    return f"Foresay stopped after {span_in_words(round(seconds))}: {answers:,} answer{'' if answers == 1 else 's'}."
 
 
 def _leave_the_busy() -> None:

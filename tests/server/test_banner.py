@@ -105,3 +105,15 @@ def test_a_tree_is_told_from_a_chain() -> None:
     none = msgspec.structs.replace(INFO, draft_shape=(), drafter="none", drafter_reason="")
     assert dict(serving.rows(tree))["drafter"].startswith("bundled/draft, a tree of 3,2,1")
     assert dict(serving.rows(none))["drafter"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("answers", "seconds", "line"),
+    [
+        (1234, 3700.0, "Foresay stopped after 1 h 2 min: 1,234 answers."),
+        (1, 45.2, "Foresay stopped after 45 s: 1 answer."),
+        (0, None, "Foresay stopped before it was ready."),
+    ],
+)
+def test_its_last_line_says_what_it_did(answers: int, seconds: float | None, line: str) -> None:
+    assert serving.goodbye(answers, seconds) == line
