@@ -33,7 +33,7 @@ PATTERNS = {
     r"\bof so (many|long)\b|\b(run|keep) so many\b|\bfor so long\b": "draft a chain of so many tokens",
     r"\bgoes with (every|--)|does not go with\b": "it does not go with --replicas",
     r"\bexclude each other\b": "prompt and messages exclude each other",
-    r"\bmake room\b(?<!to make room)|\bhad to make room\b": "it was not stored, or it had to make room",
+    r"\bhad to make room\b": "it was not stored, or it had to make room",
     r"\b(are|is) for [\w ]+ alone\b": "medusa:PATH and dspark:PATH are for heads alone",
     r"\bsupported are\b": "GGUF version 9; supported are 2 and 3",
     r"\bwr(ite|ites|ote) on\b|\bwritten on\b": "write on past the model's end-of-text token",

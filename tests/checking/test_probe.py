@@ -143,7 +143,7 @@ def one(speedup: float, **changes: object) -> Measured:
             "checking the drafts costs more than they save; use --draft none, or draft less (--draft-tokens 2)",
         ),
         ([one(1.0)], "no faster than the target alone"),
-        ([one(1.5), one(0.9, temperature=1.0)], "gains at temperature 0 alone"),
+        ([one(1.5), one(0.9, temperature=1.0)], "gains only at temperature 0"),
         ([one(1.5, spread=(0.4, 4.0))], "annot tell"),
     ],
 )

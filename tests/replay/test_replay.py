@@ -217,7 +217,7 @@ def test_only_the_pair_that_ran_last_is_evaluated(file: Path, capsys: pytest.Cap
     assert main(["replay", str(file), "--draft", "recorded"]) == 0
     shown = capsys.readouterr()
     assert "4 requests" in shown.out
-    assert "with other models: 1 of 2 runs" in shown.err
+    assert "left out 1 of 2 runs" in shown.err
 
 
 def test_a_trace_without_requests(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

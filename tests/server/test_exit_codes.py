@@ -127,7 +127,7 @@ def test_serve_tells_settings_that_do_not_fit_from_a_model_that_is_broken(tmp_pa
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     done = foresay("serve", "--port", "0", "--draft", str(tmp_path))
     assert done.returncode == 1
-    assert "not a whole safetensors file" in said(done, "serve")
+    assert "not a complete safetensors file" in said(done, "serve")
 
 
 def test_a_hub_that_cannot_be_reached_is_1_and_names_what_asked_for_it(tmp_path: Path) -> None:

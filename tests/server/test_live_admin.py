@@ -103,7 +103,7 @@ async def test_what_cannot_be_is_refused_by_name(server: LiveServer, client: aio
         (["/nowhere/at/all"], "/nowhere/at/all"),
     ):
         status, said = await reload(server, *flags)
-        assert status == 2 and named in said and "serves on" in said, said
+        assert status == 2 and named in said and "keeps serving" in said, said
     for settings, field in (
         ({"draft_tokens": 0}, "draft_tokens"),
         ({"port": 1}, "port"),

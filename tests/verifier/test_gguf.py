@@ -167,13 +167,13 @@ def whole(directory: Path) -> bytes:
 
 BROKEN: dict[str, tuple[Any, str]] = {
     "no such file": (lambda data: b"GGML" + data[4:], "is not a GGUF file"),
-    "empty": (lambda data: b"", "is not a GGUF file|not whole"),
-    "four bytes": (lambda data: data[:4], "not whole"),
-    "cut in the metadata": (lambda data: data[:300], "not whole"),
-    "cut in the tensors": (lambda data: data[:-100], "ends past the end.*not whole"),
+    "empty": (lambda data: b"", "is not a GGUF file|incomplete"),
+    "four bytes": (lambda data: data[:4], "incomplete"),
+    "cut in the metadata": (lambda data: data[:300], "incomplete"),
+    "cut in the tensors": (lambda data: data[:-100], "ends past the end.*incomplete"),
     "big-endian": (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], "big-endian"),
     "of another version": (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "version 1"),
-    "absurd counts": (lambda data: data[:8] + b"\xff" * 16 + data[24:], "not whole"),
+    "absurd counts": (lambda data: data[:8] + b"\xff" * 16 + data[24:], "incomplete"),
 }
 
 

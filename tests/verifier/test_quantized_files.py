@@ -410,7 +410,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "kv_cache_scheme: a KV cache of int4",
     ),
     ({"format": "int-quantized", "config_groups": {"g": GROUPS | {"weights": WHOLE}}}, "strategy 'tensor'"),
-    ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:("]}, "no pattern"),
+    ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:("]}, "not a valid pattern"),
     ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:.*q_proj"]}, "quantised alike"),
     ({"quant_method": "fp8", "ignored_layers": ["re:((a{99}){99}){99}"]}, "ignored_layers: .*repeats more than 1,000"),
     (

@@ -151,4 +151,4 @@ def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
                 entry = tensors.get_slice(name)
                 yield name, StoredTensor(file, tuple(entry.get_shape()), entry.get_dtype())
     except SafetensorError as error:
-        raise WeightsError(f"{file}: not a whole safetensors file ({error})") from error
+        raise WeightsError(f"{file}: not a complete safetensors file ({error})") from error

@@ -28,7 +28,7 @@ BESIDE = [
 # "model*" leaves out the second copy of all weights that some repositories carry as consolidated.safetensors.
 PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json", *BESIDE]
 
-_OFFLINE = "download it where there is a connection, copy the directory here and name that"
+_OFFLINE = "download it on a machine with a connection, copy the directory here and name it"
 
 
 def resolve(

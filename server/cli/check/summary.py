@@ -124,7 +124,7 @@ def advice(measured: Sequence[Measured], levels: int) -> str:
         slow = "slower than" if max(speeds) < 1 / _GAIN else "no faster than"
         return f"On this machine this pair is {slow} the target alone ({each}): {_change(measured, levels)}."
     better = max(measured, key=lambda one: one.speedup).temperature
-    return f"On this machine this pair gains at temperature {better:g} alone ({each}): {_change(measured, levels)}."
+    return f"On this machine this pair gains only at temperature {better:g} ({each}): {_change(measured, levels)}."
 
 
 def gains(before: Sequence[Measured], after: Sequence[Measured]) -> bool:

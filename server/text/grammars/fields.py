@@ -74,7 +74,7 @@ def refuse_lengths(request: GenerationRequest | SamplingParams, param: str) -> N
 def _refuse_old_names(request: GenerationRequest) -> None:
     for name, new in OLD_NAMES.items():
         if getattr(request, name) is not None:
-            raise InvalidRequest(name, f"{name} is not a field any more; write {new}")
+            raise InvalidRequest(name, f"{name} is no longer a field; use {new}")
 
 
 def of_format(given: ResponseFormat) -> Grammar | None:
@@ -97,7 +97,7 @@ def of_outputs(given: StructuredOutputs) -> Grammar | None:
     """The grammar that ``structured_outputs`` stands for; None for any text."""
     if given.structural_tag is not None:
         field = "structured_outputs.structural_tag"
-        raise InvalidRequest(field, f"{field} is not supported by this server; a Lark grammar can say the same")
+        raise InvalidRequest(field, f"{field} is not supported by this server; a Lark grammar can express the same")
     kinds = [kind for kind in _KINDS if getattr(given, kind) is not None and getattr(given, kind) is not False]
     if len(kinds) > 1:
         raise InvalidRequest("structured_outputs", f"structured_outputs must hold one of {', '.join(kinds)}, not all")

@@ -109,7 +109,7 @@ def _stored(file: GgufFile, beside: Path) -> dict[str, Any]:
         names = enumerate(tokens_of(file))
         differing = next((token for at, token in names if vocabulary.get(token, at) != at), None)
     except (KeyError, TypeError) as error:
-        raise ConfigError(f"{beside}: not a whole tokenizer ({error!r})") from error
+        raise ConfigError(f"{beside}: not a complete tokenizer ({error!r})") from error
     if differing is not None:
         raise ConfigError(f"{beside} is not the tokenizer of {file.path}: {differing!r} has another id there")
     return values

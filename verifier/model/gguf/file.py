@@ -121,7 +121,7 @@ class GgufFile:
 
 
 _NAMES = "parts keep the names that gguf-split gave them (NAME-00001-of-00002.gguf)"
-_CUT = "the file is not whole; the download may be incomplete"
+_CUT = "the file is incomplete; the download may be incomplete"
 
 
 def _check_beginning(path: Path, start: bytes) -> None:
