@@ -257,15 +257,16 @@ def test_every_error_is_exported() -> None:
 
 
 def test_errors_of_settings_speak_of_arguments() -> None:
-    for given, said in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"draft": "./no-such-drafter"}, "draft ./no-such-drafter: no such directory"),
         (
             {"draft": "none", "draft_layers": "1,2"},
             "draft_layers 1,2: is for EAGLE and DFlash heads, but draft is none",
         ),
-    ):
+    ]
+    for given, said in wrong:
         with pytest.raises(ForesayError) as caught:
-            Engine(**given)  # type: ignore[arg-type]
+            Engine(**given)
         assert str(caught.value) == said
 
 
@@ -278,8 +279,9 @@ def test_errors_of_settings_speak_of_arguments() -> None:
     ],
 )
 def test_an_unknown_field_is_told_with_the_one_that_was_meant(engine: Engine, given: str, said: str) -> None:
+    fields: dict[str, Any] = {given: 1}
     with pytest.raises(InvalidRequest) as caught:
-        engine.generate(START, **{given: 1})
+        engine.generate(START, **fields)
     assert (caught.value.param, caught.value.message) == (given, said)
 
 
@@ -287,7 +289,7 @@ def test_a_closed_engine_says_so() -> None:
     with Engine("bundled", "none", max_model_len=64, dtype="float32") as engine:
         stream = engine.stream(START, GREEDY)
         assert repr(engine) == f"<Engine bundled, drafted by none, float32 on {engine.info.device}>"
-        assert "prepared" not in repr(stream) and repr(stream) == "<TextStream: 0 tokens so far>"
+        assert repr(stream) == "<TextStream: 0 tokens so far>"
     assert stream.result().finish_reason == "cancelled"
     assert repr(engine).endswith(", closed>")
     for use in (lambda: engine.generate(START), lambda: engine.chat("Hi"), lambda: engine.stream(START), engine.step):
@@ -312,7 +314,13 @@ def test_a_completion_is_short_to_read_and_coloured_in_a_notebook(engine: Engine
 
 
 def test_what_was_written_is_text_in_a_notebook_and_not_html() -> None:
-    texts = {"text": "<b>&", "token_ids": [1, 2], "prompt_token_ids": [], "drafters": ["", "x<y"], "offsets": [0, 1]}
+    texts: dict[str, Any] = {
+        "text": "<b>&",
+        "token_ids": [1, 2],
+        "prompt_token_ids": [],
+        "drafters": ["", "x<y"],
+        "offsets": [0, 1],
+    }
     said = Completion(**texts, finish_reason="stop", seed=0, exact=True, statistics=None)
     html = said._repr_html_()
     assert "&lt;" in html and "<b>" not in html and "x<y" not in html and OTHER in html
