@@ -129,22 +129,22 @@ def checked(tree: object, root: int, shape: TreeShape, vocab_size: int, name: st
     Raises BadProposal for anything that is no tree below the root, of tokens that there are, within the shape.
     """
     if not isinstance(tree, DraftTree):
-        raise BadProposal(f"propose returned a {type(tree).__name__} in the place of a DraftTree")
+        raise BadProposal(f"propose returned a {type(tree).__name__} instead of a DraftTree")
     tokens, parents, chances = tree.tokens.tolist(), tree.parents.tolist(), tree.chances
     if not (_whole(tokens) and _whole(parents) and len(tokens) == len(parents) > 0):
-        raise BadProposal("a tree's tokens and parents must be int64[N], as many of one as of the other")
+        raise BadProposal("a tree's tokens and parents must both be int64[N], of the same length")
     if tokens[0] != root or parents[0] != -1:
         found = f"token {tokens[0]}, parent {parents[0]}"
         raise BadProposal(
             f"node 0 must be the root, the last token of the text, and no child ({root}, -1), not {found}"
         )
     if not all(0 <= token < vocab_size for token in tokens):
-        raise BadProposal(f"it proposed a token that is none of the target's {vocab_size}")
+        raise BadProposal(f"it proposed a token outside the target's vocabulary of {vocab_size}")
     if len(tokens) > shape.nodes or _depth(parents) > shape.levels:
         size = f"{len(tokens)} nodes on {_depth(parents)} levels"
         raise BadProposal(f"it was asked for at most {shape.nodes} nodes on {shape.levels} levels and proposed {size}")
     if len(set(zip(parents, tokens, strict=True))) < len(tokens):
-        raise BadProposal("siblings must be distinct: it proposed a token twice below one node")
+        raise BadProposal("siblings must be distinct: it proposed a token twice under one node")
     if chances and not _are_chances(chances, parents):
         raise BadProposal("chances must be one for each node, from 0 to 1, none above its parent's, or none at all")
     own = tuple(map(float, chances))
@@ -162,7 +162,7 @@ def _depth(parents: list[int]) -> int:
     depths = [0]
     for node, parent in enumerate(parents[1:], start=1):
         if not 0 <= parent < node:
-            raise BadProposal(f"a parent must come before its children: node {node} hangs on node {parent}")
+            raise BadProposal(f"a parent must come before its children: node {node} has parent {parent}")
         depths.append(depths[parent] + 1)
     return max(depths)
 

@@ -9,7 +9,8 @@
         for piece in engine.stream("The little fox"):
             print(piece, end="", flush=True)
 
-``import foresay`` is cheap; torch is imported when ``Engine`` or ``SamplingParams`` is first looked up.
+Every error is a ``ForesayError``. ``import foresay`` is cheap; torch is imported when ``Engine`` or ``SamplingParams``
+is first looked up.
 """
 
 from __future__ import annotations
@@ -17,15 +18,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foresay.server.host.local import Completion, Engine, TextStream
+    from foresay.server.host.completion import Completion
+    from foresay.server.host.local import Engine, TextStream
+    from foresay.spec.errors import (
+        ConfigurationError,
+        ContextLengthExceeded,
+        ForesayError,
+        InvalidRequest,
+        NumericalError,
+    )
     from foresay.spec.sampling import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["Completion", "Engine", "SamplingParams", "TextStream", "__version__"]
+__all__ = [
+    "Completion",
+    "ConfigurationError",
+    "ContextLengthExceeded",
+    "Engine",
+    "ForesayError",
+    "InvalidRequest",
+    "NumericalError",
+    "SamplingParams",
+    "TextStream",
+    "__version__",
+]
 
 _HOMES = {
-    "Completion": "foresay.server.host.local",
+    "Completion": "foresay.server.host.completion",
+    "ConfigurationError": "foresay.spec.errors",
+    "ContextLengthExceeded": "foresay.spec.errors",
     "Engine": "foresay.server.host.local",
+    "ForesayError": "foresay.spec.errors",
+    "InvalidRequest": "foresay.spec.errors",
+    "NumericalError": "foresay.spec.errors",
     "SamplingParams": "foresay.spec.sampling",
     "TextStream": "foresay.server.host.local",
 }

@@ -189,7 +189,7 @@ class PagePool:
                 raise AssertionError(f"page {page}: idle is {idle}, listed as {not idle}")
         _prove(self._num_free == sum(self._free), f"{self._num_free} free pages counted, {sum(self._free)} found")
         _prove(not held[PADDING_PAGE], "the padding page is in use")
-        _prove(bool((self.slots.diff() == 1).all()), "somebody wrote into the slots handed out")
+        _prove(bool((self.slots.diff() == 1).all()), "the slots handed out were written to")
 
     def _check_table(self, table: Table, at_rest: bool) -> None:
         needed, count = self.pages_for(table.length), len(table.pages)

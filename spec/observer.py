@@ -65,6 +65,6 @@ class Observers:
             for event in events:
                 event(observer)
         except Exception as error:
-            log.exception("%s failed, and is told no more", type(observer).__name__)
+            log.exception("%s failed and is no longer notified", type(observer).__name__)
             self._observers.remove(observer)
             observer.dropped(error)

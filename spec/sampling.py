@@ -101,7 +101,7 @@ def check_tokens(field: str, tokens: Collection[int], vocab_size: int | None = N
     """Raise :class:`InvalidRequest` naming the field if it holds what is no token of a model."""
     for token in (min(tokens), max(tokens)) if tokens else ():
         if token < 0 or (vocab_size is not None and token >= vocab_size):
-            raise InvalidRequest(field, f"{field} holds {token}, which is no token of the model")
+            raise InvalidRequest(field, f"{field} holds {token}, which is not a token of the model")
 
 
 def _countable(count: int | None) -> bool:

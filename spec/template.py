@@ -48,7 +48,7 @@ class Template:
         numbers: dict[RankPath, int] = {(): 0}
         for path in known:
             if path in numbers:
-                raise ConfigurationError(f"{where}: the path {list(path)} stands there twice")
+                raise ConfigurationError(f"{where}: the path {list(path)} appears twice")
             if path[:-1] not in numbers:
                 raise ConfigurationError(f"{where}: the path {list(path)} is there, but not {list(path[:-1])} above it")
             numbers[path] = len(numbers)
@@ -67,7 +67,7 @@ class Template:
         except OSError as error:
             raise ConfigurationError(f"--draft-tree {file}: cannot be read ({error.strerror})") from None
         except ValueError as error:
-            raise ConfigurationError(f"--draft-tree {file}: is no JSON ({error})") from None
+            raise ConfigurationError(f"--draft-tree {file}: is not JSON ({error})") from None
         paths = found.get("choices") if isinstance(found, dict) else found
         if not isinstance(paths, list):
             raise ConfigurationError(f"--draft-tree {file}: must hold {_FORM}")

@@ -63,7 +63,7 @@ class Statistics(msgspec.Struct, kw_only=True):
 #: How the news of a budget begin that drafts nothing.
 NOT_PAYING = "speculation does not pay now"
 #: And of one that failed, so that nothing is drafted any more.
-SWITCHED_OFF = "speculation is off until the engine starts again, since what chooses drafts failed"
+SWITCHED_OFF = "speculation is off until the engine restarts, since choosing drafts failed"
 
 
 class Weighed(msgspec.Struct, frozen=True, array_like=True):

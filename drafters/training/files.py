@@ -42,7 +42,7 @@ def write(path: Path, writer: Writer) -> None:
         os.replace(partial, path)
     except (OSError, RuntimeError) as error:
         raise DiskError(
-            f"{path}: cannot be written ({_reason(error)}); once that is put right, the same command goes on"
+            f"{path}: cannot be written ({_reason(error)}); once that is fixed, run the same command to continue"
         ) from error
     finally:
         with suppress(OSError):
@@ -80,7 +80,7 @@ def load(path: Path) -> Any:
 
 def damaged(path: Path) -> DiskError:
     """What is said of a file that does not hold what was written to it."""
-    return DiskError(f"{path}: is damaged or cannot be read; remove it, and the same command makes it anew")
+    return DiskError(f"{path}: is damaged or cannot be read; remove it, and the same command makes it again")
 
 
 def publish(out: Path, parts: Mapping[str, Writer]) -> None:

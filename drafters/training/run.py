@@ -41,11 +41,11 @@ _HELD_OUT = 20
 #: Steps' worth of held-out texts that are judged, at most.
 _JUDGED = 8
 _LEARNERS = {
-    MEDUSA: "the Medusa heads learn",
-    EAGLE3: "the EAGLE-3 head learns",
-    PEAGLE: "the P-EAGLE head learns",
-    DFLASH: "the DFlash head learns",
-    DRAFT_MODEL: "the draft model learns",
+    MEDUSA: "training the Medusa heads",
+    EAGLE3: "training the EAGLE-3 head",
+    PEAGLE: "training the P-EAGLE head",
+    DFLASH: "training the DFlash head",
+    DRAFT_MODEL: "training the draft model",
 }
 
 
@@ -82,7 +82,7 @@ class Run:
         """Those of texts, read by the target now where what it thinks is kept."""
         lessons = Lessons(self.teacher, texts, needs, self.settings.batch, 2 * self.settings.depth + 2)
         if lessons.kept:
-            with Progress("the target reads them", len(texts), "texts", 0, self._progress) as bar:
+            with Progress("reading the texts with the target", len(texts), "texts", 0, self._progress) as bar:
                 lessons.read(self._work.states, bar.to)
         return lessons
 
@@ -92,7 +92,7 @@ class Run:
         batches = [prompts[start : start + _WRITTEN_AT_ONCE] for start in range(0, len(prompts), _WRITTEN_AT_ONCE)]
         there = sum(len(batch) for number, batch in enumerate(batches) if self._work.text(number).exists())
         texts: list[Text] = []
-        with Progress("the target writes", len(prompts), "texts", there, self._progress) as bar:
+        with Progress("generating texts with the target", len(prompts), "texts", there, self._progress) as bar:
             for number, batch in enumerate(batches):
                 texts += self._batch(batch, number, bar)
         return texts
@@ -147,7 +147,7 @@ class Run:
             for step in range(first, settings.steps):
                 loss = self._step(model, optimizer, lessons, step)
                 if not math.isfinite(loss):
-                    raise ForesayError(f"step {step + 1}: the loss is {loss}; begin again with a lower --rate")
+                    raise ForesayError(f"step {step + 1}: the loss is {loss}; start again with a lower --rate")
                 bar.to(step + 1, f"loss {loss:.3f}")
                 if time.monotonic() - saved > _SAVED_EVERY:
                     self._save(model, optimizer, path, step + 1)

@@ -143,9 +143,7 @@ class Teacher:
                 use_cache=True, logits_to_keep=1,
             )  # fmt: skip
             if written is text and out.logits.isnan().any():
-                raise ConfigurationError(
-                    f"--target {self.directory}: computes no numbers (NaN); its weights may be damaged"
-                )
+                raise ConfigurationError(f"--target {self.directory}: computes NaN; its weights may be damaged")
             given = _sampled(out.logits[:, -1], temperature, generator)
             written = torch.cat((written, given.masked_fill(~going, -1)), dim=1)
             going &= ~torch.isin(given, ends)

@@ -85,7 +85,7 @@ class Work:
         except (BlockingIOError, PermissionError) as error:
             os.close(lock)
             raise ConfigurationError(
-                f"--out {self.out}: another process is training it; wait for its end, or name another folder"
+                f"--out {self.out}: another process is training it; wait until it ends, or name another folder"
             ) from error
         except OSError:
             pass  # some network file systems have no locks
@@ -129,9 +129,9 @@ class Work:
         try:
             found = json.loads(self._settings.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{self._settings}: is damaged; remove {self.path} to begin again") from error
+            raise ConfigurationError(f"{self._settings}: is damaged; remove {self.path} to start again") from error
         if not isinstance(found, dict):
-            raise ConfigurationError(f"{self._settings}: is damaged; remove {self.path} to begin again")
+            raise ConfigurationError(f"{self._settings}: is damaged; remove {self.path} to start again")
         return found
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
     prompts = tuple(arguments.prompt or PROMPTS)
     with loaded(config) as drafted, loaded(plain) as bare:
         if drafted.info.drafter == bare.info.drafter:
-            raise ConfigurationError("there is nothing to compare: choose who drafts with --draft")
+            raise ConfigurationError("there is nothing to compare: choose a drafter with --draft")
         report = measure({"on": drafted, "off": bare}, config, prompts)
         report |= {"target": drafted.info.target, "drafter": drafted.info.drafter, "dtype": drafted.info.dtype}
     print(msgspec.json.encode(report).decode() if arguments.json else table(report))
@@ -116,7 +116,7 @@ def table(report: dict[str, Any]) -> str:
     from foresay.server.cli.check.summary import busy, scattered
 
     prompts = f"{report['prompts']} prompts of {report['max_tokens']} tokens, {report['rounds']} rounds"
-    rows = [("", "tokens/s", "least to most", "tokens per step")]
+    rows = [("", "tokens/s", "lowest to highest", "tokens per step")]
     for name, who in (("on", f"drafted by {report['drafter']}"), ("off", "plain decoding")):
         one = report[name]
         low, high = one["spread"]
@@ -133,7 +133,7 @@ def table(report: dict[str, Any]) -> str:
     same = "both wrote the same tokens" if report["same_tokens"] else "they did NOT write the same tokens"
     gain, spread = f"{report['speedup']:.2f} times as fast with drafts", report["speedup_spread"]
     if scattered(spread):
-        gain = f"how much drafts gain cannot be told ({gain}), {busy(spread)}"
+        gain = f"cannot tell how much drafts gain ({gain}), {busy(spread)}"
     return "\n".join(
         [
             f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {prompts}",
@@ -160,7 +160,7 @@ def _add_selfcheck_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         metavar="PATH",
-        help="what to write on from: .txt (a prompt a line), .jsonl, a folder of such files, - for standard input "
+        help="the prompts: .txt (one per line), .jsonl, a folder of such files, or - for standard input "
         "(default: those of foresay bench)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
@@ -173,7 +173,9 @@ def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
     from foresay.server.cli.selfcheck_prompts import check, rows, sentence
 
     if config.shadow is not None:
-        raise ConfigurationError("selfcheck compares the drafter in use with plain decoding: --shadow has no part")
+        raise ConfigurationError(
+            "selfcheck compares the drafter in use with plain decoding: --shadow has no effect here"
+        )
     prompts = prompts_of(arguments.prompts)
     samplings = _samplings(config)
     with (

@@ -16,7 +16,7 @@ from foresay.server.settings.load import load
 
 def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("action", choices=("show",), help="print the settings in force")
-    parser.add_argument("--origin", action="store_true", help="say behind each value where it was found")
+    parser.add_argument("--origin", action="store_true", help="show where each value comes from")
     parser.add_argument("--config", metavar="FILE", help="a TOML file to read (default: FORESAY_CONFIG)")
 
 

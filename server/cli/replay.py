@@ -39,10 +39,10 @@ def run(config: None, arguments: Namespace) -> int:
     asked = None if arguments.draft is None else [parse(text) for text in arguments.draft]
     trace = read(Path(arguments.file))
     if trace.broken:
-        print(f"{arguments.file}: left out, since they are broken: {trace.broken} of its lines", file=sys.stderr)
+        print(f"{arguments.file}: left out {trace.broken} broken lines", file=sys.stderr)
     sessions = _alike(trace)
     if not any(session.requests for session in sessions):
-        raise ConfigurationError(f"{arguments.file}: holds no request")
+        raise ConfigurationError(f"{arguments.file}: contains no request")
     ways = asked or usual(*largest(sessions), text=all(session.start.text for session in sessions))
     evaluation = evaluate(sessions, ways)
     print(msgspec.json.encode(evaluation).decode() if arguments.json else _shown(evaluation))
@@ -55,7 +55,7 @@ def _alike(trace: Trace) -> list[Session]:
     same = [s for s in trace.sessions if all(s.start.engine.get(k) == last.get(k) for k in ("target", "drafter"))]
     left_out = len(trace.sessions) - len(same)
     if left_out:
-        print(f"left out, with other models: {left_out} of {len(trace.sessions)} runs", file=sys.stderr)
+        print(f"left out {left_out} of {len(trace.sessions)} runs, which had other models", file=sys.stderr)
     return same
 
 
@@ -79,9 +79,9 @@ def _shown(evaluation: Evaluation) -> str:
 
 
 _NOTE = """\
-Times are estimates, from the recorded steps and the passes measured when the engine started. Trees cut out of the
-recorded ones are judged at the recorded roots; lookups go through the recorded texts again. Steps are those behind the
-ones that read prompts. >=: the recorded trees were smaller than what was asked for."""
+Times are estimates, from the recorded steps and the passes measured when the engine started. Trees cut from the
+recorded ones are judged at the recorded roots; lookups go through the recorded texts again. Steps that read prompts
+are not counted. >=: the recorded trees were smaller than asked for."""
 
 
 COMMAND = Command(

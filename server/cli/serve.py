@@ -48,7 +48,7 @@ def allow_most_files() -> None:
 
 SERVE = Command(
     "serve",
-    "serve a model over HTTP, in the way of OpenAI's API",
+    "serve a model over HTTP, with an OpenAI-compatible API",
     (
         "foresay serve",
         "foresay serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B",
@@ -95,7 +95,7 @@ def _seen_from_there(value: object) -> object:
 def _admin_key(given: str | None) -> str:
     key = given or os.environ.get("FORESAY_ADMIN_KEY")
     if key is None:
-        raise ConfigurationError("whose server is it? give its --admin-key, or set FORESAY_ADMIN_KEY")
+        raise ConfigurationError("this needs the server's admin key: give --admin-key, or set FORESAY_ADMIN_KEY")
     return key
 
 
@@ -113,18 +113,18 @@ def answers(url: str, path: str, key: str | None, body: dict[str, Any] | None = 
             told = {"message": told, "type": ""} if isinstance(told, str) else told  # Ollama's routes say it so
             yield {"status": "error", "error": {"message": told["message"], "type": told["type"]}}
     except (OSError, ValueError, TypeError, KeyError) as error:  # nobody there, no URL, or not ours
-        raise ForesayError(f"--url {url}: no Foresay answers there ({error})") from None
+        raise ForesayError(f"--url {url}: no Foresay server answers there ({error})") from None
 
 
 def _refused(last: dict[str, Any]) -> ForesayError:
     error = last.get("error") or {"message": "the server ended before the engine was ready", "type": ""}
     wrong = error["type"] == "invalid_request_error"
-    return (ConfigurationError if wrong else ForesayError)(f"{error['message']}; the engine before serves on")
+    return (ConfigurationError if wrong else ForesayError)(f"{error['message']}; the previous engine keeps serving")
 
 
 RELOAD = Command(
     "reload",
-    "have a running server go on in another engine: its streams go on with the same text",
+    "replace the engine of a running server; its streams continue with the same text",
     (
         "foresay reload --draft Qwen/Qwen3-0.6B",
         "foresay reload --draft ngram --draft-tokens 6 --url http://127.0.0.1:8001",
@@ -151,7 +151,7 @@ def _add_deploy_arguments(parser: ArgumentParser) -> None:
 def deploy(config: ServeConfig, arguments: Namespace) -> int:
     """Print the file."""
     if config.replicas is None:
-        raise ConfigurationError("how many engines? say --replicas 2, or --replicas 1-4 to have Ray choose")
+        raise ConfigurationError("how many engines? say --replicas 2, or --replicas 1-4 to let Ray choose")
     print(serve_file(config), end="")
     return 0
 
@@ -162,7 +162,7 @@ def serve_file(config: ServeConfig) -> str:
     given = {name: getattr(config, name) for name in DEPLOYED if getattr(config, name) != getattr(usual, name)}
     settings = "".join(f"    {name}: {msgspec.json.encode(value).decode()}\n" for name, value in given.items())
     return (
-        "# serve deploy THIS_FILE starts the engines; whoever serves them joins:\n"
+        "# serve deploy THIS_FILE starts the engines; a server joins them with:\n"
         f"# foresay serve {config.target} --replicas {config.replicas} --ray-address auto\n"
         "proxy_location: Disabled\n"
         "applications:\n"

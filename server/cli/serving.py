@@ -34,8 +34,11 @@ def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = sp
 
     stages: told of what goes on until the engine is ready. spawn: starts an engine process.
     """
+    ready_at: float | None = None
 
     def ready(info: EngineInfo | None, port: int) -> None:
+        nonlocal ready_at
+        ready_at = time.monotonic()
         stages.close()
         if info is None:
             show_models(config, port)
@@ -48,9 +51,18 @@ def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = sp
 
     try:
         with stages:
-            return asyncio.run(run_server(config, ready, changed, spawn))
+            answers = asyncio.run(run_server(config, ready, changed, spawn))
+        print(goodbye(answers, None if ready_at is None else time.monotonic() - ready_at), file=sys.stderr)
+        return 0
     finally:
         _leave_the_busy()
+
+
+def goodbye(answers: int, seconds: float | None) -> str:
+    """The last line of a server. seconds: since it was ready; None if it never was."""
+    if seconds is None:
+        return "Foresay stopped before it was ready."
+    return f"Foresay stopped after {span_in_words(round(seconds))}: {answers:,} answer{'' if answers == 1 else 's'}."
 
 
 def _leave_the_busy() -> None:
@@ -108,7 +120,7 @@ def addresses(url: str) -> list[Row]:
 def access(config: ServeConfig) -> str:
     """Who may use the server."""
     if not config.api_key and config.api_key_file is None:
-        return "this machine alone" if is_loopback(config.host) else "anyone who can reach it; no API key is needed"
+        return "this machine only" if is_loopback(config.host) else "anyone who can reach it; no API key is needed"
     told = [f"{len(config.api_key)} from the settings"] if config.api_key else []
     told += [] if config.api_key_file is None else [f"those in {config.api_key_file}"]
     return "needs an API key: " + " and ".join(told)
@@ -133,7 +145,7 @@ def warnings(config: ServeConfig) -> list[str]:
             f"Make a key (foresay keys add NAME) and start with --api-key-file {default_path()}, or listen on 127.0.0.1"
         ]
     if config.ssl_certfile is None:
-        return [f"{where} without HTTPS: keys and texts cross the network readable; see --ssl-certfile"]
+        return [f"{where} without HTTPS: keys and texts cross the network unencrypted; see --ssl-certfile"]
     return []
 
 
@@ -159,8 +171,12 @@ def _how_long(config: ServeConfig) -> str:
     """When models come and go."""
     most = config.max_loaded_models
     together = "as many as there is room for" if most is None else f"at most {most} at the same time"
-    left = "" if config.idle_seconds is None else f", until nobody asked for {span_in_words(config.idle_seconds)}"
-    return f"when they are asked for, {together}{left}"
+    left = (
+        ""
+        if config.idle_seconds is None
+        else f", each until {span_in_words(config.idle_seconds)} pass without a request"
+    )
+    return f"on first use, {together}{left}"
 
 
 def _tell(table: Sequence[Row], notes: Sequence[str], config: ServeConfig, model: str, port: int, out: TextIO) -> None:

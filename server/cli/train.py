@@ -83,9 +83,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 def _add_needed(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("what to make, from what").add_argument
     add("--target", default="bundled", help="bundled, a directory, or a Hugging Face hub id (default: bundled)")
-    add(
-        "--prompts", type=Path, required=True, metavar="PATH", help="what the target goes on from: .txt, .jsonl, folder"
-    )
+    add("--prompts", type=Path, required=True, metavar="PATH", help="prompts for the target: .txt, .jsonl or a folder")
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder; DIR.work beside it holds unfinished work")
     add(
         "--layers",
@@ -117,7 +115,7 @@ def _add_texts(parser: ArgumentParser) -> None:
         type=_temperatures,
         default=(1.0, 0.0),
         metavar="T,T",
-        help="what the target writes at, batch by batch in turn (default: 1,0)",
+        help="temperatures the target samples at, batch by batch in turn (default: 1,0)",
     )
     add("--seed", type=_seed, default=0, metavar="S", help="of texts, order and first weights (default: 0)")
 
@@ -126,7 +124,7 @@ def _add_learning(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("learning").add_argument
     add("--steps", type=_count, default=1500, metavar="N", help="training steps (default: 1500)")
     add("--batch", type=_count, default=8, metavar="N", help="texts in a step (default: 8)")
-    add("--rate", type=_rate, metavar="R", help="learning rate (default: 1 / width of what learns, at most 0.004)")
+    add("--rate", type=_rate, metavar="R", help="learning rate (default: 1 / the trained width, at most 0.004)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)")
 
 
@@ -144,15 +142,15 @@ def run(config: None, arguments: Namespace) -> int:
     # What the numbers of a GGUF file stand for is learned from.
     if model.quantization is not None and not (directory / LINK).exists():
         raise ConfigurationError(
-            f"--target {arguments.target}: its weights are quantised ({model.quantization}); train with the model that "
-            "it was made from: what is trained drafts for both"
+            f"--target {arguments.target}: its weights are quantised ({model.quantization}); train with the model it "
+            "was made from; the result drafts for both"
         )
     settings, device = _settings(arguments, model), _device(arguments.device)
     work = Work(arguments.out, settings)
     try:
         depths = _trained(settings, directory, device, model, work)
     except KeyboardInterrupt:
-        kept = f"; {work.path} keeps what is done, and the same command goes on with it" if work.begun else ""
+        kept = f"; {work.path} keeps the work so far; run the same command to continue" if work.begun else ""
         print(f"foresay train: stopped{kept}", file=sys.stderr)
         return _INTERRUPTED
     finally:
@@ -176,7 +174,7 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
     }
     for name, kinds in own.items():
         if getattr(arguments, name) is not None and kind not in kinds:
-            raise ConfigurationError(f"--{name} is for {', '.join(kinds)} alone, not for {kind}")
+            raise ConfigurationError(f"--{name} is for {', '.join(kinds)} only, not for {kind}")
     depth = arguments.depth or _DEPTHS[kind]
     if not depth + 8 < arguments.length <= model.max_positions:
         raise ConfigurationError(

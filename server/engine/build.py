@@ -165,7 +165,7 @@ def build_engine(
     info = _info(chosen, probe(verifier, pool), names, _doubts(chosen, drafters, verifier))
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
     if measured := costs.given(chosen.of) or (kept and costs.recall()):
-        say("taking over what the engine before measured")
+        say("taking over the previous engine's measurements")
     profile_run = ProfileRun(info, verifier, pool, costs, say)
     drafting, runner = _drafting(loading, verifier, drafters, profile_run, capture)
     root, shape, budget = profile_run.root_seconds(runner), drafting.shape, drafting.budget
@@ -281,7 +281,7 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
         wanted = min(wanted, config.kv_tokens)
     if wanted < LEAST_TOKENS:
         raise Unfit(
-            f"max_model_len is {wanted}: no text of {wanted} holds a prompt and an answer",
+            f"max_model_len is {wanted}: {wanted} tokens cannot hold a prompt and an answer",
             f"--max-model-len and --kv-tokens must be at least {LEAST_TOKENS}, and so must what the model holds",
         )
     return wanted

@@ -138,7 +138,7 @@ def look_at_files(notes: Notes, subject: str, directory: Path, model: ModelConfi
     checkpoint = notes.attempt(subject, _FETCH, lambda: Checkpoint.open(directory))
     if checkpoint is None:
         return
-    mixed = "take config.json and the weight files from one and the same source"
+    mixed = "take config.json and the weight files from the same source"
     notes.attempt(subject, mixed, lambda: check(checkpoint, model))
     if notes.failed(subject):
         return
@@ -186,7 +186,7 @@ def look_at_origin(notes: Notes, subject: str, directory: Path, target: Target) 
         notes.warn(
             subject,
             f"its config.json says that it was made for {name}, which is not what {target.name} is called",
-            f"if {target.name} is not that model under another name, name what was made for it; --probe measures "
+            f"if {target.name} is not that model under another name, name a drafter made for it; --probe measures "
             "how often it is right",
             made_for=name,
         )

@@ -102,7 +102,7 @@ def find_device(config: EngineConfig) -> Device:
             "leave the flag out; --kv-tokens sizes the KV cache there",
         )
     if reason := unsupported():
-        raise Unfit(f"--device {config.device}: {reason}", "--device cuda is what is left, with a GPU")
+        raise Unfit(f"--device {config.device}: {reason}", "only --device cuda is left, and it needs a GPU")
     return Device.cpu()
 
 

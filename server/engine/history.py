@@ -65,7 +65,7 @@ def read(path: str, vocab_size: int) -> History:
     except OSError as error:
         raise ConfigurationError(f"--draft-history {path}: cannot be read ({error.strerror})") from None
     if not data.startswith(MAGIC):
-        raise ConfigurationError(f"--draft-history {path}: is no draft history; name another file")
+        raise ConfigurationError(f"--draft-history {path}: is not a draft history; name another file")
     head = len(MAGIC) + DIGEST_BYTES
     try:
         if _digest(data[head:]) != data[len(MAGIC) : head]:
@@ -73,7 +73,9 @@ def read(path: str, vocab_size: int) -> History:
         stored = msgspec.msgpack.decode(data[head:], type=Stored)
         texts = [(salt, [_unpacked(text, stored.vocab_size) for text in kept]) for salt, kept in stored.texts]
     except ValueError as error:  # msgspec's are
-        raise ConfigurationError(f"--draft-history {path}: is damaged ({error}); move it away to start anew") from None
+        raise ConfigurationError(
+            f"--draft-history {path}: is damaged ({error}); move it away to start afresh"
+        ) from None
     if stored.vocab_size != vocab_size:
         raise ConfigurationError(
             f"--draft-history {path}: was written with a target of {stored.vocab_size} tokens, this one has "
@@ -115,7 +117,7 @@ def _packed(tokens: list[int], rest: float) -> bytes:
 def _unpacked(text: bytes, vocab_size: int) -> list[int]:
     tokens = np.frombuffer(text, "<i4")
     if not ((tokens >= 0) & ((tokens < vocab_size) | (tokens == END))).all():
-        raise ValueError(f"it holds tokens that are none of the {vocab_size}")
+        raise ValueError(f"it holds tokens outside the vocabulary of {vocab_size}")
     unpacked: list[int] = tokens.tolist()
     return unpacked
 

@@ -192,7 +192,7 @@ def read(path: Path) -> Trace:
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read ({error.strerror})") from error
     if not trace.sessions:
-        raise ConfigurationError(f"{path}: is no trace; foresay serve --trace FILE writes one")
+        raise ConfigurationError(f"{path}: is not a trace; foresay serve --trace FILE writes one")
     return trace
 
 

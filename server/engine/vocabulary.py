@@ -56,7 +56,7 @@ def tokenizer(directory: Path) -> Tokenizer | None:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more special
-        raise ModelError(f"{file}: not a whole tokenizer ({error})") from error
+        raise ModelError(f"{file}: not a complete tokenizer ({error})") from error
 
 
 def vocabulary(directory: Path) -> dict[str, int] | None:

@@ -74,7 +74,7 @@ class KeyStore:
             self._stamp = _stamp(self._file)
             entries = read(self._file)
             if entries is None and self._ring.keys:
-                raise ConfigurationError(f"the key file {self._file} is empty (to take all keys back, write key = [])")
+                raise ConfigurationError(f"the key file {self._file} is empty (to revoke all keys, write key = [])")
             keys += [entry.as_key(self._limits) for entry in entries or ()]
             if exposed(self._file):
                 log.warning("others on this machine can read the key file %s: chmod 600 it", self._file)

@@ -39,7 +39,7 @@ class Observed:
             if observe not in self._failed:
                 self._failed.add(observe)
                 name = getattr(observe, "__qualname__", type(observe).__name__)
-                log.exception("%s failed: all goes on, and nothing is said if it fails again", name)
+                log.exception("%s failed; everything else goes on, and further failures are not logged", name)
 
 
 class Supervised(Observed, ABC):
@@ -127,7 +127,7 @@ class Supervised(Observed, ABC):
         error = supervisor.exception()
         if error is not None:
             self._broken = True
-            log.critical("nobody watches over the engine any more", exc_info=error)
+            log.critical("the engine is no longer supervised", exc_info=error)
             message = f"the supervision of the engine ended ({type(error).__name__}: {error})"
             self._set(EngineStatus("failed", message, starts=self.status.starts))
         self._fail(lambda: EngineFailed(f"{self.status.message}; {AGAIN}"))

@@ -17,6 +17,8 @@ import msgspec
 
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.observers import EngineObservers
+from foresay.server.host.arguments import is_one, of_arguments, sampling_of
+from foresay.server.host.completion import Completion, drafters_of
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
@@ -25,38 +27,18 @@ from foresay.server.settings.resolved import target_directory
 from foresay.server.text.choice import Choice, TextOptions
 from foresay.server.text.grammars.compiler import GrammarCompiler
 from foresay.server.text.grammars.fields import of_outputs, refuse_lengths
-from foresay.server.text.options import checked_count, forked, spelled_words, typed
+from foresay.server.text.options import checked_count, forked, typed
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Grammar, Request, TokenLogprobs
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import ShadowReport, Statistics
+from foresay.spec.trace import ShadowReport
 
 Prompt = str | Sequence[int]
 #: What an output must match; a mapping has the fields of the other.
 Structured = StructuredOutputs | Mapping[str, Any]
 #: Told what is being loaded, and where known how much of it (0 to 1).
 Progress = Callable[..., None]
-
-
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished text.
-
-    token_ids: what the model wrote, with the token that ended it, cut after the one a stop string ended in.
-    finish_reason: ``"stop"`` (end of text, stop token, stop string), ``"length"`` or ``"cancelled"``. seed: gives the
-    same text again. logprobs, prompt_logprobs: an entry per token, if asked for; of several choices for one prompt the
-    first has those of the prompt. exact: whether this machine guarantees the same tokens with any drafter.
-    """
-
-    text: str
-    token_ids: list[int]
-    prompt_token_ids: list[int]
-    finish_reason: str
-    seed: int
-    exact: bool
-    statistics: Statistics | None
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class TextStream:
@@ -78,9 +60,14 @@ class TextStream:
         self._pieces: deque[str] = deque()
         self._text: list[str] = []
         self._tokens: list[int] = []
+        self._offsets: list[int] = []
+        self._drafters: list[str] = []
         self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
         self._error: ForesayError | None = None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<TextStream: {len(self._tokens)} tokens{' so far' if self.completion is None else ''}>"
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -138,6 +125,8 @@ class TextStream:
         self._tokens += piece.token_ids
         self.steps += piece.steps
         self.tokens += piece.tokens
+        self._offsets += piece.offsets
+        self._drafters += drafters_of(delta.origin, len(piece.token_ids))
         if self._logprobs is not None:
             self._logprobs += piece.logprobs
         self._prompt_logprobs = self._prompt_logprobs or piece.prompt_logprobs
@@ -162,6 +151,8 @@ class TextStream:
             statistics=self._choice.statistics,
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,
+            drafters=self._drafters,
+            offsets=self._offsets,
         )
 
 
@@ -179,7 +170,11 @@ class Engine:
         self, target: str = "bundled", draft: str = "auto", *, progress: Progress | None = None, **settings: Any
     ) -> None:
         given = {"target": target, "draft": draft, **settings}
-        self._start(load(EngineConfig, given, {}, given_as="argument").config, progress)
+        try:
+            self._start(load(EngineConfig, given, {}, given_as="argument").config, progress)
+        except ForesayError as error:
+            error.args = (of_arguments(str(error)),)
+            raise
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress | None = None) -> Self:
@@ -205,6 +200,11 @@ class Engine:
             self.usual_tokens = USUAL_TOKENS
         self._streams: dict[str, TextStream] = {}
         self._numbers = count()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        info, closed = self.info, ", closed" if self._closed else ""
+        return f"<Engine {info.target}, drafted by {info.draft or info.drafter}, {info.dtype} on {info.device}{closed}>"
 
     @property
     def info(self) -> EngineInfo:
@@ -216,7 +216,7 @@ class Engine:
         """What whoever started it should know, a sentence each."""
         length, told = self.info.max_model_len, list(self.info.warnings)
         if self.usual_tokens is not None and length <= self.usual_tokens:
-            told.append(f"writing no more than the context of {length} tokens leaves")
+            told.append(f"answers are limited to what the context of {length} tokens leaves")
         return told
 
     def __enter__(self) -> Self:
@@ -226,7 +226,8 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Cancel what still runs. The memory goes with the last reference to the engine."""
+        """Cancel what still runs, and take no more. The memory goes with the last reference to the engine."""
+        self._closed = True
         for stream in list(self._streams.values()):
             stream.close()
         self._engine.tell()
@@ -271,7 +272,7 @@ class Engine:
         that is wrong.
         """
         given = typed(prompt, str | list[Any], "prompt")
-        one = _is_one(given)
+        one = is_one(given)
         prompts = [self._ids(each) for each in ([given] if one else given)]
         with ExitStack() as opened:  # none is left to write on for nobody
             groups = [
@@ -300,15 +301,15 @@ class Engine:
         return self._submit(self._ids(prompt), params, stop, structured_outputs, sampling)[0]
 
     def chat(
-        self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None, **given: Any
+        self, messages: str | Sequence[Mapping[str, str]], params: SamplingParams | None = None, **given: Any
     ) -> Completion:
-        """The model's answer to ``[{"role": "user", "content": "..."}, ...]``, by its chat template. given: as to
-        :meth:`stream_chat`."""
+        """The model's answer to ``[{"role": "user", "content": "..."}, ...]``, or to the text of one such message, by
+        its chat template. given: as to :meth:`stream_chat`."""
         return self.stream_chat(messages, params, **given).result()
 
     def stream_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: str | Sequence[Mapping[str, str]],
         params: SamplingParams | None = None,
         *,
         stop: Sequence[str] = (),
@@ -319,6 +320,7 @@ class Engine:
     ) -> TextStream:
         """Like :meth:`chat`, but an iterator of pieces of text. speculate: false decodes without drafts. provenance:
         keep where each token comes from."""
+        messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         prompt = self.tokenizer.render(typed(messages, list[dict[str, Any]], "messages"))
         ids = self.tokenizer.encode_after((), prompt, add_special_tokens=False)
         return self._submit(ids, params, stop, structured_outputs, sampling, None, speculate, provenance)[0]
@@ -327,11 +329,14 @@ class Engine:
     def _compiler(self) -> GrammarCompiler:
         compiler = GrammarCompiler.load(self._directory, self.info.vocab_size, self.info.eos_token_ids)
         if compiler is None:
-            raise InvalidRequest("structured_outputs", f"{self._directory} has no tokenizer.json, which they need")
+            raise InvalidRequest(
+                "structured_outputs", f"{self._directory} has no tokenizer.json, which structured outputs need"
+            )
         return compiler
 
     def step(self) -> None:
         """One step of the engine for every open stream."""
+        self._refuse_if_closed()
         for delta in self._engine.step():
             stream = self._streams.get(delta.id)
             if stream is not None:
@@ -364,13 +369,14 @@ class Engine:
         speculate: bool = True,
         provenance: bool = False,
     ) -> list[TextStream]:
+        self._refuse_if_closed()
         n = checked_count(typed(1 if n is None else n, int, "n"))
         stop = typed((stop,) if isinstance(stop, str) else stop, tuple[str, ...], "stop")
         if "" in stop:
             raise InvalidRequest("stop", "stop: a stop string must not be empty")
         if params is not None and not isinstance(params, SamplingParams):
             raise InvalidRequest("params", f"params must be SamplingParams, got {type(params).__name__}")
-        params = _typed_params(msgspec.structs.replace(params or SamplingParams(), **self._spelled(sampling)))
+        params = sampling_of(params, sampling, self.tokenizer)
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(32) if self._seed is None else self._seed)
         if params.max_tokens is None and self.usual_tokens is not None:
@@ -388,20 +394,15 @@ class Engine:
         stream = self._streams[request.id] = TextStream(self, request, stop, provenance)
         return stream
 
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ForesayError("this engine is closed: open another one, with Engine(...)")
+
     def _ids(self, prompt: object) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         ids: list[int] = typed(prompt, list[int], "prompt")
         return ids
-
-    def _spelled(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """Sampling fields, with bad words that are texts as the token sequences that spell them."""
-        words = typed(sampling.get("bad_words", ()), list[str | list[int]], "bad_words")
-        texts = [word for word in words if isinstance(word, str)]
-        if not texts:
-            return dict(sampling)
-        ids = tuple(tuple(word) for word in words if not isinstance(word, str))
-        return {**sampling, "bad_words": ids + spelled_words(texts, self.tokenizer)}
 
 
 def _grammar(structured: Structured, params: SamplingParams) -> Grammar | None:
@@ -416,16 +417,3 @@ def _grammar(structured: Structured, params: SamplingParams) -> Grammar | None:
     if grammar is not None:
         refuse_lengths(params, grammar.param)
     return grammar
-
-
-def _typed_params(params: SamplingParams) -> SamplingParams:
-    """The same, each field of its type: Python lets any value be given."""
-    fields = msgspec.structs.fields(SamplingParams)
-    return SamplingParams(
-        **{field.name: typed(getattr(params, field.name), field.type, field.name) for field in fields}
-    )
-
-
-def _is_one(prompt: str | list[Any]) -> bool:
-    """Whether this is a single prompt: text, or token ids."""
-    return isinstance(prompt, str) or any(not isinstance(entry, str | list | tuple) for entry in prompt)

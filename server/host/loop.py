@@ -63,7 +63,7 @@ class Loop:
         try:
             return [] if self._shadow is None else self._shadow.reports()
         except Exception:
-            log.exception("the shadow failed, and is asked no more")
+            log.exception("the shadow drafter failed and is off until the engine restarts")
             self._shadow = None
             return []
 

@@ -305,9 +305,9 @@ class InFlights:
             flight.sink.put(delta)
             return
         except Exception:
-            log.exception("what the engine wrote for request %s could not be taken", id)
+            log.exception("the output for request %s could not be handed on", id)
         self.cancel(id)
-        _fail(flight, Mistake(f"The server made a mistake; its log says more about request {id}"))
+        _fail(flight, Mistake(f"Internal server error; the server's log says more about request {id}"))
 
     def _close(self, flight: InFlight) -> None:
         """End a request whose text ends with what went out."""
@@ -334,9 +334,9 @@ def _fail(flight: InFlight, error: Exception) -> None:
     try:
         flight.sink.fail(error)
     except Exception:
-        log.exception("request %s could not be told of its end", flight.request.id)
+        log.exception("request %s could not be notified of its end", flight.request.id)
 
 
 def _kills_engine(reason: str) -> KillsEngine:
-    told = f"{reason}, twice at the same place of this request alone: it may be what the engine dies of"
-    return KillsEngine(f"{told}, and is not resumed")
+    told = f"{reason}, twice at the same position of this request: it may be what kills the engine"
+    return KillsEngine(f"{told}, so it is not resumed")

@@ -62,5 +62,5 @@ class ServerState:
 
     def crowded(self) -> TooManyWaiting:
         """Why no more bytes can be taken from the caller now."""
-        held = f"{self.bodies.used:,} bytes of bodies and messages are held already, {self.bodies.own:,} of them yours"
+        held = f"{self.bodies.used:,} bytes of request bodies are held already, {self.bodies.own:,} of them yours"
         return TooManyWaiting(f"{held}; try again when some of these requests are answered")

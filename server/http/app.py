@@ -95,7 +95,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         return _shaped(request, error.status, ErrorBody(detail), allow)
     except web.RequestPayloadError:
-        detail = ErrorDetail("The body is not what its headers say", "invalid_request_error", None, None)
+        detail = ErrorDetail("The body does not match its headers", "invalid_request_error", None, None)
         response = _shaped(request, 400, ErrorBody(detail))
         response.force_close()  # where the next request begins is anybody's guess
         return response

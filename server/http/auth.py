@@ -272,7 +272,7 @@ class AuthMiddleware:
 
     def _check_admin(self, request: web.Request) -> None:
         if self._admin is None:
-            raise NotAdmin("This server has no admin key, so nobody may do this; start it with --admin-key KEY")
+            raise NotAdmin("This server has no admin key, so this is not allowed; start it with --admin-key KEY")
         key = presented(request)
         if key is None:
             raise Unauthorized("The admin key was not sent; send it as: Authorization: Bearer KEY", given=False)
@@ -283,7 +283,7 @@ class AuthMiddleware:
 def _check_plain(request: web.Request) -> None:
     """Raise :class:`Compressed` for a body that would have to be inflated."""
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-        raise Compressed("Send the body as it is: this server inflates none (Content-Encoding)")
+        raise Compressed("Send the body uncompressed: this server does not decompress (Content-Encoding)")
 
 
 def rate_headers(rate_limiter: RateLimiter) -> dict[str, str]:

@@ -122,7 +122,7 @@ async def run_server(
     spawn: Callable[[], Spawned] = spawn,
 ) -> int:
     """Listen at once, load, call ``on_ready`` with the engine (None where models are loaded when they are asked for)
-    and the port, serve until told to stop, drain.
+    and the port, serve until told to stop, drain. Returns how many answers it has given.
 
     on_status: told of every change of an engine's status. spawn: starts an engine process.
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
@@ -150,7 +150,7 @@ async def run_server(
         await runner.cleanup()
         threads.shutdown(wait=False, cancel_futures=True)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # which the loop waits for at its end
-    return 0
+    return sum(entry.service.telemetry.totals().answers for entry in models)
 
 
 def _runner(models: Models, auth: AuthMiddleware) -> web.AppRunner:
@@ -217,7 +217,7 @@ def _unheard(config: ServeConfig, error: OSError) -> str:
     """Why nobody can be heard on the port, and what to do."""
     where = f"port {config.port} on {config.host}"
     if error.errno == errno.EADDRINUSE:
-        return f"{where} is in use: end what listens there, or choose another with --port (0 takes a free one)"
+        return f"{where} is in use: stop what listens there, or choose another port with --port (0 takes a free one)"
     return f"cannot listen on {where} ({error.strerror}): choose others with --host and --port"
 
 

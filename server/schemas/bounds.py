@@ -29,7 +29,7 @@ MOST_NAME = 256
 MOST_TEMPLATE_BYTES = 16 * 1024
 MOST_SAID_AGAIN = 1 << 20
 
-TOO_DEEP = f"nested too deeply: at most {MOST_DEPTH} lists and objects within each other are allowed"
+TOO_DEEP = f"nested too deeply: at most {MOST_DEPTH} levels of lists and objects are allowed"
 TOO_MANY = f"too many parts: at most {MOST_PARTS:,} texts, lists and objects are allowed"
 
 

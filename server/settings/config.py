@@ -150,9 +150,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     draft_tokens: Annotated[
         Chain | None,
-        _about(
-            "draft a chain of so many tokens in every step (chosen at each step, by what was measured)", "drafting", "K"
-        ),
+        _about("draft a chain of K tokens in every step (chosen at each step from measurements)", "drafting", "K"),
     ] = None
     draft_tree: Annotated[
         Shape | None,
@@ -165,7 +163,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_layers: Annotated[
         LayerNumbers | None,
         _about(
-            "the target layers whose inputs an EAGLE or DFlash head reads, such as 2,16,29 (what the head's files say)",
+            "the target layers whose inputs an EAGLE or DFlash head reads, such as 2,16,29 (as the head's files say)",
             "drafting",
             "LAYERS",
         ),
@@ -174,15 +172,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Growth,
         _about(
             "dynamic: keep the nodes likeliest to be hit, as many levels and nodes as the tree has; "
-            "static: keep so many at each depth",
+            "static: keep as many at each depth as the tree has there",
             "drafting",
         ),
     ] = "dynamic"
     draft_history: Annotated[
         str | None,
         _about(
-            "a file in which --draft suffix keeps the answers it looks things up in, across restarts: token ids of "
-            "answers, and of the ends of prompts (forgotten at the end)",
+            "a file where --draft suffix keeps the answers it searches, across restarts: token ids of answers, and "
+            "of the ends of prompts (forgotten on exit)",
             "drafting",
             "FILE",
         ),
@@ -192,7 +190,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _about(
             "a drafter that needs no model (ngram, suffix, or suffix:6 for 6 tokens ahead) drafts beside the one in "
             "use, unverified, and what would have been accepted is counted",
-            "watching",
+            "observing",
             "DRAFT",
         ),
     ] = None
@@ -200,12 +198,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _about(
             "append every step to this file (trees, draws, acceptance, times; no text), for foresay replay",
-            "watching",
+            "observing",
             "FILE",
         ),
     ] = None
     trace_text: Annotated[
-        bool, _about("write token ids into the trace too, so that lookup drafters can be replayed", "watching")
+        bool, _about("write token ids into the trace too, so that lookup drafters can be replayed", "observing")
     ] = False
     max_seqs: Annotated[int, Meta(ge=1, le=256), _about("sequences decoded at the same time", "memory", "N")] = 4
     max_model_len: Annotated[
@@ -223,7 +221,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     prefix_cache: Annotated[bool, _about("reuse the KV of prompts that start alike", "memory")] = True
     threads: Annotated[Positive | None, _about("CPU threads (one per physical core)", "memory", "N")] = None
-    seed: Annotated[int | None, _about("seed of requests that bring none (random)", "drawing", "S")] = None
+    seed: Annotated[int | None, _about("seed of requests that give none (random)", "sampling", "S")] = None
 
 
 class ServeConfig(EngineConfig, frozen=True, kw_only=True):
@@ -234,8 +232,8 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     served_model_name: Annotated[
         tuple[ModelName, ...],
         _about(
-            "the model's name in the API; may be given several times, answers show the first (the target's name, of a "
-            "directory the last part). Not for [models.NAME] in the file, which are called NAME",
+            "the model's name in the API; may be given several times, answers show the first (the target's name, or "
+            "the last part of its directory). Not for [models.NAME] in the file: those are called NAME",
             "server",
             "NAME",
         ),
@@ -243,15 +241,15 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     any_model_name: Annotated[
         bool,
         _about(
-            "serve requests whatever model they name, with [models.NAME] by the first in the file; answers show the "
-            "real name",
+            "serve requests whatever model they name; with [models.NAME], the first in the file serves them; answers "
+            "show the real name",
             "server",
         ),
     ] = False
     strict_limits: Annotated[
         bool,
         _about(
-            "refuse a max_tokens that is more than the context leaves (such requests get what is left, and a warning)",
+            "refuse a max_tokens larger than the context leaves (else the answer gets what is left, with a warning)",
             "server",
         ),
     ] = False
@@ -259,10 +257,10 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         int, Meta(ge=0), _about("requests that may wait for their turn before new ones get 429", "server", "N")
     ] = 256
     tool_parser: Annotated[
-        ToolParser, _about("how the model writes tool calls; auto reads it off its chat template", "server")
+        ToolParser, _about("how the model writes tool calls; auto takes it from its chat template", "server")
     ] = "auto"
     reasoning_parser: Annotated[
-        ReasoningParser, _about("how the model writes its reasoning; auto reads it off its chat template", "server")
+        ReasoningParser, _about("how the model writes its reasoning; auto takes it from its chat template", "server")
     ] = "auto"
     drain_seconds: Annotated[
         float, Meta(ge=0), _about("after SIGTERM, how long running requests may take to finish", "server", "SECONDS")
@@ -270,7 +268,7 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     engine_timeout: Annotated[
         Seconds,
         _about(
-            "kill the engine process and start it again if it shows no sign of life (no answer, no CPU time) for this "
+            "kill and restart the engine process if it shows no sign of life (no answer, no CPU time) for this "
             "long; 20 times as long if it is only silent, or loading",
             "server",
             "SECONDS",
@@ -280,7 +278,8 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         int,
         Meta(ge=0),
         _about(
-            "how often a request goes on in a new engine process when the one that ran it died or hung; 0: it fails",
+            "how often a request is resumed in a new engine process after the one that ran it died or hung; 0: it "
+            "fails",
             "server",
             "N",
         ),
@@ -288,8 +287,8 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     idle_unload: Annotated[
         Span | None,
         _about(
-            "end the engine process of a model that nobody asked for so long (30s, 10m, 2h), which frees its memory; "
-            "the next request waits until it is loaded again (never)",
+            "end the engine process of a model after this long without a request (30s, 10m, 2h), which frees its "
+            "memory; the next request waits until it is loaded again (never)",
             "server",
             "TIME",
         ),
@@ -308,15 +307,17 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     log_stats: Annotated[
         bool,
         _about(
-            "every 10 s, a line on stderr about what was drafted and accepted, with a warning if it costs", "server"
+            "every 10 s, a line on stderr about what was drafted and accepted, and a warning if speculation does not "
+            "pay",
+            "server",
         ),
     ] = True
     self_check: Annotated[
         float,
         Meta(ge=0, le=1),
         _about(
-            "decode this share of the finished requests again, plainly, when nobody is waiting, and count those whose "
-            "tokens differ; 1 is all of them",
+            "decode this share of the finished requests again without drafts while the server is idle, and count "
+            "those whose tokens differ; 1 is all of them",
             "server",
             "P",
         ),
@@ -332,7 +333,7 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         _about(
             "a key that clients must send; may be given several times. Others on this machine can read flags: "
             "FORESAY_API_KEY or --api-key-file keep it to yourself",
-            "who may ask",
+            "access",
             "KEY",
             secret=True,
         ),
@@ -341,16 +342,16 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         str | None,
         _about(
             "keys with names and limits, hashed; foresay keys add makes it. Read again when it changes",
-            "who may ask",
+            "access",
             "FILE",
         ),
     ] = None
     admin_key: Annotated[
         SecretKey | None,
         _about(
-            "the key with which the engine of the running server may be replaced (foresay reload): whoever has it "
-            "can have it load any file; FORESAY_ADMIN_KEY keeps it from others on this machine (nobody may)",
-            "who may ask",
+            "the key with which the engine of the running server may be replaced (foresay reload). It can be used to "
+            "load any file: FORESAY_ADMIN_KEY keeps it from others on this machine (no one may)",
+            "access",
             "KEY",
             secret=True,
         ),
@@ -359,52 +360,53 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         tuple[Origin, ...],
         _about(
             "let web pages of this origin use the server; may be given several times, * is any page (default: none)",
-            "who may ask",
+            "access",
             "ORIGIN",
         ),
     ] = ()
     max_requests_per_minute: Annotated[
-        Positive | None, _about("requests each key may send in a minute, then 429 (no limit)", "how much", "N")
+        Positive | None, _about("requests each key may send in a minute, then 429 (no limit)", "limits", "N")
     ] = None
     max_tokens_per_minute: Annotated[
         Positive | None,
-        _about("tokens each key may use in a minute, prompt and output together, then 429 (no limit)", "how much", "N"),
+        _about("tokens each key may use in a minute, prompt and output together, then 429 (no limit)", "limits", "N"),
     ] = None
     max_concurrent_requests: Annotated[
         Positive | None,
-        _about("choices of each key that may run or wait at once, then 429 (no limit)", "how much", "N"),
+        _about("choices of each key that may run or wait at once, then 429 (no limit)", "limits", "N"),
     ] = None
     max_output_tokens: Annotated[
-        Positive | None, _about("most tokens a request may ask for (no limit but the context)", "how much", "N")
+        Positive | None, _about("most tokens a request may ask for (no limit but the context)", "limits", "N")
     ] = None
     max_body_bytes: Annotated[
         Annotated[int, Meta(ge=1024)] | None,
         _about(
             "largest body of a request, and message on a WebSocket (4 MiB, or 32 for each token of the context)",
-            "how much",
+            "limits",
             "BYTES",
         ),
     ] = None
     body_timeout: Annotated[
         Seconds,
         _about(
-            "refuse a request with 408 whose body takes longer than this to come, and a second for each 16 KiB of it",
-            "how much",
+            "refuse with 408 a request whose body takes longer than this, plus a second for each 16 KiB of it, to "
+            "arrive",
+            "limits",
             "SECONDS",
         ),
     ] = 30.0
     request_timeout: Annotated[
         Seconds | None,
-        _about("end a request that takes longer than this with an error (never)", "how much", "SECONDS"),
+        _about("end a request that takes longer than this with an error (never)", "limits", "SECONDS"),
     ] = None
     first_token_timeout: Annotated[
         Seconds | None,
-        _about("end a request that waits longer than this for its first token with 429 (never)", "how much", "SECONDS"),
+        _about("end a request that waits longer than this for its first token with 429 (never)", "limits", "SECONDS"),
     ] = None
     replicas: Annotated[
         Replicas | None,
         _about(
-            "run so many engines, each in a replica on Ray Serve; 1-4 lets Ray have as many as there is work for. "
+            "run this many engines, each in a replica on Ray Serve; 1-4 lets Ray choose by load. "
             "Needs the extra foresay[ray], see docs/scale.md (one engine, without Ray)",
             "replicas",
             "N",
@@ -413,8 +415,8 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     ray_address: Annotated[
         str | None,
         _about(
-            "with --replicas: the Ray that runs them, such as auto or 10.0.0.5:6379; replicas that are there already "
-            "are shared (a Ray on this machine, started and ended with the server)",
+            "with --replicas: the Ray that runs them, such as auto or 10.0.0.5:6379; replicas that already exist are "
+            "shared (a Ray on this machine, started and ended with the server)",
             "replicas",
             "ADDRESS",
         ),
@@ -440,40 +442,42 @@ USUAL_TOKENS = 256
 class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
     """What ``foresay generate`` and ``foresay chat`` add: how tokens are drawn and when to stop."""
 
-    temperature: Annotated[float, Meta(ge=0, le=100), _about("0 takes the most likely token", "drawing", "T")] = 1.0
-    top_k: Annotated[int, Meta(ge=-1), _about("draw among the K most likely tokens; 0 is all", "drawing", "K")] = 0
+    temperature: Annotated[float, Meta(ge=0, le=100), _about("0 takes the most likely token", "sampling", "T")] = 1.0
+    top_k: Annotated[int, Meta(ge=-1), _about("sample from the K most likely tokens; 0 is all", "sampling", "K")] = 0
     top_p: Annotated[
-        float, Meta(gt=0, le=1), _about("draw among the most likely tokens that together reach P", "drawing", "P")
+        float, Meta(gt=0, le=1), _about("sample from the most likely tokens that together reach P", "sampling", "P")
     ] = 1.0
     min_p: Annotated[
-        float, Meta(ge=0, le=1), _about("leave out tokens below P times the most likely one's chance", "drawing", "P")
+        float,
+        Meta(ge=0, le=1),
+        _about("leave out tokens less likely than P times the most likely one", "sampling", "P"),
     ] = 0.0
     presence_penalty: Annotated[
-        float, Meta(ge=-2, le=2), _about("taken off the logits of tokens that were written already", "drawing", "P")
+        float, Meta(ge=-2, le=2), _about("subtracted from the logits of tokens already generated", "sampling", "P")
     ] = 0.0
     frequency_penalty: Annotated[
-        float, Meta(ge=-2, le=2), _about("the same, once for each time they were written", "drawing", "P")
+        float, Meta(ge=-2, le=2), _about("the same, once for each time they were generated", "sampling", "P")
     ] = 0.0
     repetition_penalty: Annotated[
         float,
         Meta(ge=0.01, le=100),
-        _about("above 1 makes tokens of the prompt and the text so far less likely", "drawing", "R"),
+        _about("above 1, tokens of the prompt and the text so far get less likely", "sampling", "R"),
     ] = 1.0
     max_tokens: Annotated[
-        Positive | None, _about("most tokens to write (256, or what the context leaves)", "stopping", "N")
+        Positive | None, _about("most tokens to generate (256, or what the context leaves)", "stopping", "N")
     ] = None
-    min_tokens: Annotated[int, Meta(ge=0), _about("fewest tokens to write", "stopping", "N")] = 0
+    min_tokens: Annotated[int, Meta(ge=0), _about("fewest tokens to generate", "stopping", "N")] = 0
     stop: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
-        _about("end where this text appears; may be given several times", "stopping", "TEXT"),
+        _about("stop where this text appears; may be given several times", "stopping", "TEXT"),
     ] = ()
-    ignore_eos: Annotated[bool, _about("write on past the model's end-of-text token", "stopping")] = False
+    ignore_eos: Annotated[bool, _about("go on past the model's end-of-text token", "stopping")] = False
 
 
 class BenchConfig(SamplingConfig, frozen=True, kw_only=True):
     """What ``foresay bench`` adds."""
 
-    rounds: Annotated[int, Meta(ge=1, le=1000), _about("times each way of decoding is measured", "bench", "N")] = 5
+    rounds: Annotated[int, Meta(ge=1, le=1000), _about("how often each way of decoding is measured", "bench", "N")] = 5
 
 
 #: The sections of a TOML file and who declares their keys, ancestors first.
@@ -537,7 +541,9 @@ def _check_replicas(config: ServeConfig) -> None:
         raise ConfigurationError(f"replicas ({config.replicas}) must name the least first, then the most")
     for setting, value in (("trace", config.trace), ("draft_history", config.draft_history)):
         if value is not None:
-            raise ConfigurationError(f"{setting} is a file that one engine writes: it does not go with --replicas")
+            raise ConfigurationError(
+                f"{setting} is a file written by one engine: it cannot be combined with --replicas"
+            )
     if config.idle_unload is not None:
         raise ConfigurationError("idle_unload ends an engine: with --replicas say how many, such as --replicas 1-4")
 
@@ -549,9 +555,9 @@ def check_models(config: ServeConfig) -> None:
             raise ConfigurationError("max_loaded_models is for several models, but no [models.NAME] names any")
         return
     if config.replicas is not None:
-        raise ConfigurationError("replicas are of one model: --replicas does not go with [models.NAME]")
+        raise ConfigurationError("replicas serve one model: --replicas cannot be combined with [models.NAME]")
     if config.served_model_name:
-        raise ConfigurationError("served_model_name is for one model; several are called what [models.NAME] says")
+        raise ConfigurationError("served_model_name is for one model; several are named by [models.NAME]")
     _check_own_files(config.models)
 
 

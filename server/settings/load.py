@@ -145,7 +145,7 @@ def _check_models(path: str, text: str, models: Any) -> None:
         if not NAME.fullmatch(name):
             raise ConfigurationError(
                 f"{where}: {name[:80]!r} cannot be a model's name: it is 1 to 128 letters, digits and . _ : / @ + -, "
-                "a letter or digit first (a name with other signs than _ and - stands in quotes in the file)"
+                "a letter or digit first (in the file, put a name with characters other than _ and - in quotes)"
             )
         if not isinstance(table, dict):
             raise ConfigurationError(f"{where}: [models.{name}] must be a section with keys such as target")

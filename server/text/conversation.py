@@ -140,7 +140,7 @@ def _answered(message: Message, place: str, called: frozenset[str]) -> str:
     if message.tool_call_id is None:
         raise InvalidRequest(field, f"{field} is required in a message of role tool")
     if message.tool_call_id not in called:
-        raise InvalidRequest(field, f"{field}: the assistant's message before has no call {message.tool_call_id!r}")
+        raise InvalidRequest(field, f"{field}: the assistant's message before it has no call {message.tool_call_id!r}")
     return message.tool_call_id
 
 

@@ -90,7 +90,7 @@ def check_told(request: GenerationRequest, prompts: Sequence[Sized], count: int)
     if tokens * each > MOST_PROMPT_ENTRIES:
         field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
         told = f"{tokens:,} tokens of prompts, over all choices, with {each} entries each are {tokens * each:,}"
-        raise InvalidRequest(field, f"{field}: {told}; at most {MOST_PROMPT_ENTRIES:,} are told")
+        raise InvalidRequest(field, f"{field}: {told}; at most {MOST_PROMPT_ENTRIES:,} are returned")
     echoes = isinstance(request, CompletionRequest) and bool(request.echo)
     repeated = tokens if echoes or request.return_token_ids else 0
     if repeated > max(MOST_REPEATED_TOKENS, *map(len, prompts)):

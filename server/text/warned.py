@@ -24,15 +24,15 @@ log = logging.getLogger("foresay.server")
 
 #: What is said of each, behind the field.
 _SENTENCES: dict[WarningCode, str] = {
-    "tool_left_out": "tools of type {kind} cannot be run here; the model is not told of this one",
+    "tool_left_out": "tools of type {kind} cannot be run here; the model does not see this one",
     "max_tokens_clamped": (
-        "{asked:,} tokens are more than the context leaves behind the prompt; at most {room:,} are written"
+        "{asked:,} tokens are more than the context leaves after the prompt; at most {room:,} are generated"
     ),
     "model_renamed": "{asked} is served by {name!r}",
-    "hint_left_out": "this model's chat template has no word for {value}; the model is not told of it",
-    "format_not_enforced": "the model is told this grammar, but its calls are not held to it",
-    "system_moved": "this model's chat template refuses system messages here; it is told as the user's",
-    "resumed": "the engine was replaced behind output token {at_token:,}; from there the text may differ",
+    "hint_left_out": "this model's chat template cannot express {value}; the model does not see it",
+    "format_not_enforced": "the model sees this grammar, but its calls are not constrained to it",
+    "system_moved": "this model's chat template refuses system messages here; it is sent as the user's",
+    "resumed": "the engine was replaced after output token {at_token:,}; the text may differ from there on",
 }
 
 
@@ -47,7 +47,7 @@ def tools_left_out(tools: Sequence[tuple[str, str]]) -> tuple[RequestWarning, ..
     """Of tools that cannot be run here. tools: the field and the type of each."""
     told = [warning("tool_left_out", place, kind=kind) for place, kind in tools[:MOST_TOOLS_NAMED]]
     if more := len(tools) - len(told):
-        message = f"tools: {more:,} more of types that cannot be run here; the model is not told of them"
+        message = f"tools: {more:,} more of types that cannot be run here; the model does not see them"
         told.append(RequestWarning(code="tool_left_out", param="tools", message=message))
     return tuple(told)
 

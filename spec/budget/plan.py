@@ -52,7 +52,7 @@ class Why:
 
     def __str__(self) -> str:
         chosen, *others = self.weighed
-        against = "; ".join(map(str, others)) or "nobody has anything to propose"
+        against = "; ".join(map(str, others)) or "no drafter has anything to propose"
         if chosen.drafter == NONE:
             return f"{NOT_PAYING}: {chosen}; {against}" if others else f"{NONE}: {against}"
         return f"{chosen}; {against}"

@@ -159,7 +159,7 @@ SOUND = {
 
 DOUBTFUL = {
     "twin": Case("twin", ("the draft model has 100% as many weights",)),
-    "speechless": Case("speechless", ("has no tokenizer.json, so nobody knows",)),
+    "speechless": Case("speechless", ("has no tokenizer.json, so it is unknown",)),
     "small_vocabulary": Case("draft", ("with 144 of the target's 290 tokens, 50%",), broken=knows(144)),
     "short_draft": Case("short", ("made for texts of up to 128 tokens and the server takes 256",)),
     "short_head": Case("safeailab", ("made for texts of up to 100 tokens",), broken=says(max_position_embeddings=100)),
@@ -196,7 +196,7 @@ def tie(directory: Path) -> None:
 _FILE = "model.safetensors"
 FAULTY = {
     "no_target": Case("ngram", ("/nowhere: no such directory",), {"target": "/nowhere"}),
-    "cut_target": Case("none", (f"{_FILE}: not a whole safetensors file",), target_broken=cut(_FILE)),
+    "cut_target": Case("none", (f"{_FILE}: not a complete safetensors file",), target_broken=cut(_FILE)),
     "no_weights": Case("draft", ("neither model.safetensors nor",), target_broken=without(_FILE)),
     "other_weights": Case("none", ("the weights do not fit config.json",), target_broken=says(intermediate_size=96)),
     "missing_tensor": Case(
@@ -217,9 +217,9 @@ FAULTY = {
     "draft_of_another_kind": Case(
         "draft", ("architecture GPT2LMHeadModel",), broken=says(architectures=["GPT2LMHeadModel"])
     ),
-    "cut_draft": Case("draft", ("not a whole safetensors file",), broken=cut(_FILE)),
+    "cut_draft": Case("draft", ("not a complete safetensors file",), broken=cut(_FILE)),
     "no_draft_weights": Case("draft", ("neither model.safetensors nor",), broken=without(_FILE)),
-    "cut_draft_tokenizer": Case("draft", ("tokenizer.json: not a whole tokenizer",), broken=cut("tokenizer.json")),
+    "cut_draft_tokenizer": Case("draft", ("tokenizer.json: not a complete tokenizer",), broken=cut("tokenizer.json")),
     "foreign_vocabulary": Case("draft", ("it knows only 10 of the target's 290 tokens, 3%",), broken=knows(10)),
     "wide_medusa": Case("wide_medusa", ("0.0.linear.weight has shape [96, 96], expected [64, 64]",)),
     "wide_eagle": Case("wide_eagle", ("the target's is 64 wide where the head is 96",)),
@@ -230,9 +230,9 @@ FAULTY = {
     "layers_of_ngram": Case(
         "ngram", ("is for EAGLE and DFlash heads, but --draft is ngram",), {"draft_layers": "2,3,4"}
     ),
-    "cut_head": Case("safeailab", ("not a whole safetensors file",), broken=cut(_FILE)),
-    "cut_pickle": Case("pickle", ("not a whole file of tensors alone",), broken=cut("medusa_lm_head.pt")),
-    "no_head_weights": Case("eagle3:safeailab", ("no weights of a head are there",), broken=without(_FILE)),
+    "cut_head": Case("safeailab", ("not a complete safetensors file",), broken=cut(_FILE)),
+    "cut_pickle": Case("pickle", ("not a complete file of tensors only",), broken=cut("medusa_lm_head.pt")),
+    "no_head_weights": Case("eagle3:safeailab", ("there are no weights of a head",), broken=without(_FILE)),
     "head_without_norm": Case("speculators", ("norm.weight is missing",), broken=without_tensor(_FILE, "norm.weight")),
     "head_without_map": Case("safeailab", ("d2t is missing",), broken=without_tensor(_FILE, "d2t")),
     "head_of_other_tokens": Case("safeailab", ("made for a vocabulary of 512",), broken=says(vocab_size=512)),
@@ -245,7 +245,7 @@ FAULTY = {
     "large_cache_of_a_head": Case("safeailab", ("but this machine has",), {"kv_tokens": 10**12}),
     "several": Case(
         "draft",
-        ("not a whole safetensors file", "knows only 10", "at most 63", "max_model_len is 4096"),
+        ("not a complete safetensors file", "knows only 10", "at most 63", "max_model_len is 4096"),
         {"draft_tree": "40,40", "max_model_len": 4096, "kv_tokens": 8192},
         broken=lambda directory: (cut(_FILE)(directory), knows(10)(directory)),
     ),

@@ -130,7 +130,7 @@ async def test_a_server_that_drains_says_so(tokenizer):
         assert (await anext(told))["snapshot"]["server"]["status"] == "ready"
         draining = asyncio.create_task(services[0].drain(60))
         server = (await anext(told))["snapshot"]["server"]
-        assert (server["status"], server["message"]) == ("draining", "what runs is finished, nothing new is taken")
+        assert (server["status"], server["message"]) == ("draining", "running requests finish, new ones are refused")
         state = await (await client.get("/dashboard/state")).json()
         assert state["snapshot"]["server"]["status"] == "draining"
         assert (await running).status == 200

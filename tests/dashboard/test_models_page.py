@@ -26,7 +26,7 @@ async def test_the_model_is_chosen_in_the_header_and_answers_in_the_playground(t
         await visit.ready()
         options = page.locator("#model option")
         await expect(options).to_have_text(["fox (not loaded)", "org/owl&1.5:q (not loaded)"])
-        await expect(page.locator("#notice")).to_contain_text("Not loaded: the next request waits until it is.")
+        await expect(page.locator("#notice")).to_contain_text("Not loaded: the next request loads it.")
         await page.select_option("#model", "org/owl&1.5:q")
         await page.wait_for_url("**model=org**")
         await visit.ready()

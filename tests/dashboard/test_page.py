@@ -220,7 +220,7 @@ async def test_what_the_server_does_not_like_is_said_and_stopping_works(url):
         await visit.go()
         await visit.ready()
         await visit.run(top_p=0)
-        await expect(outcome).to_have_text(re.compile("^Nothing came of it: top_p must be"))
+        await expect(outcome).to_have_text(re.compile("^It failed: top_p must be"))
         await visit.page.fill("[name=top_p]", "")
         await visit.page.fill("[name=max_output_tokens]", "900")
         await visit.page.evaluate(STOP_AT_ONCE)
@@ -263,7 +263,7 @@ async def test_text_that_was_not_to_be_stored_is_told_so(url):
         await visit.go()
         await visit.ready()
         await visit.page.locator("#requests tr[data-id] button").first.click()
-        await expect(detail.locator(".note")).to_have_text("Its text was not kept: store is false.")
+        await expect(detail.locator(".note")).to_have_text("Its text was not kept, as store was false.")
         await expect(detail.locator(".strip .step").nth(1)).to_be_attached()
         await expect(detail.locator(".coloured")).to_have_count(0)
 

@@ -71,7 +71,7 @@ async def test_what_failed_is_no_part_of_the_conversation(url: str) -> None:
         await visit.go()
         await visit.ready()
         await visit.run(max_output_tokens=4, top_p=0)
-        await expect(visit.page.locator(".outcome")).to_have_text(re.compile("^Nothing came of it: top_p must be"))
+        await expect(visit.page.locator(".outcome")).to_have_text(re.compile("^It failed: top_p must be"))
         await expect(visit.page.locator(".turn")).to_have_count(0)
         await visit.run(max_output_tokens=4, top_p=1)
         assert len(frames[1]["input"]) == 1

@@ -62,8 +62,8 @@ async def test_who_drafts_and_how_far(tokenizer, path, given, wanted):
         ),
         ({"max_tokens": 64}, "speculation.max_tokens", "speculation.max_tokens must be from 0 to 63, got 64"),
         ({"max_tokens": -1}, "speculation.max_tokens", "speculation.max_tokens must be from 0 to 63, got -1"),
-        ({"off": True, "method": "ngram"}, "speculation.off", "leave method out, or off"),
-        ({"off": True, "max_tokens": 4}, "speculation.off", "leave max_tokens out, or off"),
+        ({"off": True, "method": "ngram"}, "speculation.off", "leave out either method or off"),
+        ({"off": True, "max_tokens": 4}, "speculation.off", "leave out either max_tokens or off"),
     ],
 )
 async def test_what_cannot_be_drafted_is_refused(tokenizer, given, param, says):

@@ -32,11 +32,11 @@ def test_no_piece_of_rubbish_is_let_through(piece: int) -> None:
     ("tree", "said"),
     [
         (DraftTree.chain([4, 1]), r"\(5, -1\), not token 4, parent -1"),
-        (DraftTree.chain([5, 20]), "none of the target's 20"),
+        (DraftTree.chain([5, 20]), "outside the target's vocabulary of 20"),
         (DraftTree.chain([5, 1, 2, 3, 4]), "at most 4 nodes on 3 levels and proposed 5 nodes on 4 levels"),
         (DraftTree.build([5, 1, 2, 3, 4], [-1, 0, 0, 0, 0]), "proposed 5 nodes on 1 levels"),
         (DraftTree.build([5, 1, 1], [-1, 0, 0]), "siblings must be distinct"),
-        (None, "a NoneType in the place of a DraftTree"),
+        (None, "a NoneType instead of a DraftTree"),
     ],
 )
 def test_what_is_wrong_is_said(tree: object, said: str) -> None:

@@ -240,7 +240,7 @@ def test_a_budget_that_failed_drafts_nothing_and_says_why(caplog: pytest.LogCapt
     assert {(trace.drafted, trace.choice) for trace in after} == {(0, "none")}
     assert [trace.news for trace in after if trace.news] == [f"{SWITCHED_OFF}: ZeroDivisionError: no seconds"]
     assert after[0].news
-    assert [record.message for record in caplog.records] == ["Failing failed, and is told no more"]
+    assert [record.message for record in caplog.records] == ["Failing failed and is no longer notified"]
     assert all(member.resting for member in budget.members.values() if not member.looks)
 
 

@@ -135,5 +135,5 @@ def test_only_what_has_a_prediction_is_drafted_for_beyond_the_shape(shape) -> No
 def test_a_prediction_of_what_is_no_token_is_refused() -> None:
     house = House(TableModel(1, vocab_size=16))
     for wrong in (16, -1):
-        with pytest.raises(InvalidRequest, match=f"prediction holds {wrong}, which is no token"):
+        with pytest.raises(InvalidRequest, match=f"prediction holds {wrong}, which is not a token"):
             house.add("wrong", [1, 2], SamplingParams(max_tokens=5), prediction=[3, wrong])

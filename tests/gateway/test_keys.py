@@ -231,7 +231,7 @@ def test_an_emptied_file_locks_nobody_out(file, caplog, emptied):
     chain.refresh()
     alice = holder(chain, ALICE)
     assert alice.name == "alice" and not alice.rate_limiter.revoked
-    assert caplog.text.count(f"the key file {file} is empty (to take all keys back, write key = [])") == 1
+    assert caplog.text.count(f"the key file {file} is empty (to revoke all keys, write key = [])") == 1
     touch(file, full)
     chain.refresh()
     assert holder(chain, ALICE).rate_limiter is alice.rate_limiter, "nothing was forgotten meanwhile"

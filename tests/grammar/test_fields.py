@@ -139,12 +139,12 @@ async def test_any_text(fields: dict[str, Any]):
         (
             {"structured_outputs": {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}},
             "structured_outputs.whitespace_pattern",
-            "exclude each other",
+            "cannot be combined",
         ),
         (
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
             "structured_outputs",
-            "exclude each other",
+            "cannot be combined",
         ),
         ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, "min_tokens", "says where the text ends"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "says where the text ends"),

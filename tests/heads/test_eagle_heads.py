@@ -130,7 +130,7 @@ def test_layers_are_counted_as_the_checkpoint_does(target, tmp_path, ids, asked,
     [
         ({"target_hidden_size": 32}, r"config\.json: made for a hidden size of 32, but the target's is 64"),
         ({"kv_lora_rank": 16}, r"config\.json: multi-head latent attention \(kv_lora_rank\) is not supported"),
-        ({"speculators_model_type": "mtp"}, r"a head of type mtp is not supported; supported are eagle, eagle3"),
+        ({"speculators_model_type": "mtp"}, r"a head of type mtp is not supported; supported: eagle, eagle3"),
         ({"parallel_drafting": True}, r"a head that drafts in parallel \(parallel_drafting\) is not supported"),
         ({"vocab_size": 320}, r"config\.json: made for a vocabulary of 320, but the target's is 300"),
         ({"draft_vocab_size": 77}, r"lm_head\.weight has shape \[150, 64\], expected \[77, 64\]"),

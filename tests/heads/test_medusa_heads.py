@@ -75,7 +75,7 @@ def test_a_truncated_file_is_named(target, tmp_path) -> None:
         make_medusa(directory, target("llama2"), layout)
         whole = (directory / file).read_bytes()
         (directory / file).write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(ModelError, match=rf"{file}: not a whole"):
+        with pytest.raises(ModelError, match=rf"{file}: not a complete"):
             MedusaHeads.load(directory, target("llama2"))
         shutil.rmtree(directory)
 
@@ -90,7 +90,7 @@ class Trap:
 def test_a_pickle_that_would_run_something_is_refused(target, tmp_path, capsys) -> None:
     make_medusa(tmp_path, target("llama2"), "pickle")
     torch.save({"0.0.linear.weight": Trap()}, tmp_path / "medusa_lm_head.pt")
-    with pytest.raises(ModelError, match=r"medusa_lm_head\.pt: not a whole file of tensors alone"):
+    with pytest.raises(ModelError, match=r"medusa_lm_head\.pt: not a complete file of tensors only"):
         MedusaHeads.load(tmp_path, target("llama2"))
     assert capsys.readouterr().out == ""
 

@@ -217,7 +217,7 @@ def test_only_the_pair_that_ran_last_is_evaluated(file: Path, capsys: pytest.Cap
     assert main(["replay", str(file), "--draft", "recorded"]) == 0
     shown = capsys.readouterr()
     assert "4 requests" in shown.out
-    assert "with other models: 1 of 2 runs" in shown.err
+    assert "left out 1 of 2 runs" in shown.err
 
 
 def test_a_trace_without_requests(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,7 +225,7 @@ def test_a_trace_without_requests(file: Path, capsys: pytest.CaptureFixture[str]
     writer.started(House(MODEL).engine.info, COST)
     writer.close()
     assert main(["replay", str(file)]) == 2
-    assert "holds no request" in capsys.readouterr().err
+    assert "contains no request" in capsys.readouterr().err
 
 
 def test_a_trace_of_plain_decoding_can_be_looked_up_in(file: Path) -> None:

@@ -72,6 +72,6 @@ async def test_what_does_not_know_the_secret_is_not_told_anything():
 
     asked: list[bytes] = []
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        with pytest.raises(EngineFailed, match="does not know the secret"):
+        with pytest.raises(EngineFailed, match="does not know this replica's secret"):
             await introduce("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
     assert SECRET not in asked[0]

@@ -333,7 +333,7 @@ async def test_a_mistake_of_ours_fails_the_response_and_the_socket_stays(tokeniz
         *before, last = await answer(socket, {"input": "Tell"})
         assert last["type"] == "response.failed"
         assert "" != said(before) != STORY and STORY.startswith(said(before))
-        assert "its log says more" in last["response"]["error"]["message"]
+        assert "the server's log says more" in last["response"]["error"]["message"]
         kept = await (await http.get(f"{PATH}/{last['response']['id']}")).json()
         assert kept["status"] == "failed"
         assert said(await answer(socket, {"input": "Tell"})) == STORY

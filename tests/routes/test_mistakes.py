@@ -110,7 +110,7 @@ async def test_a_mistake_in_mid_stream_is_told_in_the_stream(tokenizer, monkeypa
         assert head.startswith(b"HTTP/1.1 200 ") and received.count(b"HTTP/1.") == 1
         assert ended, "the error is the last of it"
         assert not any(mark in said for mark in WHOLE)
-        assert "its log says more about request mine" in error_of(path, last_of(path, said))
+        assert "the server's log says more about request mine" in error_of(path, last_of(path, said))
         assert caplog.text.count("KeyError: 'a mistake of ours'") == caplog.text.count("Traceback") == 1
         assert services[0].running == 0
         said = await (await client.post(path, json=ASKED[path])).read()
@@ -123,7 +123,7 @@ async def test_a_mistake_before_the_first_byte_is_a_500(tokenizer, monkeypatch, 
         breaks(monkeypatch, Choice, "take", 0)
         response = await client.post(path, json=ASKED[path])
         assert response.status == 500
-        assert "its log says more about request" in await response.text()
+        assert "the server's log says more about request" in await response.text()
         assert (await client.post(path, json=ASKED[path])).status == 200
 
 

@@ -109,5 +109,5 @@ def test_ids_beyond_the_model_in_its_files_do_no_harm(tmp_path) -> None:
     with FacadeEngine(str(tmp_path / "target"), f"medusa:{tmp_path / 'medusa'}", **given) as engine:
         assert engine.info.eos_token_ids == (2,)
         assert len(engine.generate([5, 6], max_tokens=8, min_tokens=8, seed=0).token_ids) == 8
-        with pytest.raises(InvalidRequest, match="prompt holds 320, which is no token of the model"):
+        with pytest.raises(InvalidRequest, match="prompt holds 320, which is not a token of the model"):
             engine.generate("the fox", max_tokens=4)

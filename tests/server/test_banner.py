@@ -51,7 +51,7 @@ def test_the_banner_says_what_runs_why_and_where() -> None:
     assert told["memory"] == "target 28.0 MiB, KV cache of 4,096 tokens 35.0 MiB"
     assert told["context"] == "1,024 tokens"
     assert (told["page"], told["API"]) == ("http://127.0.0.1:8123/", "http://127.0.0.1:8123/v1")
-    assert told["access"] == "this machine alone"
+    assert told["access"] == "this machine only"
     assert not {"warning", "start-up"} & set(told)
 
 
@@ -105,3 +105,15 @@ def test_a_tree_is_told_from_a_chain() -> None:
     none = msgspec.structs.replace(INFO, draft_shape=(), drafter="none", drafter_reason="")
     assert dict(serving.rows(tree))["drafter"].startswith("bundled/draft, a tree of 3,2,1")
     assert dict(serving.rows(none))["drafter"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("answers", "seconds", "line"),
+    [
+        (1234, 3700.0, "Foresay stopped after 1 h 2 min: 1,234 answers."),
+        (1, 45.2, "Foresay stopped after 45 s: 1 answer."),
+        (0, None, "Foresay stopped before it was ready."),
+    ],
+)
+def test_its_last_line_says_what_it_did(answers: int, seconds: float | None, line: str) -> None:
+    assert serving.goodbye(answers, seconds) == line

@@ -179,8 +179,11 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         ({"replicas": "0"}, "replicas must be a number such as 2, or \"1-4\", got '0'"),
         ({"replicas": "4-1"}, "replicas (4-1) must name the least first, then the most"),
         ({"ray_address": "auto"}, "ray_address is where replicas run, but there are none: set --replicas"),
-        ({"replicas": "2", "trace": "x"}, "trace is a file that one engine writes: it does not go with --replicas"),
-        ({"replicas": "2", "draft_history": "x"}, "draft_history is a file that one engine writes"),
+        (
+            {"replicas": "2", "trace": "x"},
+            "trace is a file written by one engine: it cannot be combined with --replicas",
+        ),
+        ({"replicas": "2", "draft_history": "x"}, "draft_history is a file written by one engine"),
         ({"replicas": "2", "idle_unload": "5m"}, "idle_unload ends an engine"),
     ],
 )
@@ -189,7 +192,7 @@ def test_replicas_that_cannot_be_are_refused(given, message: str) -> None:
 
 
 def test_replicas_are_of_one_model(toml) -> None:
-    assert "--replicas does not go with [models.NAME]" in refused(
+    assert "--replicas cannot be combined with [models.NAME]" in refused(
         ServeConfig, {"replicas": "2"}, {}, toml('[models.one]\ntarget = "bundled"')
     )
 

@@ -158,7 +158,7 @@ async def measured(engine: EngineClient, seen: list[EngineStatus], kill: bool = 
             await asyncio.sleep(0.001)
     await engine.until_ready()
     said = [status.message for status in seen if status.starts == engine.status.starts]
-    took_over = "taking over what the engine before measured" in said
+    took_over = "taking over the previous engine's measurements" in said
     assert took_over != any(one.startswith(("measuring", "timing")) for one in said)
     return not took_over
 

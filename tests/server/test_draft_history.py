@@ -86,13 +86,13 @@ def broken(data: bytes, place: int) -> bytes:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda data: b"", "is no draft history; name another file"),
-        (lambda data: b'{"event": "begin"}\n' * 9, "is no draft history; name another file"),
+        (lambda data: b"", "is not a draft history; name another file"),
+        (lambda data: b'{"event": "begin"}\n' * 9, "is not a draft history; name another file"),
         (lambda data: data[:-1], "is damaged"),
         (lambda data: data[: len(MAGIC)], "is damaged"),
         (lambda data: broken(data, len(MAGIC) + 3), "is damaged"),
         (lambda data: broken(data, len(data) // 2), "is damaged"),
-        (lambda data: MAGIC + draft_history._digest(b"\xc1") + b"\xc1", "move it away to start anew"),
+        (lambda data: MAGIC + draft_history._digest(b"\xc1") + b"\xc1", "move it away to start afresh"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_refused(file, spoil, said) -> None:
@@ -113,7 +113,7 @@ def test_tokens_that_are_none_are_refused(file) -> None:
     history = History()
     history.add("", [VOCAB])
     save(file, history)
-    with pytest.raises(ConfigurationError, match="holds tokens that are none of the 1000"):
+    with pytest.raises(ConfigurationError, match="holds tokens outside the vocabulary of 1000"):
         read(file, VOCAB)
 
 

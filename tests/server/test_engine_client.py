@@ -103,7 +103,7 @@ def test_a_server_whose_supervision_ends_ends_too(monkeypatch, capsys, caplog):
     monkeypatch.setattr(serving, "_leave_the_busy", lambda: None)  # this process goes on when its tokenizer is loaded
     assert main(["serve", "--port", "0"]) == 1
     assert "the supervision of the engine ended (KeyError: 'lost')" in capsys.readouterr().err
-    assert "nobody watches over the engine" in caplog.text
+    assert "the engine is no longer supervised" in caplog.text
 
 
 async def test_a_server_waits_for_the_end_of_what_followed_the_engine_it_began_with(monkeypatch):

@@ -115,7 +115,7 @@ def test_a_port_in_use_is_1_and_says_what_to_do() -> None:
         done = foresay("serve", "--port", str(port))
     assert done.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use" in said(done, "serve")
-    assert "choose another with --port" in done.stderr
+    assert "choose another port with --port" in done.stderr
 
 
 def test_serve_tells_settings_that_do_not_fit_from_a_model_that_is_broken(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_serve_tells_settings_that_do_not_fit_from_a_model_that_is_broken(tmp_pa
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     done = foresay("serve", "--port", "0", "--draft", str(tmp_path))
     assert done.returncode == 1
-    assert "not a whole safetensors file" in said(done, "serve")
+    assert "not a complete safetensors file" in said(done, "serve")
 
 
 def test_a_hub_that_cannot_be_reached_is_1_and_names_what_asked_for_it(tmp_path: Path) -> None:
@@ -135,6 +135,6 @@ def test_a_hub_that_cannot_be_reached_is_1_and_names_what_asked_for_it(tmp_path:
     for words, flag in ((["owner/model"], "TARGET owner/model"), (["--draft", "owner/draft"], "--draft owner/draft")):
         done = foresay("serve", *words, "--port", "0", **away)
         assert done.returncode == 1
-        assert f"{flag} is no directory here, and the hub at http://127.0.0.1:9 cannot be reached" in said(
+        assert f"{flag} is not a directory here, and the hub at http://127.0.0.1:9 cannot be reached" in said(
             done, "serve"
         )

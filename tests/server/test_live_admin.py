@@ -103,7 +103,7 @@ async def test_what_cannot_be_is_refused_by_name(server: LiveServer, client: aio
         (["/nowhere/at/all"], "/nowhere/at/all"),
     ):
         status, said = await reload(server, *flags)
-        assert status == 2 and named in said and "serves on" in said, said
+        assert status == 2 and named in said and "keeps serving" in said, said
     for settings, field in (
         ({"draft_tokens": 0}, "draft_tokens"),
         ({"port": 1}, "port"),
@@ -133,5 +133,5 @@ def test_a_server_of_somebody_else_is_told_so(capsys: pytest.CaptureFixture[str]
         threading.Thread(target=other.serve_forever, daemon=True).start()
         for url in (f"http://127.0.0.1:{other.server_port}", "http://127.0.0.1:1", "nonsense", "http://[half"):
             assert main(["reload", "--url", url, "--admin-key", KEY]) == 1
-            assert f"--url {url}: no Foresay answers there" in capsys.readouterr().err
+            assert f"--url {url}: no Foresay server answers there" in capsys.readouterr().err
         other.shutdown()

@@ -58,7 +58,7 @@ class Place(NamedTuple):
             async def line() -> Any:
                 return json.loads(await response.content.readline())
 
-            assert (await line())["phase"] == "looking at the files"
+            assert (await line())["phase"] == "checking the files"
             yield line
 
     async def replaced(self, line: Callable[[], Any]) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from foresay import Engine, SamplingParams
+import foresay
+from foresay import Completion, ConfigurationError, Engine, ForesayError, InvalidRequest, SamplingParams
 from foresay.server.cli.main import main
-from foresay.spec.errors import ConfigurationError, InvalidRequest
+from foresay.server.host.completion import COLOURS, OTHER, drafters_of
+from foresay.spec import errors
+from foresay.spec.names import DRAFTERS
+from foresay.spec.request import Origin
 
 START = "Once upon a time"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
@@ -91,7 +97,7 @@ def test_bad_words_may_be_texts_or_tokens(engine: Engine) -> None:
 
 def test_keywords_go_on_top_of_the_parameters(engine: Engine) -> None:
     assert len(engine.generate(START, GREEDY, max_tokens=3).token_ids) == 3
-    with pytest.raises(TypeError, match="max_token"):
+    with pytest.raises(InvalidRequest, match='did you mean "max_tokens"'):
         engine.generate(START, max_token=3)
 
 
@@ -157,7 +163,7 @@ def test_a_message_may_be_any_mapping(engine: Engine) -> None:
 
 
 def test_messages_of_another_form_are_refused(engine: Engine) -> None:
-    for messages in ("hi", [1], None):
+    for messages in (5, [1], None):
         with pytest.raises(InvalidRequest, match="messages"):
             engine.chat(messages)  # type: ignore[arg-type]
 
@@ -199,6 +205,7 @@ def test_the_chat_template_is_used(engine: Engine) -> None:
     rendered = engine.tokenizer.render(messages).text
     assert completion.prompt_token_ids == engine.tokenizer.encode(rendered, add_special_tokens=False)
     assert "".join(engine.stream_chat(messages, GREEDY)) == completion.text
+    assert engine.chat("How many is 2 + 2?", GREEDY).text == completion.text, "a text is the user's only message"
 
 
 def test_closing_gives_every_page_back(engine: Engine) -> None:
@@ -259,3 +266,94 @@ def test_a_stream_that_shall_close_does_so_after_the_step(engine: Engine) -> Non
     assert stream.completion is None
     assert list(stream) == [] and stream.result().finish_reason == "cancelled"
     assert engine.generate(START, GREEDY).finish_reason == "length"
+
+
+def test_every_error_is_exported() -> None:
+    mine = {name for name, error in vars(errors).items() if isinstance(error, type) and issubclass(error, ForesayError)}
+    assert mine <= set(foresay.__all__)
+    assert all(getattr(foresay, name) is getattr(errors, name) for name in mine)
+    assert foresay.__all__ == sorted(foresay.__all__)
+
+
+def test_errors_of_settings_speak_of_arguments() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"draft": "./no-such-drafter"}, "draft ./no-such-drafter: no such directory"),
+        (
+            {"draft": "none", "draft_layers": "1,2"},
+            "draft_layers 1,2: is for EAGLE and DFlash heads, but draft is none",
+        ),
+    ]
+    for given, said in wrong:
+        with pytest.raises(ForesayError) as caught:
+            Engine(**given)
+        assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("temprature", 'temprature is not a sampling field; did you mean "temperature"?'),
+        ("stops", 'stops is not a sampling field; did you mean "stop"?'),
+        ("xyz", "xyz is not a sampling field"),
+    ],
+)
+def test_an_unknown_field_is_told_with_the_one_that_was_meant(engine: Engine, given: str, said: str) -> None:
+    fields: dict[str, Any] = {given: 1}
+    with pytest.raises(InvalidRequest) as caught:
+        engine.generate(START, **fields)
+    assert (caught.value.param, caught.value.message) == (given, said)
+
+
+def test_a_closed_engine_says_so() -> None:
+    with Engine("bundled", "none", max_model_len=64, dtype="float32") as engine:
+        stream = engine.stream(START, GREEDY)
+        assert repr(engine) == f"<Engine bundled, drafted by none, float32 on {engine.info.device}>"
+        assert repr(stream) == "<TextStream: 0 tokens so far>"
+    assert stream.result().finish_reason == "cancelled"
+    assert repr(engine).endswith(", closed>")
+    for use in (lambda: engine.generate(START), lambda: engine.chat("Hi"), lambda: engine.stream(START), engine.step):
+        with pytest.raises(ForesayError, match="this engine is closed"):
+            use()
+    engine.close()
+
+
+def test_a_completion_is_short_to_read_and_coloured_in_a_notebook(engine: Engine) -> None:
+    said = engine.generate(START, max_tokens=16, structured_outputs={"choice": [" there was a king"]})
+    assert len(said.drafters) == len(said.offsets) == len(said.token_ids)
+    assert "".join(text for text, _ in said._spans()) == said.text
+    assert said.statistics is not None
+    drafted = [drafter for drafter in said.drafters if drafter]
+    assert len(drafted) == said.statistics.accepted > 0
+    assert set(drafted) == {"grammar"}
+    html = said._repr_html_()
+    assert html.count('title="drafted by grammar"') == 1 + len([t for t, d in said._spans() if d and t])
+    assert f"{len(said.token_ids)} tokens in {said.statistics.steps} passes" in html
+    assert repr(said) == f"Completion(' there was a king', {len(said.token_ids)} tokens, stop, seed={said.seed})"
+    assert len(repr(msgspec.structs.replace(said, text="long " * 100))) < 120
+
+
+def test_what_was_written_is_text_in_a_notebook_and_not_html() -> None:
+    texts: dict[str, Any] = {
+        "text": "<b>&",
+        "token_ids": [1, 2],
+        "prompt_token_ids": [],
+        "drafters": ["", "x<y"],
+        "offsets": [0, 1],
+    }
+    said = Completion(**texts, finish_reason="stop", seed=0, exact=True, statistics=None)
+    html = said._repr_html_()
+    assert "&lt;" in html and "<b>" not in html and "x<y" not in html and OTHER in html
+
+
+def test_tokens_are_of_the_drafter_that_proposed_them() -> None:
+    origin = Origin(1, "suffix+ngram", [-1, 0, 1, 2], 1, [1, 2, 3], {}, ["grammar", "ngram", "suffix"])
+    assert drafters_of(origin, 4) == ["grammar", "ngram", "suffix", ""]
+    assert drafters_of(origin, 2) == ["grammar", "ngram"]
+    assert drafters_of(None, 2) == ["", ""]
+
+
+def test_notebooks_have_the_colours_of_the_page() -> None:
+    theme = (Path(foresay.__file__).parent / "server" / "api" / "about" / "static" / "theme.css").read_text()
+    assert set(COLOURS) == set(DRAFTERS)
+    for name, colour in (COLOURS | {"other": OTHER}).items():
+        assert f"--{name}: {colour};" in theme

@@ -75,8 +75,8 @@ async def test_its_tokens_reach_the_engine(tokenizer, path, given, text):
             "prediction.content[1].type",
             "must be text, got 'image_url'",
         ),
-        (of("once ") | {"speculation": {"off": True}}, "prediction", "speculation.off exclude each other"),
-        (of("too long " * 100), "prediction.content", "has more tokens than the model writes, 512 at most"),
+        (of("once ") | {"speculation": {"off": True}}, "prediction", "speculation.off cannot be combined"),
+        (of("too long " * 100), "prediction.content", "has more tokens than the answer may have (512)"),
     ],
 )
 async def test_what_is_wrong_with_it_is_named(tokenizer, path, wrong, param, says):
@@ -92,7 +92,7 @@ async def test_what_is_wrong_with_it_is_named(tokenizer, path, wrong, param, say
 
 @pytest.mark.parametrize(
     ("besides", "says"),
-    [({"prompt": ["one", "two"]}, "holds 2 prompts"), ({"echo": True, "max_tokens": 0}, "nothing is written")],
+    [({"prompt": ["one", "two"]}, "holds 2 prompts"), ({"echo": True, "max_tokens": 0}, "no tokens are generated")],
 )
 async def test_it_is_of_one_answer_that_is_written(tokenizer, besides, says):
     async with served(ScriptedEngine([END]), tokenizer) as client:

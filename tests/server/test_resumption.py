@@ -431,4 +431,4 @@ async def test_an_answer_that_is_not_exact_tells_where_it_may_differ(path, strea
             assert told == []
             continue
         assert [warning["code"] for warning in told[-1]] == ["resumed", "resumed"]
-        assert told[-1][0]["message"].startswith("choices[0]: the engine was replaced behind output token 3;")
+        assert told[-1][0]["message"].startswith("choices[0]: the engine was replaced after output token 3;")

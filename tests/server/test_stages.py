@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import re
@@ -12,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -90,6 +92,12 @@ def test_serve_names_every_stage_then_both_addresses(tmp_path: Path) -> None:
     with LiveServer(tmp_path / "log", *arguments, measures=True) as server:
         url = server.wait_for_url()
         lines = server.output.splitlines()
+        asked = json.dumps({"model": "target", "prompt": "Once", "max_tokens": 2}).encode()
+        for _ in range(2):
+            urlopen(Request(f"{url}/v1/completions", asked, {"Content-Type": "application/json"}), timeout=60).close()
+        server.terminate()
+        assert server.process.wait(60) == 0
+        assert re.fullmatch(r"Foresay stopped after .+: 2 answers\.", server.output.splitlines()[-1])
     ready = lines.index("Foresay is ready.")
     times, stages = zip(*(line.split(" s  ") for line in lines[:ready]), strict=True)
     assert list(map(float, times)) == sorted(map(float, times))

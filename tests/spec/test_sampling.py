@@ -63,11 +63,11 @@ def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None
         ("logit_bias", {3: 100.5}, "numbers between -100 and 100"),
         ("logit_bias", {3: -100.5}, "numbers between -100 and 100"),
         ("logit_bias", {3: math.nan}, "numbers between -100 and 100"),
-        ("logit_bias", {50: 1.0}, "holds 50, which is no token"),
-        ("logit_bias", {-1: 1.0}, "holds -1, which is no token"),
+        ("logit_bias", {50: 1.0}, "holds 50, which is not a token"),
+        ("logit_bias", {-1: 1.0}, "holds -1, which is not a token"),
         ("allowed_token_ids", (), "at least one token"),
         ("bad_words", ((3,), ()), "sequences of at least one token"),
-        ("bad_words", ((3,), (4, 50)), "holds 50, which is no token"),
+        ("bad_words", ((3,), (4, 50)), "holds 50, which is not a token"),
     ],
 )
 def test_token_lists_are_refused_by_name(field: str, value: Any, says: str) -> None:

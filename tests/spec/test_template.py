@@ -59,7 +59,7 @@ def test_first_choices_alone_are_a_chain(tmp_path) -> None:
     [
         ([[0], [1, 0]], "the path [1, 0] is there, but not [1] above it"),
         ([[0], [0, 0, 2], [0, 1]], "the path [0, 0, 2] is there, but not [0, 0] above it"),
-        ([[0], [1], [0]], "the path [0] stands there twice"),
+        ([[0], [1], [0]], "the path [0] appears twice"),
         ([[0], [-1]], "path number 2 is [-1], but a path is a list of ranks, counted from 0"),
         ([[0], []], "path number 2 is [], but"),
         ([[0], [True]], "path number 2 is [true], but"),
@@ -69,7 +69,7 @@ def test_first_choices_alone_are_a_chain(tmp_path) -> None:
         ([], "a tree has 1 to 63 drafted nodes, got 0 paths"),
         ({"paths": DRAWN}, "must hold a list of rank paths such as [[0], [0, 0], [1]]"),
         ("7", "must hold a list of rank paths"),
-        ("[[0], [1]", "is no JSON (Expecting"),
+        ("[[0], [1]", "is not JSON (Expecting"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path, content, problem) -> None:
@@ -84,7 +84,7 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path) -> None:
     with pytest.raises(ConfigurationError, match=r"gone\.json: cannot be read \(No such file"):
         TreeShape.parse(str(tmp_path / "gone.json"))
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe[")
-    with pytest.raises(ConfigurationError, match=r"bytes\.json: is no JSON"):
+    with pytest.raises(ConfigurationError, match=r"bytes\.json: is not JSON"):
         TreeShape.parse(str(tmp_path / "bytes.json"))
 
 

@@ -152,30 +152,17 @@ def test_accepted_by_depth_is_two_numbers(seen: Seen) -> None:
 
 
 LINE = re.compile(
-    r"Mean acceptance length: (?P<length>[\d.]+), .*"
-    r"Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens, "
-    r"Per-position acceptance rate: (?P<positions>[\d., ]+), Avg.*"
-    r"Tokens per step: (?P<per_step>[\d.]+), Accepted by depth: cumulative (?P<cumulative>[\d. ]+), "
-    r"conditional (?P<conditional>[\d. ]+)"
+    r"Speculation: (?P<per_step>[\d.]+) tokens per step, (?P<accepted>[\d,]+) of (?P<drafted>[\d,]+) drafted tokens"
 )
 
 
 def test_the_log_tells_the_same(seen: Seen) -> None:
     lines = [found.groupdict() for found in LINE.finditer(seen.log)]
-    assert len(lines) == seen.log.count("SpecDecoding metrics:")
+    assert len(lines) == seen.log.count("Speculation: ")
     assert lines
     drafted, accepted, _ = of_metrics(seen.scrape)
-    assert sum(int(line["drafted"]) for line in lines) == drafted
-    assert sum(int(line["accepted"]) for line in lines) == accepted
-    for line in lines:
-        cumulative, conditional = ([float(x) for x in line[name].split()] for name in ("cumulative", "conditional"))
-        positions = [float(share) for share in line["positions"].split(", ")]
-        assert cumulative == pytest.approx(positions[: len(cumulative)], abs=0.0051)
-        before = [1.0, *positions]
-        # Each is rounded, and a share of few drafts that got so far is rounded by much.
-        again = [above * share for above, share in zip(before, conditional, strict=False)]
-        assert again == pytest.approx(positions[: len(conditional)], abs=0.0061)
-        assert float(line["length"]) == pytest.approx(1 + sum(positions), abs=0.01)
+    assert sum(int(line["drafted"].replace(",", "")) for line in lines) == drafted
+    assert sum(int(line["accepted"].replace(",", "")) for line in lines) == accepted
     rates = [float(line["per_step"]) for line in lines]
     whole, steps = (seen.scrape.sum(f"foresay:spec_decode_tokens_per_step_{part}") for part in ("sum", "count"))
     assert min(rates) - 0.01 <= whole / steps <= max(rates) + 0.01

@@ -41,7 +41,9 @@ def test_steps_are_counted_by_who_was_chosen() -> None:
     assert total.news == GAINS
 
 
-def test_another_leader_is_told_once_and_that_nobody_pays_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_leader_is_told_once_and_that_none_pays_is_a_warning_once_there_is_evidence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, "foresay.speculation")
     run = Run()
 
@@ -52,10 +54,14 @@ def test_another_leader_is_told_once_and_that_nobody_pays_is_a_warning(caplog: p
         run.reporter.report()
         return [(record.levelname, record.getMessage()) for record in caplog.records]
 
-    assert said(GAINS, 10) == [("INFO", f"Drafting, as it was weighed: {GAINS}")]
+    assert said(GAINS, 10) == [("INFO", f"Drafting now: {GAINS}")]
     assert said("", 10) == []
-    assert said(LOSES, 10) == [("WARNING", f"Drafting, as it was weighed: {LOSES}")]
-    assert said(GAINS, 10) == [("INFO", f"Drafting, as it was weighed: {GAINS}")]
+    assert said(LOSES, 10) == [("INFO", f"Drafting now: {LOSES}")], "a handful of steps is no evidence"
+    assert said("", 300) == []
+    for _ in range(3):
+        run.steps(70, accepted=0, propose=0.004, forward=0.011)
+    assert said(LOSES, 10)[0] == ("WARNING", f"Drafting now: {LOSES}")
+    assert said(GAINS, 10) == [("INFO", f"Drafting now: {GAINS}")]
     assert said(LOSES, 10) == []
-    assert said(FAILED, 10) == [("WARNING", f"Drafting, as it was weighed: {FAILED}")]
-    assert said(LOSES, 300) == [("WARNING", f"Drafting, as it was weighed: {LOSES}")]
+    assert said(FAILED, 10) == [("WARNING", f"Drafting now: {FAILED}")]
+    assert said(LOSES, 300) == [("INFO", f"Drafting now: {LOSES}")]

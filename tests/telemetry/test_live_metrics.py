@@ -208,9 +208,13 @@ async def ready(session: aiohttp.ClientSession, url: str) -> bool:
 
 async def test_the_log_tells_how_it_went(url: str, live: LiveServer, scrape: Scrape) -> None:
     async with asyncio.timeout(60):
-        while "SpecDecoding metrics: Mean acceptance length:" not in live.output:
+        while "Speculation: " not in live.output:
             await asyncio.sleep(0.5)
-    lines = re.findall(r"Accepted: (\d+) tokens, Drafted: (\d+) tokens", live.output)
+    lines = re.findall(r"([\d,]+) of ([\d,]+) drafted tokens accepted", live.output)
     total = await scraped(url)
-    assert 0 < sum(int(drafted) for _, drafted in lines) <= total.sum("vllm:spec_decode_num_draft_tokens_total")
+    assert (
+        0
+        < sum(int(drafted.replace(",", "")) for _, drafted in lines)
+        <= total.sum("vllm:spec_decode_num_draft_tokens_total")
+    )
     assert SECRET not in live.output

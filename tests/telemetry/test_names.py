@@ -115,7 +115,7 @@ def test_every_name_is_one_of_the_list(told: Told, trace: Path, server: LiveServ
     assert all("+" not in name for name in tokens), "a token is one drafter's"
     assert chosen - {NONE} <= weighed
     assert set(told.scrape.by("foresay:spec_decode_num_choices_total", "choice")) == chosen | {NONE}
-    news = re.findall(r"Drafting, as it was weighed: (.*)", server.output)
+    news = re.findall(r"Drafting now: (.*)", server.output)
     for line in news:
         assert all(one_of_them(name) for name in re.findall(r"(\S+) of \d+:", line)), line
 
@@ -156,7 +156,7 @@ def test_the_bundled_draft_model_by_its_name_and_as_before(named: str) -> None:
 
 
 def test_a_draft_model_of_no_name_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--draft draft_model:: a directory or hub id must stand behind"):
+    with pytest.raises(ConfigurationError, match="--draft draft_model:: a directory or hub id must follow"):
         drafts(EngineConfig(), "draft_model:")
 
 

@@ -46,7 +46,7 @@ def one_line(capsys, words: str, status: int) -> str:
         ("--length 600", 2, "--length must be above 12 and at most 512"),
         ("--prompts /nowhere.txt", 2, "/nowhere.txt: cannot be read"),
         ("--target /nowhere", 1, "/nowhere: no such directory"),
-        ("--width 64", 2, "--width is for draft_model alone, not for medusa"),
+        ("--width 64", 2, "--width is for draft_model only, not for medusa"),
         ("--out /dev/null/heads", 2, "--out /dev/null/heads: /dev/null/heads.work cannot be made (Not a directory)"),
         pytest.param(
             "--device cuda",
@@ -64,7 +64,7 @@ def test_what_cannot_be_trained_is_said_in_one_line(target, prompts, tmp_path, c
 
 def test_a_draft_model_has_no_depth(target, prompts, tmp_path, capsys) -> None:
     words = f"train draft --target {target} --prompts {prompts} --out {tmp_path}/d --depth 3"
-    assert "--depth is for dflash, eagle3, medusa, peagle alone, not for draft" in one_line(capsys, words, 2)
+    assert "--depth is for dflash, eagle3, medusa, peagle only, not for draft" in one_line(capsys, words, 2)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def damaged(directory: Path, how: str) -> None:
         ("no tokenizer", "the tokenizer (tokenizer.json, tokenizer_config.json) cannot be loaded ("),
         ("bad tokenizer", "the tokenizer (tokenizer.json, tokenizer_config.json) cannot be loaded ("),
         ("a tensor less", "model.layers.2.mlp.up_proj.weight is missing from its weights (1 are)"),
-        ("no numbers", "computes no numbers (NaN)"),
+        ("no numbers", "computes NaN"),
         ("no causal model", "config.json: architecture BertModel is not supported"),
         ("bad config", "config.json"),
     ],

@@ -17,7 +17,7 @@ from tests.training.forking import Ended, attempt, exit_status, foresay
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-GO_ON = "once that is put right, the same command goes on"
+GO_ON = "once that is fixed, run the same command to continue"
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -121,7 +121,7 @@ def test_an_interrupt_says_how_to_go_on(words, tmp_path) -> None:
     out, err = going.communicate(timeout=60)
     assert going.returncode == 130
     assert out == ""
-    kept = f"{tmp_path}/draft.work keeps what is done, and the same command goes on with it"
+    kept = f"{tmp_path}/draft.work keeps the work so far; run the same command to continue"
     assert err == f"foresay train: stopped; {kept}\n"
     assert other.status == 2, "two processes in one folder would spoil each other's work"
     assert "another process is training it" in other.err

@@ -177,7 +177,7 @@ def test_prompts_of_like_length_are_written_together(teacher, settings, tmp_path
 def test_a_rate_that_is_too_high_is_named(teacher, settings, tmp_path, monkeypatch) -> None:
     run = begun(settings, teacher, tmp_path / "head")
     monkeypatch.setattr(run, "_step", lambda model, optimizer, lessons, step: math.nan)
-    with pytest.raises(ForesayError, match="step 1: the loss is nan; begin again with a lower --rate"):
+    with pytest.raises(ForesayError, match="step 1: the loss is nan; start again with a lower --rate"):
         run()
     assert not (tmp_path / "head").exists()
 

@@ -66,7 +66,7 @@ def test_the_work_of_another_version_is_refused(tmp_path, change) -> None:
 @pytest.mark.parametrize("content", ["", '{"format": 2', "[]", "\0"])
 def test_damaged_settings(tmp_path, content) -> None:
     (unfinished(tmp_path / "head").path / "settings.json").write_text(content)
-    with pytest.raises(ConfigurationError, match=r"settings\.json: is damaged; remove .*head\.work to begin again$"):
+    with pytest.raises(ConfigurationError, match=r"settings\.json: is damaged; remove .*head\.work to start again$"):
         Work(tmp_path / "head", SETTINGS)
 
 

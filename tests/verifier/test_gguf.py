@@ -166,14 +166,14 @@ def whole(directory: Path) -> bytes:
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
-    "no such file": (lambda data: b"GGML" + data[4:], "is no GGUF file"),
-    "empty": (lambda data: b"", "is no GGUF file|not whole"),
-    "four bytes": (lambda data: data[:4], "not whole"),
-    "cut in the metadata": (lambda data: data[:300], "not whole"),
-    "cut in the tensors": (lambda data: data[:-100], "ends behind the end.*not whole"),
+    "no such file": (lambda data: b"GGML" + data[4:], "is not a GGUF file"),
+    "empty": (lambda data: b"", "is not a GGUF file|incomplete"),
+    "four bytes": (lambda data: data[:4], "incomplete"),
+    "cut in the metadata": (lambda data: data[:300], "incomplete"),
+    "cut in the tensors": (lambda data: data[:-100], "ends past the end.*incomplete"),
     "big-endian": (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], "big-endian"),
     "of another version": (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "version 1"),
-    "absurd counts": (lambda data: data[:8] + b"\xff" * 16 + data[24:], "not whole"),
+    "absurd counts": (lambda data: data[:8] + b"\xff" * 16 + data[24:], "incomplete"),
 }
 
 
@@ -248,7 +248,7 @@ def test_another_type_is_named(tmp_path) -> None:
     raw = torch.zeros(512, 256 // 256 * 110, dtype=torch.uint8).numpy()
     writer.add_tensor(UP, raw, raw_dtype=gguf.GGMLQuantizationType.Q3_K)
     write(writer)
-    with pytest.raises(WeightsError, match=rf"{UP} has type Q3_K.*supported are F32, F16, Q4_0"):
+    with pytest.raises(WeightsError, match=rf"{UP} has type Q3_K.*supported: F32, F16, Q4_0"):
         resolve(tmp_path / "x.gguf")
 
 
@@ -259,14 +259,14 @@ def test_a_vector_in_blocks_is_named(tmp_path, vector) -> None:
         return (name, gguf.quants.quantize(tensor, kind), None, kind) if name == vector else (name, tensor)
 
     file = changed(tmp_path, in_blocks)
-    with pytest.raises(WeightsError, match=rf"{vector} in .*x.gguf has type Q8_0; supported are BF16, F16, F32"):
+    with pytest.raises(WeightsError, match=rf"{vector} in .*x.gguf has type Q8_0; supported: BF16, F16, F32"):
         reader(resolve(file))
 
 
 def test_another_architecture_is_named(tmp_path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gemma3")
     write(writer)
-    with pytest.raises(UnsupportedArchitecture, match=r"gemma3 is not supported; supported are llama, qwen2, qwen3"):
+    with pytest.raises(UnsupportedArchitecture, match=r"gemma3 is not supported; supported: llama, qwen2, qwen3"):
         resolve(tmp_path / "x.gguf")
 
 

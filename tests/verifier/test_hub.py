@@ -66,9 +66,9 @@ def test_a_cached_repository_of_llama_cpp_needs_no_network(cache, unpacked):
     directory = snapshot(cache, *QUANTISED)
     assert resolve("owner/model:Q4_K_M") == directory / "m-Q4_K_M.gguf" == cached("owner/model:q4_k_m")
     assert resolve("owner/model:m-Q4_K_S.gguf") == directory / "m-Q4_K_S.gguf"
-    refused("owner/model:Q4_K", "has no GGUF file called Q4_K (m-Q4_K_M.gguf, m-Q4_K_S.gguf): name one behind a colon")
+    refused("owner/model:Q4_K", "has no GGUF file called Q4_K (m-Q4_K_M.gguf, m-Q4_K_S.gguf): name one after a colon")
     directory.parents[1].rename(cache / "models--owner--model-GGUF")
-    refused("owner/model-GGUF", "has several GGUF files (m-Q4_K_M.gguf, m-Q4_K_S.gguf): name one behind a colon")
+    refused("owner/model-GGUF", "has several GGUF files (m-Q4_K_M.gguf, m-Q4_K_S.gguf): name one after a colon")
     assert cached("owner/model-GGUF") is None
 
 
@@ -115,7 +115,7 @@ def test_a_cached_repository_without_config(cache):
 
 
 def test_offline_and_not_cached(cache):
-    refused("owner/model", "owner/model is no directory", "HF_HUB_OFFLINE is set", str(cache), "download it")
+    refused("owner/model", "owner/model is not a directory", "HF_HUB_OFFLINE is set", str(cache), "download it")
     snapshot(cache, "config.json")
     refused("owner/model", "owner/model (revision v2)", "HF_HUB_OFFLINE is set", revision="v2")
 

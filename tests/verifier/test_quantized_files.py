@@ -342,7 +342,7 @@ def test_what_is_amiss_is_named(tmp_path, case) -> None:
 
 @pytest.mark.parametrize(
     ("part", "words"),
-    [("mlp.down_proj", "does not give each of 5 groups 32 numbers"), ("mlp.up_proj", "another order of groups")],
+    [("mlp.down_proj", "does not give each of 5 groups 32 numbers"), ("mlp.up_proj", "a different order of groups")],
 )
 def test_an_order_that_cannot_be_is_refused(tmp_path, part, words) -> None:
     """One that fills no groups; one of a matrix that another order is multiplied with."""
@@ -359,7 +359,7 @@ def test_numbers_that_are_none_are_refused(tmp_path) -> None:
     tensors = load_file(tmp_path / "quantized" / SINGLE)
     tensors["model.layers.0.self_attn.k_proj.weight"].view(torch.uint8)[3, 5] = 0xFF
     save(tmp_path / "quantized", tensors, config_of(tmp_path / "quantized"))
-    with pytest.raises(WeightsError, match=r"layers.0.self_attn.k_proj.weight has numbers that are none"):
+    with pytest.raises(WeightsError, match=r"layers.0.self_attn.k_proj.weight has numbers that are NaN"):
         reader(tmp_path / "quantized")
 
 
@@ -410,10 +410,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "kv_cache_scheme: a KV cache of int4",
     ),
     ({"format": "int-quantized", "config_groups": {"g": GROUPS | {"weights": WHOLE}}}, "strategy 'tensor'"),
-    ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:("]}, "no pattern"),
+    ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:("]}, "not a valid pattern"),
     ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:.*q_proj"]}, "quantised alike"),
     ({"quant_method": "fp8", "ignored_layers": ["re:((a{99}){99}){99}"]}, "ignored_layers: .*repeats more than 1,000"),
-    ({"quant_method": "gguf", "modules": [["re:" + "(" * 3000 + ")" * 3000, ["Q8_0"]]]}, "modules: .*is no pattern"),
+    (
+        {"quant_method": "gguf", "modules": [["re:" + "(" * 3000 + ")" * 3000, ["Q8_0"]]]},
+        "modules: .*is not a valid pattern",
+    ),
     ({"quant_method": "fp8", "ignored_layers": [r"re:(?:(.)|.)+\1{3}$"]}, "takes too long"),
 ]
 

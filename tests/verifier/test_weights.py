@@ -220,4 +220,4 @@ def test_no_weights_at_all(edit, tmp_path):
 def test_a_cut_off_file(edit, tmp_path):
     data = (tmp_path / SINGLE).read_bytes()
     (tmp_path / SINGLE).write_bytes(data[: len(data) // 2])
-    refused(tmp_path, SINGLE, "not a whole safetensors file")
+    refused(tmp_path, SINGLE, "not a complete safetensors file")

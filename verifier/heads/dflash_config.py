@@ -129,7 +129,7 @@ def _markov(fields: Fields, own: Fields) -> MarkovConfig | None:
     source = own if own.get("markov_rank") is not None else fields
     kind = str(source.get("markov_head_type") or "vanilla")
     if kind not in KINDS:
-        raise fields.error(f"markov_head_type {kind!r} is not supported; supported are {', '.join(KINDS)}")
+        raise fields.error(f"markov_head_type {kind!r} is not supported; supported: {', '.join(KINDS)}")
     rank = source.integer("markov_rank", 256, minimum=0)
     return MarkovConfig(kind, rank) if rank else None
 
@@ -140,7 +140,7 @@ def _refuse_unsupported(fields: Fields, own: Fields) -> None:
         raise fields.error("a DFlash2 head (local convolutions, a selector of candidates) is not supported")
     if kind not in _KINDS or own.get("projector_type") not in _KINDS:
         raise fields.error(
-            f"a head of type {own.get('projector_type') or kind} is not supported; DFlash and DSpark heads are"
+            f"a head of type {own.get('projector_type') or kind} is not supported; supported: DFlash and DSpark"
         )
     if own.get("dspark_backbone_conv_enabled"):
         raise fields.error("a DSpark head with convolutions (dspark_backbone_conv_enabled) is not supported")

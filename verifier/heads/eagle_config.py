@@ -148,8 +148,7 @@ def _refuse_unsupported(fields: Fields) -> None:
     kind = fields.get("speculators_model_type")
     if kind not in (None, "eagle", "eagle3", "peagle"):
         raise fields.error(
-            f"a head of type {kind} is not supported; supported are eagle, eagle3, peagle, dflash, dspark and Medusa "
-            "heads"
+            f"a head of type {kind} is not supported; supported: eagle, eagle3, peagle, dflash, dspark and Medusa heads"
         )
     if fields.get("parallel_drafting") or (fields.section("eagle_config") or fields).get("parallel_drafting"):
         raise fields.error("a head that drafts in parallel (parallel_drafting) is not supported")

@@ -49,7 +49,7 @@ class HeadTensors:
             if path.exists():
                 tensors = _sharded(path, prefix) if path.suffix == ".json" else _tensors(path, prefix)
                 return cls(_inside(tensors, prefix), str(path))
-        raise WeightsError(f"{directory}: no weights of a head are there; looked for {', '.join(NAMES)}")
+        raise WeightsError(f"{directory}: there are no weights of a head; looked for {', '.join(NAMES)}")
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of that name and shape; raises WeightsError if it is absent or shaped otherwise."""
@@ -161,7 +161,7 @@ def _tensors(path: Path, prefix: str) -> dict[str, Tensor]:
     except FileNotFoundError as error:
         raise WeightsError(f"{path}: not there; the download may be incomplete") from error
     except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path}: not a whole safetensors file ({error})") from error
+        raise WeightsError(f"{path}: not a complete safetensors file ({error})") from error
 
 
 def _unpickled(path: Path) -> dict[str, Tensor]:
@@ -169,8 +169,8 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # on a damaged file the reader may fail in any way
         raise WeightsError(
-            f"{path}: not a whole file of tensors alone: it is cut off or damaged, or holds code, which is never run"
+            f"{path}: not a complete file of tensors only: it is cut off or damaged, or holds code, which is never run"
         ) from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
-        raise WeightsError(f"{path}: holds other things than tensors by name")
+        raise WeightsError(f"{path}: holds something other than named tensors")
     return {str(name): tensor for name, tensor in found.items()}

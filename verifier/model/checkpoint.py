@@ -122,7 +122,7 @@ class Checkpoint:
         if tensor.shape != shape and (shape, tensor.shape) != ((1,), ()):
             return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
         if tensor.dtype not in kinds:
-            return f"{name} in {tensor.file} has type {tensor.dtype}; supported are {', '.join(kinds)}"
+            return f"{name} in {tensor.file} has type {tensor.dtype}; supported: {', '.join(kinds)}"
         return None
 
 
@@ -151,4 +151,4 @@ def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
                 entry = tensors.get_slice(name)
                 yield name, StoredTensor(file, tuple(entry.get_shape()), entry.get_dtype())
     except SafetensorError as error:
-        raise WeightsError(f"{file}: not a whole safetensors file ({error})") from error
+        raise WeightsError(f"{file}: not a complete safetensors file ({error})") from error

@@ -78,7 +78,7 @@ class ModelConfig:
         found = read_quantization(filled)
         if found is not None and not all(scheme.plain_int8 for _, scheme in found.rules):
             raise filled.error(
-                f"a head's weights in {found} are not supported; supported are {FLOATS}, int8 (int-quantized)"
+                f"a head's weights in {found} are not supported; supported: {FLOATS}, int8 (int-quantized)"
             )
         _refuse_unsupported(filled)
         return _model_config(FAMILIES["LlamaForCausalLM"], filled, ())
@@ -135,7 +135,7 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...] | None:
         raise fields.error(f"layer_types must list {layers} layers, got {names!r}")
     for name in names:
         if name not in ("full_attention", "sliding_attention"):
-            raise fields.error(f"layer type {name!r} is not supported; supported are full_attention, sliding_attention")
+            raise fields.error(f"layer type {name!r} is not supported; supported: full_attention, sliding_attention")
     return tuple(name == "sliding_attention" for name in names)
 
 

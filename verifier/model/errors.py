@@ -30,7 +30,7 @@ class UnsupportedArchitecture(ConfigError):
     """config.json names an architecture that is none of the supported ones."""
 
     def __init__(self, architecture: str, supported: Iterable[str], where: str) -> None:
-        super().__init__(f"{where}: architecture {architecture} is not supported; supported are {', '.join(supported)}")
+        super().__init__(f"{where}: architecture {architecture} is not supported; supported: {', '.join(supported)}")
         self.architecture = architecture
 
 

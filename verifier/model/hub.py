@@ -33,7 +33,7 @@ BESIDE = [
 # "model*" leaves out the second copy of all weights that some repositories carry as consolidated.safetensors.
 PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json", *BESIDE]
 
-_OFFLINE = "download it where there is a connection, copy the directory here and name that"
+_OFFLINE = "download it on a machine with a connection, copy the directory here and name it"
 
 
 def resolve(
@@ -233,7 +233,7 @@ def _snapshot(repository: str, revision: str | None, patterns: Sequence[str]) ->
     except HFValidationError as error:
         raise ModelNotFound("is neither a directory nor a hub repository (OWNER/NAME)") from error
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors
-        raise ModelNotFound(f"is no directory here, and {_reason(repository, error)}") from error
+        raise ModelNotFound(f"is not a directory here, and {_reason(repository, error)}") from error
 
 
 def _reason(repository: str, error: Exception) -> str:

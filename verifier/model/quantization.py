@@ -159,7 +159,7 @@ def pattern(text: str) -> regex.Pattern[str]:
     try:
         return regex.compile(text)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"is no pattern ({error})") from None
+        raise ValueError(f"is not a valid pattern ({error})") from None
 
 
 def _rank(rule: tuple[str, Scheme]) -> int:

@@ -34,7 +34,7 @@ def read_quantization(fields: Fields) -> Quantization | None:
             method = str(section.get("quant_method") or "unnamed")
             readers = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, BLOCKS: _blocks, GGUF: _gguf}
             if method not in readers:
-                raise fields.error(f"{key}: quantised weights ({method}) are not supported; supported are {SUPPORTED}")
+                raise fields.error(f"{key}: quantised weights ({method}) are not supported; supported: {SUPPORTED}")
             return readers[method](_Section(section, method))
     return None
 
@@ -48,7 +48,7 @@ class _Section:
 
     def refuse(self, what: str) -> ConfigError:
         """What is not supported."""
-        return self.fields.error(f"quantised weights ({self.method}): {what}; supported are {SUPPORTED}")
+        return self.fields.error(f"quantised weights ({self.method}): {what}; supported: {SUPPORTED}")
 
     def names(self, key: str) -> tuple[str, ...]:
         """A list of names, empty where absent."""

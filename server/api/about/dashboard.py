@@ -229,12 +229,14 @@ async def request(http: web.Request) -> web.Response:
     id = http.match_info["request_id"]
     detail = _chosen(http).service.telemetry.request(CALLER.get().tenant, id)
     if detail is None:
-        raise RequestNotFound(f"Request {id[:200]!r} is not kept: it was another key's, or it had to make room")
+        raise RequestNotFound(
+            f"Request {id[:200]!r} is not kept: it belongs to another key, or it was dropped to make room"
+        )
     return json_response(detail)
 
 
 READ_ERRORS = (401, 403, 404)
-QUERY = (("model", "string", "which model's numbers, where there are several; the first one unless it is given"),)
+QUERY = (("model", "string", "the model to report on, if there are several (default: the first)"),)
 ROUTES = [
     web.get("/dashboard", page),
     web.get("/dashboard/static/{name}", static),

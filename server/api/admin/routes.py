@@ -125,7 +125,7 @@ def begin(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progr
     """
     model = entry.model
     if model.reloading is not None and not model.reloading.done():
-        raise NotNow(f"the engine of {entry.name} is being replaced already")
+        raise NotNow(f"the engine of {entry.name} is already being replaced")
     model.reloading = asyncio.create_task(_reload(models, entry, settings, tell))
     return model.reloading
 
@@ -147,15 +147,18 @@ async def _changed(models: Models, entry: Entry, settings: Mapping[str, Any], te
         model.become(config, model.service.text if config.target == model.config.target else None)
         return 0
     if config.target != model.config.target:
-        tell("looking at the files", None)
+        tell("checking the files", None)
         if not await asyncio.to_thread(_the_same, model.config, config):
             if config.replicas is not None:
-                raise InvalidRequest("target", f"target: replicas of another model ({config.target}) are deployed anew")
+                raise InvalidRequest(
+                    "target", f"target: replicas cannot change their model; deploy {config.target} instead"
+                )
             await models.renew(entry, model.successor(config), not writes_alone(config), tell)
             return 0
     if config.max_model_len is not None and config.max_model_len < info.max_model_len:
         message = (
-            f"max_model_len ({config.max_model_len}) can only grow: what runs may need {info.max_model_len} tokens"
+            f"max_model_len ({config.max_model_len}) can only grow: running requests may need "
+            f"{info.max_model_len} tokens"
         )
         raise InvalidRequest("max_model_len", message)
     weights = not settings or bool(OF_THE_TEXT & settings.keys())

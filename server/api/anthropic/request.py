@@ -111,7 +111,7 @@ class Conversation:
         for index, block in enumerate(blocks):
             if not isinstance(block, TextBlock):
                 at = f"{place}.content[{index}]"
-                raise InvalidRequest(at, f"{at}: the system says only text")
+                raise InvalidRequest(at, f"{at}: a system message holds only text")
             self._say("system", block.text, place)
 
     def _user(self, blocks: list[Block], place: str) -> None:
@@ -125,7 +125,7 @@ class Conversation:
                     self._found.update(part.tool_name for part in content or () if isinstance(part, ToolReference))
                     self._add(at, f"{at}.content", role="tool", tool_call_id=id, content=_text(content or ""))
                 case _:
-                    raise InvalidRequest(at, f"{at}: this block is the assistant's")
+                    raise InvalidRequest(at, f"{at}: only the assistant may send this block")
 
     def _assistant(self, blocks: list[Block], place: str) -> None:
         message: Json = {"role": "assistant"}
@@ -142,7 +142,7 @@ class Conversation:
                     message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": call})
                 case ToolResultBlock():
                     at = f"{place}.content[{index}]"
-                    raise InvalidRequest(at, f"{at}: this block is the user's")
+                    raise InvalidRequest(at, f"{at}: only the user may send this block")
         if thoughts:
             message["reasoning_content"] = "".join(thoughts)
         if texts or "tool_calls" not in message:

@@ -122,7 +122,7 @@ class EventStream:
         except TimeoutError:
             if self._request.transport is not None:
                 self._request.transport.abort()
-            raise ConnectionResetError("the client's connection took no bytes any more") from None
+            raise ConnectionResetError("the client stopped reading") from None
 
     async def end(self) -> web.StreamResponse:
         """The stream is complete."""
@@ -165,7 +165,7 @@ async def begin(request: web.Request, response: web.StreamResponse) -> None:
 def told(error: Exception) -> tuple[int, ErrorBody]:
     """As :func:`described`; of what nobody expected, only where it is to be found."""
     if not isinstance(error, ApiError | InvalidRequest):
-        error = Mistake(f"The server made a mistake; its log says more about request {REQUEST_ID.get('')}")
+        error = Mistake(f"Internal server error; the server's log says more about request {REQUEST_ID.get('')}")
     return described(error)
 
 

@@ -60,7 +60,7 @@ async def prediction_of(service: Service, body: GenerationRequest, prompts: int 
     try:
         return await service.encode(text, False, room=Room("prediction.content", most + 1))
     except ContextLengthExceeded:
-        message = f"prediction.content has more tokens than the model writes, {most} at most"
+        message = f"prediction.content has more tokens than the answer may have ({most})"
         raise InvalidRequest("prediction.content", message) from None
 
 
@@ -81,12 +81,12 @@ def _check_company(body: GenerationRequest, prompts: int) -> None:
     """Raise for what contradicts a prediction."""
     if body.speculation is not None and body.speculation.off:
         raise InvalidRequest(
-            "prediction", "prediction and speculation.off exclude each other: one drafts, one does not"
+            "prediction", "prediction and speculation.off cannot be combined: one drafts, the other does not"
         )
     if prompts > 1:
-        raise InvalidRequest("prediction", f"prediction is of one answer, but prompt holds {prompts} prompts")
+        raise InvalidRequest("prediction", f"prediction is for a single answer, but prompt holds {prompts} prompts")
     if scores_only(body):
-        raise InvalidRequest("prediction", "prediction and max_tokens 0 exclude each other: nothing is written")
+        raise InvalidRequest("prediction", "prediction and max_tokens 0 cannot be combined: no tokens are generated")
 
 
 #: Methods that name no drafter: whatever the server would do, and decoding plainly.
@@ -110,7 +110,7 @@ def wishes(asked: Speculation | None, info: EngineInfo) -> dict[str, Any]:
         )
     if asked.off and (method not in (ANYBODY, NOBODY) or most):
         other = "max_tokens" if most else "method"
-        raise InvalidRequest("speculation.off", f"speculation.off leaves nothing to draft: leave {other} out, or off")
+        raise InvalidRequest("speculation.off", f"speculation.off turns drafting off: leave out either {other} or off")
     named = method if method in info.drafters and len(info.drafters) > 1 else ""
     return {
         "speculate": not asked.off and method != NOBODY and most != 0,
@@ -221,7 +221,7 @@ def _rendered(service: Service, body: ChatRequest) -> Told:
     opens = body.add_generation_prompt is not False
     if continues and body.add_generation_prompt:
         raise InvalidRequest(
-            "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
+            "continue_final_message", "continue_final_message and add_generation_prompt cannot be combined"
         )
     bounds.check_bytes(body.chat_template_kwargs, bounds.MOST_TEMPLATE_BYTES, "chat_template_kwargs")
     given = body.chat_template_kwargs or {}

@@ -182,7 +182,7 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
     kinds = set(map(type, prompt))
     if not prompt or len(kinds) > 1:
         raise InvalidRequest(
-            "prompt", "prompt must be a text, token ids, a list of texts or a list of lists of token ids"
+            "prompt", "prompt must be a string, token ids, a list of strings or a list of lists of token ids"
         )
     if int in kinds:
         return [cast("list[int]", prompt)]
@@ -199,7 +199,7 @@ def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_si
     check_tokens(tokens, field, vocab_size)
     room = longest - len(tokens)
     if params.min_tokens > room:
-        raise InvalidRequest("min_tokens", f"min_tokens must be at most {room}, which is the room behind the prompt")
+        raise InvalidRequest("min_tokens", f"min_tokens must be at most {room}, the room left after the prompt")
 
 
 def capped(request: GenerationRequest, params: SamplingParams, most: int | None, room: int) -> SamplingParams:

@@ -72,9 +72,9 @@ def chat_of_prompt(body: OllamaGenerateRequest, chat_format: ChatFormat) -> Chat
 def fields_of_raw(body: OllamaGenerateRequest) -> Json:
     """What a completion request says of a prompt that goes to the model as it is, the prompt left out."""
     if body.system:
-        raise InvalidRequest("system", "system and raw exclude each other")
+        raise InvalidRequest("system", "system and raw cannot be combined")
     if body.think:
-        raise InvalidRequest("think", "think and raw exclude each other")
+        raise InvalidRequest("think", "think and raw cannot be combined")
     listed = body.top_logprobs or 0
     if listed and not body.logprobs:
         raise InvalidRequest("top_logprobs", "top_logprobs is only allowed with logprobs: true")

@@ -104,11 +104,11 @@ async def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
 
 async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None and body.messages is not None:
-        raise InvalidRequest("messages", "prompt and messages exclude each other")
+        raise InvalidRequest("messages", "prompt and messages cannot be combined")
     if body.prompt is not None:
         return await service.encode(body.prompt, body.add_special_tokens is not False)
     if body.messages is None:
-        raise InvalidRequest("prompt", "prompt is required, or messages")
+        raise InvalidRequest("prompt", "prompt or messages is required")
     fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS}
     return await chat_prompt(service, validation.checked(ChatRequest(**fields)))
 

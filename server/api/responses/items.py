@@ -70,7 +70,7 @@ def _found(item: InputItem, place: str, find: Callable[[str], InputItem | None])
     _require(item, place, "id")
     found = find(item.id or "")
     if found is None:
-        wrong = f"{place}.id: there is no item {item.id!r}: its response was not stored, or it had to make room"
+        wrong = f"{place}.id: there is no item {item.id!r}: its response was not stored, or was dropped to make room"
         raise InvalidRequest(f"{place}.id", wrong)
     return found
 

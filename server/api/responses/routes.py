@@ -68,7 +68,7 @@ async def delete(http: web.Request) -> web.Response:
     """Forget a response that is over."""
     record = _found(http)
     if record.response.status == "in_progress":
-        raise InvalidRequest("response_id", "A response that is running cannot be deleted; cancel it first")
+        raise InvalidRequest("response_id", "A running response cannot be deleted; cancel it first")
     http.app[MODELS].server.of(Responses).store.drop(record.tenant, record.response.id)
     return json_response(DeletedResponse(record.response.id))
 
@@ -123,7 +123,7 @@ def _found(http: web.Request) -> Record:
     id = http.match_info["response_id"]
     record = http.app[MODELS].server.of(Responses).find(CALLER.get().tenant, id)
     if record is None:
-        raise ResponseNotFound(f"Response with id {id!r} not found: it was not stored, or it had to make room")
+        raise ResponseNotFound(f"Response with id {id!r} not found: it was not stored, or was dropped to make room")
     return record
 
 
@@ -141,13 +141,13 @@ def _number(http: web.Request, name: str, default: int, least: int, most: int | 
 RESPONSE_ID = (("response_id", "the id of a response"),)
 READ_ERRORS = (400, 401, 404)
 READ_QUERY = (
-    ("stream", "boolean", "send the response event by event"),
-    ("starting_after", "integer", "leave out the events up to this sequence number"),
+    ("stream", "boolean", "stream the response as events"),
+    ("starting_after", "integer", "skip the events up to this sequence number"),
 )
 LIST_QUERY = (
-    ("after", "string", "leave out the items up to this one"),
+    ("after", "string", "skip the items up to this one"),
     ("limit", "integer", f"at most this many items, up to {MOST_LISTED}"),
-    ("order", "string", "asc or desc; desc unless said otherwise"),
+    ("order", "string", "asc or desc (default: desc)"),
 )
 EVENTS = Stream(NAMED_EVENTS, (ResponseEvent,))
 ROUTES = [

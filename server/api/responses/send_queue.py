@@ -90,7 +90,7 @@ def check_packed(message: bytes) -> None:
         is_name = bool(open_ and open_[-1][1] and open_[-1][0] % 2 == 0)
         at, inside, is_text, of_pairs = _value(message, at)
         if is_name and not is_text:
-            raise InvalidRequest("", "The message has a name that is no text")
+            raise InvalidRequest("", "The message has a key that is not a string")
         if open_:
             open_[-1][0] -= 1
         if inside:
@@ -121,7 +121,7 @@ def _value(message: bytes, at: int) -> tuple[int, int, bool, bool]:
             behind = at + 1 + kinds[first]
             count = int.from_bytes(message[at + 1 : behind], "big")
             return (behind + count, 0, True, False) if text else (behind, count * (1 + pairs), False, pairs)
-    raise InvalidRequest("", "The message holds binary or an extension; JSON's types are what is read")
+    raise InvalidRequest("", "The message holds binary data or an extension; only JSON's types are accepted")
 
 
 # -- both ways ---------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Closing(msgspec.Struct, frozen=True):
 
 
 DONE = Closing(WSCloseCode.OK, "idle")
-RESTART = Closing(WSCloseCode.SERVICE_RESTART, "the server is going away")
+RESTART = Closing(WSCloseCode.SERVICE_RESTART, "the server is shutting down")
 TEXT_ONLY = Closing(WSCloseCode.UNSUPPORTED_DATA, "this sub-protocol has no frames of that type")
 UNWELCOME = Closing(WSCloseCode.POLICY_VIOLATION, "the API key is no longer valid")
 FULL = Closing(WSCloseCode.TRY_AGAIN_LATER, "too many connections")
@@ -223,7 +223,7 @@ class Socket:
 
     def _create(self, create: Create, size: int) -> None:
         if self._lanes.waiting >= self._limits.waiting:
-            raise TooManyWaiting(f"{self._lanes.waiting} messages of this connection wait for their turn already")
+            raise TooManyWaiting(f"{self._lanes.waiting} messages of this connection are already waiting")
         self._lanes.add(create, size, self._models.server.crowded)
 
     def _cancel(self, cancel: CancelResponse) -> None:
@@ -315,4 +315,4 @@ async def _stopped(*tasks: asyncio.Task[None]) -> None:
         task.cancel()
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(result, Exception):
-            log.error("a WebSocket broke", exc_info=result)
+            log.error("a WebSocket failed", exc_info=result)

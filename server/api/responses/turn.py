@@ -159,7 +159,7 @@ def _before(service: Service, previous: str | None, tenant: str, place: str = ""
         return None
     found = service.server.of(Responses).store.find(tenant, previous, place)
     if found is None:
-        message = f"Previous response with id {previous!r} not found: it was not stored, or it had to make room"
+        message = f"Previous response with id {previous!r} not found: it was not stored, or was dropped to make room"
         raise PreviousResponseNotFound("previous_response_id", message)
     return found
 

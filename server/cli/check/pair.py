@@ -102,7 +102,9 @@ def recommended(name: str, target: Target | None = None) -> str:
     models = [draft for draft in alike[0].drafts if draft.kind == "draft_model"]
     if not models:
         return ""
-    return f"It has the shape of {alike[0].id}; if it comes from that, these may draft for it: {_listed(models)}."
+    return (
+        f"It has the shape of {alike[0].id}; if it was made from that model, these may draft for it: {_listed(models)}."
+    )
 
 
 def _listed(drafts: Sequence[KnownDraft]) -> str:
@@ -137,7 +139,7 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
     if drafters is None or target is None:
         return None
     if not drafters:
-        notes.ok("draft", f"{NONE}: the target writes alone", kind=NONE)
+        notes.ok("draft", f"{NONE}: plain decoding", kind=NONE)
     reason = choice.reason if len(drafters) == 1 else "asked for"
     positions = [one.look_at(notes, target, for_people(Resolved(one.asked, reason)), shape) for one in drafters]
     return Draft(drafters, min((longest for longest in positions if longest is not None), default=None))
@@ -146,7 +148,7 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
 def _which(config: EngineConfig) -> str:
     if config.draft_layers is not None:
         return "leave --draft-layers out, or name the folder of an EAGLE or DFlash head with --draft"
-    kinds = "medusa:PATH, eagle3:PATH, peagle:PATH, dflash:PATH and dspark:PATH are for heads alone"
+    kinds = "medusa:PATH, eagle3:PATH, peagle:PATH, dflash:PATH and dspark:PATH are only for heads"
     return f"name a directory with config.json and weights, or a hub id; {kinds}"
 
 
@@ -161,8 +163,8 @@ def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: D
         notes.warn(
             "context",
             f"the drafter was made for texts of up to {made:,} tokens and the server takes {length:,}: "
-            "behind that its guesses will seldom be right",
-            f"--max-model-len {made} keeps texts within it; longer ones come out right as well, only slower",
+            "beyond that its guesses will seldom be right",
+            f"--max-model-len {made} keeps texts within it; longer ones are correct too, only slower",
             **numbers,
         )
     else:
@@ -243,7 +245,7 @@ def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Mea
 
     choice = choose_draft(config)
     if choice.value == NONE:
-        notes.ok("probe", "there is nobody to measure")
+        notes.ok("probe", "there is no drafter to measure")
         return None
     smaller = _with_int8_drafts(config, choice.value)
     share = seconds if smaller is None else seconds / 2
@@ -299,7 +301,9 @@ def _note_texts(notes: Notes, numbers: list[Measured], exact: bool, reason: str)
         notes.ok("texts", f"{_counted(runs, 'text')}, the same with the drafter and without ({reason})", runs=runs)
     elif exact:
         notes.fail(
-            "texts", "the drafter changed a text, which must not be", "report it, with what foresay version prints"
+            "texts",
+            "the drafter changed a text, which must never happen",
+            "report it, with what foresay version prints",
         )
     else:
         notes.warn("texts", f"the drafter changed a text: {reason}", "another --dtype may be exact on this machine")

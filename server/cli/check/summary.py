@@ -117,14 +117,14 @@ def advice(measured: Sequence[Measured], levels: int) -> str:
     each = " and ".join(f"{one.speedup:.2f}x at temperature {one.temperature:g}" for one in measured)
     if any(scattered(one.spread) for one in measured):
         spread = min(one.spread[0] for one in measured), max(one.spread[1] for one in measured)
-        return f"How much it gains cannot be told ({each}), {busy(spread)}."
+        return f"Cannot tell how much it gains ({each}), {busy(spread)}."
     if min(speeds) >= _GAIN:
         return f"On this machine this pair writes faster than the target alone: {each}."
     if max(speeds) < _GAIN:
         slow = "slower than" if max(speeds) < 1 / _GAIN else "no faster than"
         return f"On this machine this pair is {slow} the target alone ({each}): {_change(measured, levels)}."
     better = max(measured, key=lambda one: one.speedup).temperature
-    return f"On this machine this pair gains at temperature {better:g} alone ({each}): {_change(measured, levels)}."
+    return f"On this machine this pair gains only at temperature {better:g} ({each}): {_change(measured, levels)}."
 
 
 def gains(before: Sequence[Measured], after: Sequence[Measured]) -> bool:

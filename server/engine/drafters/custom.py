@@ -60,7 +60,7 @@ class Custom(Entry):
         """Whether it can be imported and is a drafter."""
         found = notes.attempt("draft", f"name a class that is a drafter, {_LOOK}", self._class)
         if found is not None:
-            notes.ok("draft", f"{self.asked}: a drafter of your own; goes with every target", kind="custom")
+            notes.ok("draft", f"{self.asked}: a drafter of your own; works with any target", kind="custom")
 
     def load(self, loading: Loading, target: PagedModel) -> CustomDrafter:
         """Make one, and check what only one that was made tells: its name, and what it needs."""
@@ -68,8 +68,8 @@ class Custom(Entry):
         name, needs = getattr(own, "name", None), getattr(own, "needs", self)
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _TAKEN:
             self._refuse(
-                f"its name is {name!r}, and must be a word of up to 40 letters, digits, - and _ that names no other "
-                "drafter of Foresay's"
+                f"its name is {name!r}, and must be a word of up to 40 letters, digits, - and _ that is not the name "
+                "of another Foresay drafter"
             )
         if needs is not None:
             self._check_needs(own, needs, loading)
@@ -86,7 +86,7 @@ class Custom(Entry):
         declared = _declared(found)
         for name in declared:
             if name not in given and declared[name].default is inspect.Parameter.empty:
-                self._refuse(f"its constructor wants {name}; what it can be given is {', '.join(given)}")
+                self._refuse(f"its constructor asks for {name}; available are {', '.join(given)}")
         try:
             own: Drafter = found(**{name: value for name, value in given.items() if name in declared})
         except (Exception, SystemExit) as error:
@@ -110,7 +110,7 @@ class Custom(Entry):
             self._refuse(f"the module {module_name} ({file}) has no class {name}")
         lacking = [method for method in _METHODS if not callable(getattr(found, method, None))]
         if lacking:
-            self._refuse(f"{name} is no drafter, it lacks {', '.join(lacking)}")
+            self._refuse(f"{name} is not a drafter: it lacks {', '.join(lacking)}")
         return found
 
     def _check_needs(self, own: Drafter, needs: object, loading: Loading) -> None:

@@ -118,7 +118,7 @@ class DraftModel(FromFiles):
             here = self.directory if (target.directory / "tokenizer.json").exists() else target.directory
             notes.warn(
                 "vocabulary",
-                f"{here} has no tokenizer.json, so nobody knows whether both mean the same by their token ids",
+                f"{here} has no tokenizer.json, so it is unknown whether the token ids of both mean the same",
                 f"put the model's tokenizer.json into {here}",
             )
         elif shared.whole:

@@ -143,7 +143,7 @@ class FromFiles(Entry):
         if word not in cls.names or not colon:
             return None
         if not place:
-            raise ConfigurationError(f"--draft {part}: a directory or hub id must stand behind the colon")
+            raise ConfigurationError(f"--draft {part}: a directory or hub id must follow the colon")
         return cls.at(part, place)
 
     @classmethod

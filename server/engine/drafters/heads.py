@@ -71,8 +71,8 @@ class LayeredHead(Head):
         config = self.configuration.read(self.directory, target, layers)
         if layers is not None and config.needs.layers != layers:
             raise ConfigurationError(
-                f"--draft-layers {_numbers(layers)}: {self.directory} reads the state behind the target's final norm, "
-                "no layers; leave the flag out"
+                f"--draft-layers {_numbers(layers)}: {self.directory} reads the state after the target's final norm, "
+                "not layers; leave the flag out"
             )
         return config
 
@@ -129,9 +129,9 @@ class LayeredHead(Head):
             output = f" ({last} is the last one's output)" if last in read else ""
             reads = f"reads the inputs of layers {_listed(read)} of the target's {last}{output}"
             if config.needs.final:
-                reads += ", and the state behind its final norm"
+                reads += ", and the state after its final norm"
         else:
-            reads = "reads the state behind the target's final norm"
+            reads = "reads the state after the target's final norm"
         notes.ok("layers", f"{reads}, {target.model.hidden_size} wide", layers=read)
         note_vocabulary(notes, target, config.draft_vocab)
         return int(drafter.head.layer.max_positions)

@@ -38,7 +38,7 @@ class _Lookup(Entry):
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> None:
         """There is nothing that could be wrong."""
-        notes.ok("draft", f"{self.asked}: {self.what}; goes with every target", kind=self.asked)
+        notes.ok("draft", f"{self.asked}: {self.what}; works with any target", kind=self.asked)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Ngram(_Lookup):
     """:mod:`foresay.drafters.ngram`."""
 
     names, made = (NGRAM,), NgramDrafter
-    what = "looks for the last tokens earlier in the text"
+    what = "looks up the last tokens earlier in the text"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Suffix(_Lookup):
     """:mod:`foresay.drafters.suffix`."""
 
     names, made = (SUFFIX,), SuffixDrafter
-    what = "looks for the last tokens earlier in the text and in earlier answers"
+    what = "looks up the last tokens earlier in the text and in earlier answers"
 
     def load(self, loading: Loading, target: PagedModel) -> SuffixDrafter:
         """With what it said before, if that was kept."""
@@ -136,6 +136,6 @@ def lookup(text: str, flag: str, tokens: int) -> tuple[Drafter, TreeShape]:
         raise ConfigurationError(f'{flag} {text}: expected {known}, a drafter that needs no model (or "ngram:6")')
     if colon and not (count.isdecimal() and 0 < int(count) < MAX_NODES):
         raise ConfigurationError(
-            f"{flag} {text}: expected a number of tokens from 1 to {MAX_NODES - 1} behind the colon"
+            f"{flag} {text}: expected a number of tokens from 1 to {MAX_NODES - 1} after the colon"
         )
     return LOOKUPS[name](), TreeShape.chain(int(count) if colon else tokens)

@@ -182,7 +182,9 @@ class Residency:
             self._changed.clear()
             if (stale := self._stale()) is not None:
                 idle = f"{span_in_words(stale.keep or 0.0)} without a request"
-                log.info("%s: unloading, %s", stale.name, "another has its requests" if stale.successor else idle)
+                log.info(
+                    "%s: unloading, %s", stale.name, "its requests go to another engine" if stale.successor else idle
+                )
                 await self._unload(stale)
             elif self._renewals:
                 await self._renew(self._renewals.popleft())
@@ -241,7 +243,7 @@ class Residency:
         if not wanted.waiting:
             self._admit(leaving)
             return False
-        log.info("%s: unloading, its place is for %s", leaving.name, wanted.name)
+        log.info("%s: unloading, to make room for %s", leaving.name, wanted.name)
         await self._unload(leaving)
         return True
 

@@ -113,7 +113,7 @@ async def introduce(host: str, port: int, secret: bytes) -> socket.socket:
             nonce = await _read(connection, NONCE)
             await loop.sock_sendall(connection, ours + _proof(secret, b"front door", nonce + ours))
             if not hmac.compare_digest(await _read(connection, PROOF), _proof(secret, b"replica", nonce + ours)):
-                raise EngineFailed(f"what answers at {host}:{port} does not know the secret of this replica")
+                raise EngineFailed(f"the program that answers at {host}:{port} does not know this replica's secret")
         return connection
     except (EOFError, TimeoutError):
         connection.close()

@@ -227,4 +227,4 @@ def _why(status: Any) -> str:
     told = [status.message, *(deployment.message for deployment in status.deployments.values())]
     lines = [line.strip() for text in told for line in text.splitlines() if line.strip()]
     raised = [line for line in lines if "Error" in line.partition(":")[0]]
-    return f"no replica gets ready: {(raised or lines or ['Ray Serve says nothing'])[-1]}"
+    return f"no replica becomes ready: {(raised or lines or ['Ray Serve says nothing'])[-1]}"

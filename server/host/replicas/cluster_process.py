@@ -75,7 +75,7 @@ class ClusterProcess:
             try:
                 self._known = await self._ask("addresses")
             except Gone:
-                log.error("Ray is gone: streams go on while their replicas live, and it is looked for again")
+                log.error("Ray is gone: streams go on while their replicas live; trying to reach it again")
                 self._returning = asyncio.create_task(self._return())
         return self._known
 

@@ -136,26 +136,26 @@ def limit(schema: Schema) -> None:
 DESCRIPTION = """\
 Large language models with speculative decoding: the same tokens, sooner.
 
-Optional request fields accept null, which means their default. Fields that are not listed are ignored; listed fields of
-which only some values are allowed are known but not supported, and any other value of theirs is refused with status 400
-and the field's name in `error.param`. Every response carries `X-Request-Id`, the client's own if it sent one.
+Optional request fields accept null, which means their default. Fields that are not listed are ignored. Some listed
+fields are known but not supported: only the values shown are allowed, and any other is refused with status 400 and the
+field's name in `error.param`. Every response carries `X-Request-Id`, the client's own if it sent one.
 
-`GET /v1/responses` with an `Upgrade: websocket` header speaks OpenAI's Responses API over a WebSocket; OpenAPI has no
-words for that, `docs/protocol.md` describes it.
+`GET /v1/responses` with an `Upgrade: websocket` header speaks OpenAI's Responses API over a WebSocket. OpenAPI cannot
+describe that; `docs/protocol.md` does.
 """
 
 REASONS = {
     400: "The request is wrong; the error names the field.",
-    401: "The server wants an API key and the request brings none that it knows.",
+    401: "The server requires an API key, and the request has no valid one.",
     403: "A web page of this origin may not use the server.",
     404: "There is no such model, or nothing by this name.",
-    408: "The body did not come in the time that it may take.",
-    409: "What the request wants to change is not in a state for it.",
+    408: "The body took too long to arrive.",
+    409: "The state of what the request would change does not allow it.",
     413: "The body is larger than the server reads.",
     415: "The body is compressed.",
     429: "Too many requests are running or waiting; Retry-After says when to try again.",
     500: "The engine gave up on the request.",
-    503: "The model is loading, the engine is down, or the server is going away; Retry-After says when to try again.",
+    503: "The model is loading, the engine is down, or the server is stopping; Retry-After says when to try again.",
     504: "The request took longer than the server allows.",
 }
 WAIT = {"Retry-After": {"description": "seconds", "schema": {"type": "string"}}}

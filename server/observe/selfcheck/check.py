@@ -171,7 +171,7 @@ class CheckedEngine:
 def sentence(answer: Answer, found: Difference, info: EngineInfo | None) -> str:
     """What the log says about a difference: where it is, nothing of the text."""
     request = answer.request
-    plain = "plain decoding ends before it" if found.plain is None else "plain decoding writes another token"
+    plain = "plain decoding ends before that" if found.plain is None else "plain decoding writes another token"
     claim = "which claims to be exact" if info is None or info.exact else f"which is not exact: {info.exact_reason}"
     return (
         f"self-check: request {request.id} (X-Request-Id {answer.request_id or '-'}, seed {request.params.seed}) "

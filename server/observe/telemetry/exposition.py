@@ -99,22 +99,22 @@ SPECULATION = (
     ),
     counter(
         "spec_decode_num_draft_tokens_per_pos",
-        "Drafted tokens that were verified, by how deep in the tree (0: right behind the text).",
+        "Drafted tokens that were verified, by depth in the tree (0: right after the text).",
         _by_position("drafted_per_depth"),
         ["drafter", "position"],
     ),
     counter(
         "spec_decode_num_accepted_tokens_per_pos",
-        "Drafted tokens that were accepted and are in a text, by how deep in the tree (0: right behind the text).",
+        "Drafted tokens that were accepted and are in a text, by depth in the tree (0: right after the text).",
         _by_position("accepted_per_depth"),
         ["drafter", "position"],
         keep=[1],
     ),
     counter("spec_decode_num_forced_tokens", "Drafted tokens that a grammar forced.", "totals.forced"),
-    counter("spec_decode_num_discarded_tokens", "Tokens made behind the end of a text.", "totals.discarded"),
+    counter("spec_decode_num_discarded_tokens", "Tokens generated past the end of a text.", "totals.discarded"),
     counter(
         "spec_decode_num_choices",
-        "Steps by who was to draft in them, as the budget chose (none: nobody).",
+        "Steps by the drafter that the budget chose for them (none: no drafter).",
         lambda now: {NONE: 0} | now.totals.chosen,
         ["choice"],
     ),
@@ -132,7 +132,7 @@ SPECULATION = (
     ),
     counter(
         "decode_seconds",
-        "Time in steps that read no prompt and in which nobody had switched speculation off.",
+        "Time in steps that read no prompt and in which no request had switched speculation off.",
         "totals.decode_seconds",
     ),
     counter(
@@ -147,7 +147,7 @@ SPECULATION = (
     ),
     gauge(
         "spec_decode_speed_up_unsure",
-        "1 if that estimate may be wrong: the steps without drafts it rests on are few, old or of another pace.",
+        "1 if that estimate may be wrong: it rests on steps without drafts that are few, old or of a different pace.",
         _in_minute("unsure"),
     ),
     gauge("plain_step_seconds", "A decoding step of one request without drafts.", "of.plain_seconds"),
@@ -158,22 +158,24 @@ STEPS = (
     counter("step_phase_seconds", "Time in steps by phase; deliver: in the server.", "totals.phases", ["phase"]),
     counter(
         "step_wait_seconds",
-        "Time in steps in which the engine waited for a core that something else had, estimated.",
+        "Estimated time in steps that the engine waited for a core taken by another program.",
         "totals.waited_seconds",
     ),
     histogram("step_seconds", "A whole step of the engine.", "totals.step_seconds"),
-    histogram("iteration_tokens", "Tokens of a step: read of prompts, and written.", "totals.step_tokens"),
+    histogram("iteration_tokens", "Tokens of a step: read from prompts, and written.", "totals.step_tokens"),
     histogram(
-        "inter_chunk_latency_seconds", "Between two chunks of one text, of however many tokens.", "totals.chunk_gaps"
+        "inter_chunk_latency_seconds",
+        "Time between two chunks of one text, however many tokens they hold.",
+        "totals.chunk_gaps",
     ),
     histogram(
         "time_per_output_token_seconds",
         "Each token's share of the gap before its chunk: one observation for every token but those of first chunks.",
         "totals.token_times",
     ),
-    counter("num_preemptions", "Requests that had to give back their KV.", "totals.preemptions"),
+    counter("num_preemptions", "Requests that had to give up their KV.", "totals.preemptions"),
 )
-CACHED = "Tokens of prompts whose KV was there already."
+CACHED = "Tokens of prompts whose KV was cached already."
 #: What clients asked for and got.
 REQUESTS = (
     counter("prompt_tokens", "Tokens of prompts.", "totals.prompt_tokens"),
@@ -185,22 +187,22 @@ REQUESTS = (
     counter("generation_tokens", "Tokens of texts.", "totals.tokens"),
     counter(
         "request_success",
-        "Requests that are over, by how they ended; abort: the client left or cancelled.",
+        "Finished requests, by how they ended; abort: the client left or cancelled.",
         _finished,
         ["finished_reason"],
         keep=[0],
     ),
     counter(
         "request_errors",
-        "Requests that were let in and failed, by the error's code.",
+        "Requests that were admitted and failed, by the error's code.",
         lambda now: {EngineFailed.code or "": 0} | now.totals.failed,
         ["code"],
     ),
     *(
         histogram(f"{name}_seconds", about, _by_name("times", name))
         for name, about in (
-            ("time_to_first_token", "From letting a request in to handing on its first tokens."),
-            ("e2e_request_latency", "From letting a request in to its end."),
+            ("time_to_first_token", "From admitting a request to handing on its first tokens."),
+            ("e2e_request_latency", "From admitting a request to its end."),
             ("request_queue_time", "How long a request waited in the engine for its turn."),
             ("request_prefill_time", "From a request's turn to its first token."),
             ("request_decode_time", "From a request's first token to its last."),
@@ -209,7 +211,7 @@ REQUESTS = (
     ),
     histogram(
         "request_time_per_output_token_seconds",
-        "A request's mean time per token behind the first one.",
+        "A request's mean time per token after the first one.",
         "totals.mean_token_times",
     ),
     *(
@@ -217,16 +219,16 @@ REQUESTS = (
         for name, about in (
             ("request_prompt_tokens", "Tokens of a request's prompt."),
             ("request_generation_tokens", "Tokens of a request's text."),
-            ("request_params_max_tokens", "The most tokens that a request could have."),
+            ("request_params_max_tokens", "The most output tokens that a request asked for."),
         )
     ),
-    histogram("request_params_n", "Choices that a prompt was to have.", "totals.choices"),
+    histogram("request_params_n", "Choices asked for per prompt.", "totals.choices"),
     gauge("num_requests_running", "Requests that run.", "gauges.running"),
     gauge("num_requests_waiting", "Requests that wait for their turn.", "gauges.waiting"),
     gauge(
         "kv_cache_usage_perc", "Share of the KV pages that running requests use; 1 is all of them.", "gauges.kv_used"
     ),
-    gauge("kv_cache_kept_perc", "Share of the KV pages that only keep old text findable.", "gauges.kv_kept"),
+    gauge("kv_cache_kept_perc", "Share of the KV pages that only hold old text for reuse.", "gauges.kv_kept"),
 )
 #: How each engine is, where there are several.
 REPLICAS = tuple(
@@ -243,7 +245,7 @@ ENGINE = (
     counter("engine_restarts", "Times the engine process was started again.", "of.startup.restarts", ["cause"]),
     counter(
         "request_resumes",
-        "Times a request went on in the engine process behind the one that ran it.",
+        "Times a request went on in the next engine process.",
         "of.startup.resumed",
     ),
     gauge("startup_time_seconds", "The engine's last start by phase.", "of.startup.seconds", ["phase"]),
@@ -268,7 +270,7 @@ ABOUT = (
     gauge("build_info", "What runs.", _build, ("version", "target", "drafter", "draft", "dtype", "device", "exact")),
     gauge(
         "kv_cache_token_bytes",
-        "Bytes that the KV cache keeps of a token, drafters' among them.",
+        "Bytes of the KV cache for one token, drafters' included.",
         _token_bytes,
         ["kv_dtype"],
     ),
@@ -277,7 +279,7 @@ ABOUT = (
     counter("self_check_mismatch", "Requests whose tokens differ from plain decoding.", "of.self_check.mismatches"),
     gauge("self_check_waiting", "Requests that wait to be decoded again.", "of.self_check.waiting"),
     counter(
-        "self_check_skipped", "Requests that were picked but had to give way, or were lost.", "of.self_check.skipped"
+        "self_check_skipped", "Requests that were picked but gave way to others, or were lost.", "of.self_check.skipped"
     ),
 )
 

@@ -1,8 +1,5 @@
 """For people: how speculation went, every 10 seconds in which something was drafted, and a warning if it costs, or if
-something else keeps the machine busy.
-
-The first is worded as vLLM words it, with the time saved and what else we count behind it, so that what reads vLLM's
-log reads this one.
+something else keeps the machine busy. What programs read is in ``/metrics``, acceptance at each depth among it.
 """
 
 from __future__ import annotations
@@ -15,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from foresay.server.observe.telemetry.window import Window, judged
-from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.server.observe.telemetry.views import LIVE_SECONDS
+from foresay.server.observe.telemetry.window import Verdict, Window, judged
+from foresay.spec.acceptance import tokens_per_step
 from foresay.spec.trace import NOT_PAYING, SWITCHED_OFF
 
 if TYPE_CHECKING:
@@ -39,24 +37,21 @@ def to_stderr(whose: logging.Logger = log, form: str = "%(asctime)s %(levelname)
     whose.propagate = False
 
 
-def line(window: Window, seconds: float) -> str:
-    """What was drafted and accepted in so many seconds."""
-    drafts, drafted, accepted = window.drafts, window.drafted, window.accepted
-    per_depth = by_place(drafting.accepted_per_depth for drafting in window.drafting.values())
-    positions = ", ".join(f"{count / drafts:.3f}" for count in per_depth)
-    verdict = judged(window)
-    speed = "" if verdict.speed_up is None else f", {verdict.speed_up:.2f}x of plain decoding"
-    speed += f", unsure: {window.doubt}" if window.doubt else ""
-    per_step = tokens_per_step(window.tokens, window.runs) or 0.0
+def line(window: Window) -> str:
+    """What was drafted and accepted, and what it gained."""
+    drafted, accepted = window.drafted, window.accepted
     return (
-        f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}, "
-        f"Accepted throughput: {accepted / seconds:.2f} tokens/s, "
-        f"Drafted throughput: {drafted / seconds:.2f} tokens/s, "
-        f"Accepted: {accepted} tokens, Drafted: {drafted} tokens, Per-position acceptance rate: {positions}, "
-        f"Avg Draft acceptance rate: {100 * accepted / drafted:.1f}%, "
-        f"Time saved: {verdict.saved_seconds:.2f} s (estimated{speed}), Tokens per step: {per_step:.2f}, "
-        f"Accepted by depth: {ByDepth.of(per_depth, drafts)}"
+        f"Speculation: {tokens_per_step(window.tokens, window.runs) or 0.0:.2f} tokens per step, {accepted:,} of "
+        f"{drafted:,} drafted tokens accepted ({accepted / drafted:.0%}){_speed(judged(window), window.doubt)}"
     )
+
+
+def _speed(verdict: Verdict, doubt: str) -> str:
+    if verdict.speed_up is None:
+        return ""
+    saved = verdict.saved_seconds
+    known = f"unsure: {doubt}" if doubt else f"{abs(saved):.2f} s {'lost' if saved < 0 else 'saved'}"
+    return f", {verdict.speed_up:.2f}x the speed of plain decoding (estimated; {known})"
 
 
 class Reporter:
@@ -76,14 +71,14 @@ class Reporter:
     def report(self) -> None:
         """Log the seconds since the last report that are over, if anything was drafted in them."""
         now = int(self._telemetry.clock())
-        window, seconds = self._telemetry.between(self._reported, now), max(now - self._reported, 1)
+        window = self._telemetry.between(self._reported, now)
         self._reported = now
         self._tell_choice(window, now)
         self._tell_busy(window.crowded, now)
         if not window.drafts:
             return
-        log.info("%s%s", self._whose, line(window, seconds))
-        verdict = judged(window)
+        log.info("%s%s", self._whose, line(window))
+        verdict = self._telemetry.verdict()
         if verdict.pays is False and now >= self._next_warning:
             log.warning("%s%s", self._whose, verdict.sentence)
             self._next_warning = now + WARN_EVERY_SECONDS
@@ -91,13 +86,14 @@ class Reporter:
             self._next_warning = 0.0
 
     def _tell_choice(self, window: Window, now: int) -> None:
-        """Say who drafts most of the time now, if that is another one than before; a warning if nobody does."""
+        """Say who drafts most of the time now, if that has changed; a warning if, on enough evidence, none does."""
         if not window.news:
             return
         comes_again = window.news.startswith(NOT_PAYING)
-        level = logging.WARNING if comes_again or window.news.startswith(SWITCHED_OFF) else logging.INFO
+        loses = comes_again and self._telemetry.window(LIVE_SECONDS).evident
+        level = logging.WARNING if loses or window.news.startswith(SWITCHED_OFF) else logging.INFO
         if not comes_again or now >= self._next_choice_warning:
-            log.log(level, "%sDrafting, as it was weighed: %s", self._whose, window.news)
+            log.log(level, "%sDrafting now: %s", self._whose, window.news)
         if comes_again:
             self._next_choice_warning = now + WARN_EVERY_SECONDS
 
@@ -105,7 +101,8 @@ class Reporter:
         """Warn when the engine waits for cores: at once, and then now and again while it stays so."""
         if crowded >= BUSY and now >= self._next_busy_warning:
             log.warning(
-                "Something else keeps this machine busy: of its time the engine waits %.0f%% for a core.", 100 * crowded
+                "Other programs keep this machine busy: the engine spends %.0f%% of its time waiting for a CPU core.",
+                100 * crowded,
             )
             self._next_busy_warning = now + WARN_EVERY_SECONDS
 

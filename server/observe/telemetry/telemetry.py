@@ -41,7 +41,7 @@ from foresay.spec.request import EngineInfo, Request
 from foresay.spec.trace import ShadowReport, StepTrace
 
 #: What the page says of a server that is about to stop.
-DRAINING = "what runs is finished, nothing new is taken"
+DRAINING = "running requests finish, new ones are refused"
 #: Errors that are no failure: somebody asked for the end.
 ASKED_FOR = frozenset({"cancelled"})
 #: Of prompts that nobody has words of.

@@ -112,6 +112,16 @@ class Window:
         return self.waited_seconds / self.step_seconds.sum if self.waited_seconds else 0.0
 
     @property
+    def answers(self) -> int:
+        """Requests that ended with their text, neither cancelled nor failed; each choice is one."""
+        return sum(count for reason, count in self.finished.items() if reason not in ("cancelled", "error"))
+
+    @property
+    def evident(self) -> bool:
+        """Whether it holds enough to say that speculation costs time: one odd text is no verdict."""
+        return self.decode_steps >= FEWEST_STEPS_AGAINST and sum(self.finished.values()) >= FEWEST_REQUESTS_AGAINST
+
+    @property
     def acceptance_rate(self) -> float | None:
         """The share of drafted nodes that was accepted."""
         drafted = self.drafted
@@ -202,6 +212,9 @@ def summed(windows: Sequence[Window]) -> Window:
 
 #: Fewer decoding steps say nothing.
 FEWEST_STEPS = 20
+#: Steps, and requests that are over, without which a loss may be chance.
+FEWEST_STEPS_AGAINST, FEWEST_REQUESTS_AGAINST = 200, 3
+TOO_FEW = "Too few steps to tell whether speculation pays."
 #: An estimate this close to plain decoding is as good as equal.
 MARGIN = 0.02
 LOW_ACCEPTANCE = 0.3
@@ -227,11 +240,13 @@ def judged(window: Window) -> Verdict:
     if window.doubt:
         return Verdict(None, speed_up, saved, f"Unsure whether speculation pays: {window.doubt}.")
     if speed_up is None or window.decode_steps < FEWEST_STEPS:
-        return Verdict(None, speed_up, saved, "Too few steps to tell whether speculation pays.")
+        return Verdict(None, speed_up, saved, TOO_FEW)
     if speed_up > 1 + MARGIN:
         return Verdict(True, speed_up, saved, f"Speculation pays: {speed_up:.2f} times the speed of plain decoding.")
     if speed_up >= 1 - MARGIN:
         return Verdict(True, speed_up, saved, "Speculation neither pays nor costs: it is as fast as plain decoding.")
+    if not window.evident:
+        return Verdict(None, speed_up, saved, TOO_FEW)
     return Verdict(False, speed_up, saved, f"Speculation is not paying: {_figures(window)}; {_cause(window)}")
 
 

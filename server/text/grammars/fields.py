@@ -57,7 +57,7 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
     first = of_format(request.response_format) if request.response_format is not None else None
     second = of_outputs(request.structured_outputs) if request.structured_outputs is not None else None
     if first is not None and second is not None:
-        raise InvalidRequest("structured_outputs", "structured_outputs and response_format exclude each other")
+        raise InvalidRequest("structured_outputs", "structured_outputs and response_format cannot be combined")
     grammar = first or second
     if grammar is not None:
         refuse_lengths(request, grammar.param)
@@ -68,13 +68,13 @@ def refuse_lengths(request: GenerationRequest | SamplingParams, param: str) -> N
     """Raise if the request wants more text than a grammar may have."""
     for field, asked in (("min_tokens", bool(request.min_tokens)), ("ignore_eos", bool(request.ignore_eos))):
         if asked:
-            raise InvalidRequest(field, f"{field} and {param} exclude each other: a grammar says where the text ends")
+            raise InvalidRequest(field, f"{field} and {param} cannot be combined: a grammar says where the text ends")
 
 
 def _refuse_old_names(request: GenerationRequest) -> None:
     for name, new in OLD_NAMES.items():
         if getattr(request, name) is not None:
-            raise InvalidRequest(name, f"{name} is not a field any more; write {new}")
+            raise InvalidRequest(name, f"{name} is no longer a field; use {new}")
 
 
 def of_format(given: ResponseFormat) -> Grammar | None:
@@ -97,7 +97,7 @@ def of_outputs(given: StructuredOutputs) -> Grammar | None:
     """The grammar that ``structured_outputs`` stands for; None for any text."""
     if given.structural_tag is not None:
         field = "structured_outputs.structural_tag"
-        raise InvalidRequest(field, f"{field} is not supported by this server; a Lark grammar can say the same")
+        raise InvalidRequest(field, f"{field} is not supported by this server; a Lark grammar can express the same")
     kinds = [kind for kind in _KINDS if getattr(given, kind) is not None and getattr(given, kind) is not False]
     if len(kinds) > 1:
         raise InvalidRequest("structured_outputs", f"structured_outputs must hold one of {', '.join(kinds)}, not all")
@@ -145,7 +145,7 @@ def _layout(given: StructuredOutputs, usual: Schema) -> Schema:
     if given.whitespace_pattern is not None:
         if given.disable_any_whitespace is not None:
             field = "structured_outputs.whitespace_pattern"
-            raise InvalidRequest(field, f"{field} and disable_any_whitespace exclude each other")
+            raise InvalidRequest(field, f"{field} and disable_any_whitespace cannot be combined")
         return {"whitespace_pattern": given.whitespace_pattern}
     if given.disable_any_whitespace is None:
         return usual

@@ -199,19 +199,23 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, request: ChatRequest, offer: Offer) -> None:
         """Raise for what the template would leave out in silence."""
         if offer.listed and "tools" not in self.words:
-            raise InvalidRequest("tools", "this model's chat template does not know tools; only tool_choice none works")
+            raise InvalidRequest(
+                "tools", "this model's chat template does not support tools; only tool_choice none works"
+            )
         if offer.required and self.declared is not None:
             raise InvalidRequest("tool_choice", "this server cannot make this model call tools; tool_choice auto works")
         if offer.listed and self.calls is None and self.declared is None:
             raise InvalidRequest("tools", "this server cannot read this model's tool calls; see --tool-parser")
         if request.reasoning_effort is not None and "reasoning_effort" not in self.words:
-            raise InvalidRequest("reasoning_effort", "this model's chat template does not know reasoning_effort")
+            raise InvalidRequest("reasoning_effort", "this model's chat template does not support reasoning_effort")
         for index, message in enumerate(request.messages):
             place = f"messages[{index}]"
             if message.tool_calls and "tool_calls" not in self.words:
-                raise InvalidRequest(f"{place}.tool_calls", "this model's chat template does not know tool calls")
+                raise InvalidRequest(f"{place}.tool_calls", "this model's chat template does not support tool calls")
             if message.role == "tool" and not self.words & {"tool", "tool_calls"}:
-                raise InvalidRequest(f"{place}.role", "this model's chat template does not know messages of role tool")
+                raise InvalidRequest(
+                    f"{place}.role", "this model's chat template does not support messages of role tool"
+                )
 
     def parser(self, request_id: str, offer: Offer, opened: bool, prompt: str = "") -> OutputParser:
         """For one answer. offer: what the model may call. opened: whether the prompt ends inside reasoning."""

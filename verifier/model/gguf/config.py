@@ -121,7 +121,7 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
     if more:
         raise fields.error(f"rope.scaling.{more[0]} is not supported")
     if kind != "yarn":
-        raise fields.error(f"rope.scaling.type {kind!r} is not supported; supported are none, linear, yarn")
+        raise fields.error(f"rope.scaling.type {kind!r} is not supported; supported: none, linear, yarn")
     original = fields.integer("rope.scaling.original_context_length", fields.integer("context_length"))
     values = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     for key in ("beta_fast", "beta_slow"):

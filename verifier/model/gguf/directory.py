@@ -43,7 +43,7 @@ def _folder() -> Path:
     try:
         return kept.directory().with_name("gguf")
     except RuntimeError as error:  # nobody knows where home is
-        raise ModelNotFound(f"needs a place for what is made of it: {_PLACE}") from error
+        raise ModelNotFound(f"needs a folder for its converted files: {_PLACE}") from error
 
 
 _PLACE = "set XDG_CACHE_HOME to a directory that can be written to"
@@ -73,7 +73,7 @@ def _make(file: Path, beside: Path, made: Path) -> None:
                 raise
     except OSError as error:
         raise ModelNotFound(
-            f"needs a place for what is made of it: {made.parent}: {error.strerror}; {_PLACE}"
+            f"needs a folder for its converted files: {made.parent}: {error.strerror}; {_PLACE}"
         ) from error
 
 
@@ -109,7 +109,7 @@ def _stored(file: GgufFile, beside: Path) -> dict[str, Any]:
         names = enumerate(tokens_of(file))
         differing = next((token for at, token in names if vocabulary.get(token, at) != at), None)
     except (KeyError, TypeError) as error:
-        raise ConfigError(f"{beside}: not a whole tokenizer ({error!r})") from error
+        raise ConfigError(f"{beside}: not a complete tokenizer ({error!r})") from error
     if differing is not None:
         raise ConfigError(f"{beside} is not the tokenizer of {file.path}: {differing!r} has another id there")
     return values

@@ -121,17 +121,17 @@ class GgufFile:
 
 
 _NAMES = "parts keep the names that gguf-split gave them (NAME-00001-of-00002.gguf)"
-_CUT = "the file is not whole; the download may be incomplete"
+_CUT = "the file is incomplete; the download may be incomplete"
 
 
 def _check_beginning(path: Path, start: bytes) -> None:
     if start[:4] != MAGIC:
-        raise WeightsError(f"{path}: is no GGUF file: it begins with {start[:4]!r}")
+        raise WeightsError(f"{path}: is not a GGUF file: it begins with {start[:4]!r}")
     (version,) = struct.unpack("<I", start[4:])
     if version & 0xFFFF == 0:
         raise WeightsError(f"{path}: is big-endian, which is not supported; convert the model again, little-endian")
     if version not in (2, 3):
-        raise WeightsError(f"{path}: is of version {version} of GGUF; supported are 2 and 3")
+        raise WeightsError(f"{path}: has GGUF version {version}; supported: 2 and 3")
 
 
 @dataclass
@@ -207,7 +207,7 @@ def _read(path: Path, data: mmap.mmap) -> GgufFile:
         raise WeightsError(f"{path}: has two tensors of one name")
     for name, tensor in found.items():
         if tensor.start + tensor.nbytes > len(data):
-            raise WeightsError(f"{path}: {name} ends behind the end of the file: {_CUT}")
+            raise WeightsError(f"{path}: {name} ends past the end of the file: {_CUT}")
     return GgufFile(path, metadata, found)
 
 
@@ -222,8 +222,8 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _tensor(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
     if kind not in TYPES:
         called = _OTHERS.get(kind, f"number {kind}")
-        raise WeightsError(f"{path}: {name} has type {called}, which is not supported; supported are {SUPPORTED}")
+        raise WeightsError(f"{path}: {name} has type {called}, which is not supported; supported: {SUPPORTED}")
     found = TYPES[kind]
     if not shape or shape[-1] % found.numbers:
-        raise WeightsError(f"{path}: {name} of type {found.name} has shape {list(shape)}, no whole blocks")
+        raise WeightsError(f"{path}: {name} of type {found.name} has shape {list(shape)}, not a whole number of blocks")
     return GgufTensor(shape, found, start, path)

@@ -45,6 +45,6 @@ def chosen(names: Iterable[str], wanted: str) -> str | None:
     if len(found) != 1:
         what = "several GGUF files" if found or not wanted else f"no GGUF file called {wanted}"
         raise ModelNotFound(
-            f"has {what} ({', '.join(found or files)}): name one behind a colon, as in OWNER/NAME:Q4_K_M"
+            f"has {what} ({', '.join(found or files)}): name one after a colon, as in OWNER/NAME:Q4_K_M"
         )
     return found[0]

@@ -73,5 +73,5 @@ def _halves(rows: int, heads: int) -> Tensor:
     """int64[rows]: which row there is each row here. Numbers that rotate together are neighbours there, and half a
     head apart here."""
     if rows % (2 * heads):
-        raise WeightsError(f"{rows} rows are none of {heads} heads")
+        raise WeightsError(f"{rows} rows cannot be split into {heads} heads")
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()

@@ -121,7 +121,7 @@ export function spread(timeline, state) {
   const depth = new BarChart({
     id: "by-depth",
     title: "Accepted by depth",
-    note: "Cumulative: of all drafts, accepted at least so far. Conditional: of those accepted at the depth before.",
+    note: "Cumulative: the share of all drafts accepted to this depth. Conditional: the share of those accepted to the depth before.",
     legend: { now: "cumulative, last minute", before: "last hour", given: "conditional, last minute" },
     empty: "nothing drafted yet",
     foot: "depth",
@@ -130,8 +130,8 @@ export function spread(timeline, state) {
   const times = { foot: "ms, up to", legend: { verify: null } };
   const timesOf = (id, title, note, what) =>
     new BarChart({ id, title, note, empty: `no ${what} in this time`, ...times });
-  const gaps = timesOf("chunk-gaps", "Time between chunks", "What a reader waits for more text.", "chunks"),
-    tokens = timesOf("token-times", "Time per token", "The same, shared by a chunk's tokens.", "tokens");
+  const gaps = timesOf("chunk-gaps", "Time between chunks", "How long a reader waits for more text.", "chunks"),
+    tokens = timesOf("token-times", "Time per token", "The same, divided among the tokens of a chunk.", "tokens");
   const draw = () => {
     const { chunk_gaps, token_times } = sum(timeline.shown());
     depth.draw(depths(state.snapshot));

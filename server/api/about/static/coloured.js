@@ -88,7 +88,7 @@ export class StepStrip extends Plot {
         block(index, foot, late(milliseconds), "host"),
       );
     };
-    const hint = data.length ? `${data.length} steps; below, how long each took` : "";
+    const hint = data.length ? `${data.length} steps; how long each took is below` : "";
     return { height: HEIGHT + TIMES, marks: data.map(step), parts: data.map(aboutStep), hint, all: hint };
   }
 }

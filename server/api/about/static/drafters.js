@@ -62,7 +62,7 @@ class TreeChart extends Plot {
       height,
       marks: [flat.slice(1).map((node) => edge(node, trees)), flat.map((node) => circle(node, radius))],
       parts: flat.map(about),
-      hint: `${nodes.length} places in ${count(trees)} trees; those that few of them had are left out.`,
+      hint: `${nodes.length} nodes over ${count(trees)} trees; rare ones are left out.`,
       all: flat.map(about).join("; "),
     };
   }
@@ -90,9 +90,9 @@ function edge({ above, x, y, accepted }, trees) {
 // -- by drafter -------------------------------------------------------------------------------------------------------
 
 const HEADS = ["drafter", "trees", "accepted", "per tree", "last hour"];
-const NOTE = "Of what each drafted in the last minute, what the target said too; tokens of a step with such a tree.";
+const NOTE = "How much of what each drafted in the last minute the target accepted, and the tokens of a step with its tree.";
 const SHADOW_NOTE =
-  "A shadow drafts beside them, unverified: what it would have had accepted, in requests that ended in the last hour.";
+  "A shadow drafts beside them, unverified: the share that would have been accepted, in requests that ended in the last hour.";
 
 /** A name that may go on in the next line behind a "+". */
 const breakable = (name) => html("span", name.split(/(?<=\+)/).map((part) => [html("wbr"), part]));

@@ -14,7 +14,7 @@ function shape(widths) {
 /** What the re-runs found; nothing where nobody asked for any. */
 function selfCheck({ share, checked, tokens, mismatches, waiting, skipped }) {
   if (!share && !checked) return [];
-  const how = `${percent(share, share < 0.1 ? 1 : 0)} of the answers are decoded again plainly in idle time`;
+  const how = `${percent(share, share < 0.1 ? 1 : 0)} of the answers are decoded again without drafts in idle time`;
   const told = `${how}: ${count(tokens)} tokens compared, ${count(waiting)} waiting, ${count(skipped)} skipped`;
   if (!checked) return [fact("self-check: no answers yet", told, "check")];
   const answers = checked === 1 ? "1 answer" : `${count(checked)} answers`;
@@ -25,7 +25,7 @@ function selfCheck({ share, checked, tokens, mismatches, waiting, skipped }) {
 function replaced({ restarts, resumed }) {
   if (!restarts) return [];
   const engines = restarts === 1 ? "engine replaced once" : `engine replaced ${count(restarts)} times`;
-  return [fact(engines, `Requests that went on in the next one: ${count(resumed)}`, "warn")];
+  return [fact(engines, `Requests resumed in the next one: ${count(resumed)}`, "warn")];
 }
 
 /** The engines, where there are several, and how each of them is. */
@@ -40,7 +40,7 @@ function facts(server, checks) {
   if (server.exact === null) return [fact(server.status, server.message)];
   return [
     ...(server.status === "ready" ? [] : [fact(server.status, server.message, "warn")]),
-    fact(shape(server.draft_shape), "How far and how wide each step drafts"),
+    fact(shape(server.draft_shape), "How deep and how wide each step drafts"),
     server.exact
       ? fact("exact", server.exact_reason || "The text is that of plain decoding, bit for bit", "good")
       : fact("not exact", server.exact_reason, "warn"),
@@ -142,7 +142,7 @@ export function showFooter({ server, totals }) {
     ),
   );
   byId("footer").replaceChildren(
-    html("span", {}, `Foresay ${server.version}, since its start:`),
+    html("span", {}, `Foresay ${server.version}, since it started:`),
     html("ul", {}, said),
     html("a", { href: "metrics" }, "/metrics"),
     html("a", { href: "openapi.json" }, "/openapi.json"),

@@ -58,10 +58,10 @@ function take({ snapshot, points, models }) {
 const BUSY = 0.25; // as the log has it
 
 function tellStatus({ server: { status, message }, live: { crowded } }) {
-  const waits = `of its time the engine waits ${percent(crowded, 0)} for a core.`;
+  const waits = `the engine spends ${percent(crowded, 0)} of its time waiting for a CPU core.`;
   const words = {
-    ready: crowded < BUSY ? "" : `Something else keeps this machine busy: ${waits}`,
-    unloaded: `Not loaded: the next request waits until it is.${message && ` It could not be: ${message}`}`,
+    ready: crowded < BUSY ? "" : `Other programs keep this machine busy: ${waits}`,
+    unloaded: `Not loaded: the next request loads it.${message && ` Loading failed: ${message}`}`,
     loading: `Loading: ${message}`,
     down: `The engine is down: ${message}`,
     failed: `The engine cannot start: ${message}`,
@@ -74,7 +74,7 @@ function tellStatus({ server: { status, message }, live: { crowded } }) {
 /** What is on the page is what was last heard, and says so. */
 function lost() {
   document.documentElement.dataset.unreachable = "yes";
-  notice(`Server unreachable since ${clock(state.heard)}. Trying again; the numbers are those of then.`, "bad");
+  notice(`Server unreachable since ${clock(state.heard)}. Trying again; the numbers are from then.`, "bad");
 }
 
 async function refreshRequests() {
@@ -142,7 +142,7 @@ async function keepBeginning() {
       await begin();
       break;
     } catch (error) {
-      notice(`The server does not answer: ${error.message}`, "bad");
+      notice(`The server does not respond: ${error.message}`, "bad");
       await new Promise((resolve) => setTimeout(resolve, 2000));
     }
   }

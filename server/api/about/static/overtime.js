@@ -181,8 +181,8 @@ const whoDrafted = (bins) => [...new Set(bins.flatMap((bin) => Object.keys(bin.d
 export function overTime(timeline, state) {
   const chart = (id, title, note, panels) => new TimeChart(timeline, panels, { id, title, note });
   const speed =
-    "Tokens over the time that the engine stepped; how many times plain decoding's, estimated; first tokens.";
-  const passes = "What one pass of the target writes of a text, whoever drafted, plain passes included.";
+    "Tokens per second of engine time; how many times as fast as plain decoding, estimated; time to the first token.";
+  const passes = "How many tokens of a text one pass of the target writes, plain passes included.";
   const root = { times: 1000, stacked: true, level: () => state.snapshot.live.root_seconds };
   const all = () => state.snapshot.server.kv_tokens / state.snapshot.server.page_size;
   const pages = (name, colour, held) =>
@@ -194,14 +194,14 @@ export function overTime(timeline, state) {
       panel(44, "first token, ms", [first], { times: 1000 }),
     ]),
     chart("tokens-per-step", "Tokens per step", passes, [panel(132, "tokens", [perStep], plain)]),
-    chart("time-per-step", "Time per step", "Where it goes. The dashed line is a step that drafts nothing.", [
+    chart("time-per-step", "Time per step", "Where the time goes. The dashed line is a step without drafts.", [
       panel(132, "ms", PHASES, root),
     ]),
-    chart("choices", "Drafters and trees", "Who drafted, as a share of the steps of requests, and how many tokens.", [
+    chart("choices", "Drafters and trees", "Which drafter was used, as a share of the steps of requests, and how many tokens it drafted.", [
       panel(78, "share of steps", (bins) => whoDrafted(bins).map(drafted), shares),
       panel(54, "drafted tokens", [nodes], { least: 2 }),
     ]),
-    chart("load", "KV cache and queue", "Pages held by requests, and those that only keep old prompts findable.", [
+    chart("load", "KV cache and queue", "Pages held by requests, and those that only keep old prompts for reuse.", [
       panel(78, "KV pages", [pages("in use", "verify", "pages"), pages("kept", "before", "kept_pages")], shares),
       panel(54, "requests", [running, waiting], { least: 2 }),
     ]),

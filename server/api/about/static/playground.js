@@ -130,7 +130,7 @@ export class Playground {
     } catch (error) {
       this.turn.remove();
       if (this.cancelled) this._say("Stopped.", "");
-      else this._say(`Nothing came of it: ${error.message}`, "bad");
+      else this._say(`It failed: ${error.message}`, "bad");
     }
     this._busy(false);
     this.finished();
@@ -161,8 +161,8 @@ export class Playground {
         place = found < 0 ? ours.length : found;
       const why =
         first.metrics?.exact === false
-          ? "This server said it would not be exact here."
-          : "It should not be: please report it.";
+          ? "This server did not promise to be exact here."
+          : "This should not happen: please report it.";
       return this._say(`The texts differ from character ${place + 1} on (seed ${seed}). ${why}`, "bad");
     }
     this.times.push([first, second].map((response) => response.metrics.generation_time_ms / 1000));

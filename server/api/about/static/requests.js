@@ -26,7 +26,7 @@ function asked({ prompt, drafters, temperature, seed }) {
   ];
 }
 
-const NOT_KEPT = "Its text was not kept: store is false.";
+const NOT_KEPT = "Its text was not kept, as store was false.";
 const STEP = ["step", "drafter", "drafted", "accepted", "tokens", "milliseconds"];
 const RUN = ["text", "drafter", "depth", "forced"];
 const named = (names) => (values) => Object.fromEntries(names.map((name, index) => [name, values[index]]));
@@ -63,7 +63,7 @@ export class Requests {
       { class: "scroll list", tabindex: 0, role: "region", "aria-label": "Recent requests" },
       html("table", { class: "requests" }, html("thead", {}, html("tr", {}, heads)), this.body),
     );
-    const note = "Those of your key. Choose one to see its steps and where each token of its text came from.";
+    const note = "Requests made with your key. Choose one to see its steps and where each token of its text came from.";
     place.append(
       html("h3", { id: "requests-title" }, "Recent requests"),
       html("p", { class: "note" }, note),

@@ -1,0 +1,54 @@
+"""What Python's users give: any value may come, and errors speak of arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.fields import nearest
+from foresay.server.text.options import spelled_words, typed
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.sampling import SamplingParams
+
+FIELDS = SamplingParams.__struct_fields__
+#: What else ``generate`` takes by name.
+BESIDE = ("n", "stop", "structured_outputs")
+
+
+def sampling_of(params: SamplingParams | None, fields: Mapping[str, Any], tokenizer: Tokenizer) -> SamplingParams:
+    """``params`` with ``fields`` on top, each of its type; bad words that are texts as the tokens that spell them."""
+    for name in fields:
+        if name not in FIELDS:
+            raise InvalidRequest(name, f"{name} is not a sampling field{nearest(name, (*FIELDS, *BESIDE))}")
+    params = msgspec.structs.replace(params or SamplingParams(), **_spelled(fields, tokenizer))
+    return SamplingParams(
+        **{
+            field.name: typed(getattr(params, field.name), field.type, field.name)
+            for field in msgspec.structs.fields(SamplingParams)
+        }
+    )
+
+
+def _spelled(fields: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    words = typed(fields.get("bad_words", ()), list[str | list[int]], "bad_words")
+    texts = [word for word in words if isinstance(word, str)]
+    if not texts:
+        return dict(fields)
+    ids = tuple(tuple(word) for word in words if not isinstance(word, str))
+    return {**fields, "bad_words": ids + spelled_words(texts, tokenizer)}
+
+
+def is_one(prompt: str | list[Any]) -> bool:
+    """Whether this is a single prompt: text, or token ids."""
+    return isinstance(prompt, str) or any(not isinstance(entry, str | list | tuple) for entry in prompt)
+
+
+def of_arguments(message: str) -> str:
+    """A message that names flags, in the words of Python: ``--draft-tokens`` is ``draft_tokens`` there."""
+    names = {name.replace("_", "-"): name for name in EngineConfig.__struct_fields__}
+    return re.sub(r"--([a-z][a-z-]*)", lambda flag: names.get(flag[1], flag[0]), message)

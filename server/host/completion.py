@@ -1,0 +1,94 @@
+"""A finished text as Python's users have it, in a notebook with its tokens in the colours of their drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from itertools import pairwise
+
+import msgspec
+
+from foresay.spec.names import GRAMMAR
+from foresay.spec.request import Origin, TokenLogprobs
+from foresay.spec.trace import Statistics
+
+#: The page's colours (server/api/about/static/theme.css), and that of any other drafter.
+COLOURS = {
+    "prediction": "#746206",
+    "suffix": "#f153da",
+    "ngram": "#c08747",
+    "draft_model": "#137766",
+    "medusa": "#671bb2",
+    "eagle": "#2f5272",
+    "eagle3": "#132864",
+    "peagle": "#8028f8",
+    "dflash": "#080030",
+    "dspark": "#b048b0",
+    "grammar": "#522c1e",
+}
+OTHER = "#566173"
+#: Characters of a text in a repr.
+_SHORT = 60
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished text.
+
+    token_ids: what the model wrote, with the token that ended it, cut after the one a stop string ended in.
+    finish_reason: ``"stop"`` (end of text, stop token, stop string), ``"length"`` or ``"cancelled"``. seed: gives the
+    same text again. logprobs, prompt_logprobs: an entry per token, if asked for; of several choices for one prompt the
+    first has those of the prompt. exact: whether this machine guarantees the same tokens with any drafter.
+    drafters: who drafted each
+    token; "" where it is the target's own. offsets: for each token, the characters of text before it.
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    seed: int
+    exact: bool
+    statistics: Statistics | None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    drafters: list[str] = []
+    offsets: list[int] = []
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHORT else f"{self.text[: _SHORT - 3]}..."
+        return f"Completion({text!r}, {len(self.token_ids)} tokens, {self.finish_reason}, seed={self.seed})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the text, each drafted token in the colour of its drafter."""
+        words = "".join(_coloured(text, drafter) for text, drafter in self._spans())
+        names = sorted(set(self.drafters) - {""})
+        passes = "" if self.statistics is None else f" in {self.statistics.steps} passes"
+        legend = [f"{len(self.token_ids)} tokens{passes}", *(_coloured(name, name) for name in names)]
+        return (
+            f'<div style="white-space: pre-wrap">{words}</div>'
+            f'<div style="opacity: 0.8; font-size: 85%">{" &middot; ".join(legend)}</div>'
+        )
+
+    def _spans(self) -> Iterator[tuple[str, str]]:
+        """The text of each token, and who drafted it."""
+        ends = pairwise([*self.offsets, len(self.text)])
+        return ((self.text[begin:end], drafter) for (begin, end), drafter in zip(ends, self.drafters, strict=True))
+
+
+def _coloured(text: str, drafter: str) -> str:
+    if not drafter or not text:
+        return escape(text)
+    colour = COLOURS.get(drafter, OTHER)
+    style = f"background: {colour}40; border-bottom: 2px solid {colour}"
+    return f'<span style="{style}" title="drafted by {escape(drafter)}">{escape(text)}</span>'
+
+
+def drafters_of(origin: Origin | None, kept: int) -> list[str]:
+    """Who drafted each of the first ``kept`` tokens of a run; "" where it is the target's own."""
+    if origin is None:
+        return [""] * kept
+    names = [
+        GRAMMAR if node <= origin.forced else origin.sources[place] if origin.sources else origin.drafter
+        for place, node in enumerate(origin.path[:kept])
+    ]
+    return names + [""] * (kept - len(names))
