@@ -186,7 +186,7 @@ class Conversation:
 
     def _toggle_colours(self) -> None:
         if not self._terminal:
-            _say("/provenance colours text on a terminal, and this is none")
+            _say("/provenance colours text on a terminal; this output goes elsewhere")
             return
         self._coloured = not self._coloured
         _say("tokens have the colour of their drafter" if self._coloured else "answers are shown as Markdown")

@@ -1,4 +1,4 @@
-"""``foresay generate``: write on from one prompt, as text while it comes or as one JSON line."""
+"""``foresay generate``: continue one prompt, as text while it comes or as one JSON line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _add_generate_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what to write on from; - reads standard input")
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="the text to continue; - reads standard input")
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object, last, instead of the text")
 
@@ -95,7 +95,7 @@ def _json_line(engine: Engine, completion: Completion) -> str:
 
 GENERATE = Command(
     "generate",
-    "write on from one prompt",
+    "continue one prompt",
     (
         'foresay generate --prompt "Once upon a time" --max-tokens 100',
         'foresay generate --prompt "How many is 3 times 12?" --chat --temperature 0 --json',

@@ -107,7 +107,7 @@ def _not_removable(name: str) -> str:
 
 def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise ConfigurationError("nobody is here to be asked: give --yes to remove it")
+        raise ConfigurationError("there is no terminal to ask on: give --yes to remove it")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
