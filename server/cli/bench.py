@@ -27,7 +27,8 @@ from foresay.spec.names import NONE
 if TYPE_CHECKING:
     from foresay.drafters.training.prompts import Prompt
     from foresay.server.cli.selfcheck_prompts import Report
-    from foresay.server.host.local import Completion, Engine
+    from foresay.server.host.completion import Completion
+    from foresay.server.host.local import Engine
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.trace import Statistics
 

@@ -19,7 +19,8 @@ from foresay.server.settings.load import changed
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 
 if TYPE_CHECKING:
-    from foresay.server.host.local import Completion, Engine, TextStream
+    from foresay.server.host.completion import Completion
+    from foresay.server.host.local import Engine, TextStream
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.trace import ShadowReport, Statistics
 

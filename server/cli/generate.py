@@ -16,7 +16,8 @@ from foresay.server.settings.config import SamplingConfig
 from foresay.spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from foresay.server.host.local import Completion, Engine, TextStream
+    from foresay.server.host.completion import Completion
+    from foresay.server.host.local import Engine, TextStream
     from foresay.spec.sampling import SamplingParams
 
 

@@ -35,7 +35,8 @@ from rich.text import Text
 from foresay.server.cli.generate import stopping
 
 if TYPE_CHECKING:
-    from foresay.server.host.local import Completion, TextStream
+    from foresay.server.host.completion import Completion
+    from foresay.server.host.local import TextStream
     from foresay.server.schemas.tokens import TokenProvenance
 
 #: Seconds between two drawings of the block that grows.

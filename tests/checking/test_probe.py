@@ -213,7 +213,8 @@ def test_a_text_that_came_in_one_step_does_not_count_as_the_slowest() -> None:
 def test_the_speed_up_follows_from_the_speeds_and_lies_among_single_ones() -> None:
     rng = random.Random(0)
     for count in range(1, 60):
-        pairs = [tuple(statistics([0, 1], rng.uniform(1, 500)) for _ in range(2)) for _ in range(count)]
+        speeds = [(rng.uniform(1, 500), rng.uniform(1, 500)) for _ in range(count)]
+        pairs = [(statistics([0, 1], one), statistics([0, 1], other)) for one, other in speeds]
         found = Speeds.of(pairs)
         assert found.speedup == found.drafted / found.plain
         assert found.spread[0] <= found.speedup * (1 + 1e-9) and found.speedup <= found.spread[1] * (1 + 1e-9)

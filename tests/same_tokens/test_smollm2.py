@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def jobs(target) -> Callable[[str], list[Job]]:
     tokenizer = Tokenizer.load(directory)
     compiler = GrammarCompiler.load(directory, 49152, [2])
     assert compiler is not None
-    grammar = compiler.compile(Grammar(text=json.dumps({"grammars": [{"json_schema": SHAPE}]})))
+    grammar: Any = compiler.compile(Grammar(text=json.dumps({"grammars": [{"json_schema": SHAPE}]})))
 
     def made(salt: str) -> list[Job]:
         asked = [*QUESTIONS, ("greedy", LONG), ("warm", "Describe a person as JSON.")]
