@@ -87,7 +87,7 @@ def measure(engines: dict[str, Engine], config: BenchConfig, prompts: tuple[str,
         "rounds": config.rounds,
         "prompts": len(prompts),
         "max_tokens": config.max_tokens or engines["on"].usual_tokens,
-        "temperature": config.temperature,
+        "temperature": sampling_params(config).temperature,
     }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.server.cli.command import Command
-from foresay.server.cli.generate import sampling_params, stopping, write_out
+from foresay.server.cli.generate import drawn, for_people, sampling_params, stopping, write_out
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed
@@ -73,13 +73,18 @@ class Conversation:
     def __init__(
         self, engine: Engine, config: SamplingConfig, system: str | None, write: Write, terminal: bool = False
     ) -> None:
-        self._engine, self._config, self._write, self._terminal = engine, config, write, terminal
+        self._engine, self._config, self._write, self._terminal = engine, for_people(config), write, terminal
         self._system: Messages = []
         self._messages: Messages = []
         self._last: _Answer | None = None
         self._coloured = self._comparing = False
         if system:
             self._set_system(system)
+
+    @property
+    def sampling(self) -> str:
+        """How tokens are sampled, in words."""
+        return drawn(self._config)
 
     def obey(self, line: str) -> bool:
         """Answer a text or follow a command; False when the conversation is over."""
@@ -210,7 +215,7 @@ class Conversation:
 def _settable() -> dict[str, Setting]:
     """What ``/set`` changes: how tokens are drawn, and when to stop."""
     settings = settings_of(SamplingConfig)
-    return {name: one for name, one in settings.items() if one.group in ("drawing", "stopping") and not one.is_list}
+    return {name: one for name, one in settings.items() if one.group in ("sampling", "stopping") and not one.is_list}
 
 
 def _shown(value: object) -> str:
@@ -256,7 +261,8 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
 
 
 def _converse(conversation: Conversation, engine: Engine, read: Callable[[], str | None]) -> int:
-    _say(f"{engine.info.target}, drafted by {engine.info.drafter}. /help shows the commands, /bye leaves.")
+    who = f"{engine.info.target}, drafted by {engine.info.drafter}"
+    _say(f"{who}, {conversation.sampling}. /help shows the commands, /bye leaves.")
     while (line := read()) is not None and conversation.obey(line):
         pass
     return 0

@@ -27,12 +27,37 @@ def _add_generate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object, last, instead of the text")
 
 
+#: What people expect of a model that recommends nothing.
+_USUAL = {"temperature": 0.7, "top_p": 0.95}
+
+
 def sampling_params(config: SamplingConfig) -> SamplingParams:
-    """The sampling part of the settings. The seed is drawn here if none was given."""
+    """The sampling part of the settings, the model's own distribution where they say nothing. The seed is drawn here if
+    none was given."""
     from foresay.spec.sampling import SamplingParams
 
     shared = set(SamplingParams.__struct_fields__) & set(config.__struct_fields__)
-    return SamplingParams(**{name: getattr(config, name) for name in shared})
+    given = {name: getattr(config, name) for name in shared}
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def for_people(config: SamplingConfig) -> SamplingConfig:
+    """With what the model's ``generation_config.json`` recommends, or else is usual, where the settings say nothing."""
+    from foresay.server.settings.resolved import target_directory
+    from foresay.server.text.tokenizer import SamplingDefaults
+
+    own = SamplingDefaults.read(target_directory(config))
+    unset = [name for name in ("temperature", "top_k", "top_p") if getattr(config, name) is None]
+    values = {name: getattr(own, name) for name in unset}
+    return msgspec.structs.replace(
+        config, **{name: _USUAL.get(name) if value is None else value for name, value in values.items()}
+    )
+
+
+def drawn(config: SamplingConfig) -> str:
+    """How tokens are sampled, for a person."""
+    shown = ("temperature", config.temperature), ("top-k", config.top_k or None), ("top-p", config.top_p)
+    return ", ".join(f"{name} {value:g}" for name, value in shown if value is not None)
 
 
 def generate(config: SamplingConfig, arguments: Namespace) -> int:
@@ -42,6 +67,7 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
     from foresay.server.cli.progress import dim, loaded, shadow_summary, summary
 
     with loaded(config) as engine:
+        config = for_people(config)
         stream = _stream(engine, config, prompt, arguments.chat)
         if arguments.json:
             print(_json_line(engine, stream.result()), flush=True)
@@ -49,7 +75,7 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
         completion = write_out(stream)
         if completion.statistics is not None:
             line = summary(completion.statistics, completion.finish_reason, completion.seed, completion.exact)
-            print(dim(line), file=sys.stderr)
+            print(dim(f"{line} | {drawn(config)}"), file=sys.stderr)
         for report in engine.shadowed():
             print(dim(shadow_summary(report)), file=sys.stderr)
     return 0

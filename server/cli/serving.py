@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -24,9 +24,10 @@ from foresay.server.host.child import Spawned, spawn
 from foresay.server.http.auth import is_loopback
 from foresay.server.http.life import BESIDE, CLOSING_SECONDS, run_server
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import model_names
+from foresay.server.settings.resolved import cached_target, model_names
 from foresay.server.settings.units import span_in_words
 from foresay.spec.request import EngineInfo
+from foresay.verifier.model.hub import resolve
 
 
 def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = spawn) -> int:
@@ -126,12 +127,28 @@ def access(config: ServeConfig) -> str:
     return "needs an API key: " + " and ".join(told)
 
 
-def try_line(url: str, model: str, keyed: bool = False) -> str:
-    """A command that streams a completion from this server. keyed: it needs a key, taken from FORESAY_API_KEY."""
-    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 60, "stream": True}
+def try_line(url: str, model: str, keyed: bool = False, chats: bool = False) -> str:
+    """A command that streams an answer from this server. keyed: it needs a key, taken from FORESAY_API_KEY. chats: the
+    model has a chat template."""
+    asked = [{"role": "user", "content": "What is photosynthesis?"}]
+    given: dict[str, Any] = {"messages": asked} if chats else {"prompt": "Once upon a time"}
+    path = "chat/completions" if chats else "completions"
+    body = {"model": model, **given, "max_tokens": 100, "stream": True}
     sent = shlex.quote(msgspec.json.encode(body).decode())
     key = ' -H "Authorization: Bearer $FORESAY_API_KEY"' if keyed else ""
-    return f"curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d {sent}"
+    return f"curl -N {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {sent}"
+
+
+def _chats(config: ServeConfig) -> bool:
+    """Whether the target's files have a chat template; one among several models may be anywhere yet."""
+    place = None if config.models else cached_target(config)
+    if place is None:
+        return False
+    directory = resolve(place)
+    if (directory / "chat_template.jinja").exists():
+        return True
+    tokenizer = directory / "tokenizer_config.json"
+    return tokenizer.exists() and b'"chat_template"' in tokenizer.read_bytes()
 
 
 def warnings(config: ServeConfig) -> list[str]:
@@ -183,7 +200,7 @@ def _tell(table: Sequence[Row], notes: Sequence[str], config: ServeConfig, model
     """The table, where and for whom the server is, what to know and what to try."""
     url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
     table, notes = [*table, *addresses(url), ("access", access(config))], [*notes, *warnings(config)]
-    line = try_line(url, model, bool(config.api_key or config.api_key_file))
+    line = try_line(url, model, bool(config.api_key or config.api_key_file), _chats(config))
     if out.isatty() and not os.environ.get("NO_COLOR"):
         _show_rich(table, notes, line, out)
     else:

@@ -61,6 +61,9 @@ LayerNumbers = Annotated[
 Replicas = Annotated[
     str, Meta(pattern=r"^[1-9][0-9]{0,3}(-[1-9][0-9]{0,3})?$", extra={"expected": 'a number such as 2, or "1-4"'})
 ]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+TopK = Annotated[int, Meta(ge=-1)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
 Origin = Annotated[
     str,
     Meta(
@@ -442,11 +445,23 @@ USUAL_TOKENS = 256
 class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
     """What ``foresay generate`` and ``foresay chat`` add: how tokens are drawn and when to stop."""
 
-    temperature: Annotated[float, Meta(ge=0, le=100), _about("0 takes the most likely token", "sampling", "T")] = 1.0
-    top_k: Annotated[int, Meta(ge=-1), _about("sample from the K most likely tokens; 0 is all", "sampling", "K")] = 0
+    temperature: Annotated[
+        Temperature | None,
+        _about("0 takes the most likely token (what the model recommends, else 0.7; to measure, 1)", "sampling", "T"),
+    ] = None
+    top_k: Annotated[
+        TopK | None,
+        _about("sample from the K most likely tokens; 0 is all (what the model recommends, else all)", "sampling", "K"),
+    ] = None
     top_p: Annotated[
-        float, Meta(gt=0, le=1), _about("sample from the most likely tokens that together reach P", "sampling", "P")
-    ] = 1.0
+        TopP | None,
+        _about(
+            "sample from the most likely tokens that together reach P (what the model recommends, else 0.95; to "
+            "measure, 1)",
+            "sampling",
+            "P",
+        ),
+    ] = None
     min_p: Annotated[
         float,
         Meta(ge=0, le=1),

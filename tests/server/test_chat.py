@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -20,10 +21,12 @@ from rich.console import Console
 from foresay import Engine
 from foresay.server.cli import terminal
 from foresay.server.cli.chat import Conversation
+from foresay.server.cli.generate import drawn, for_people, sampling_params
 from foresay.server.cli.main import main
 from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
 from foresay.server.schemas.tokens import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
+from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import NumericalError
 
 UP, PASTE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[200~{}\x1b[201~", "\x1b\r", "\x03", "\x04"
@@ -319,3 +322,15 @@ def test_a_whole_conversation_on_a_terminal(
     captured = capsys.readouterr()
     assert "the target itself " in captured.out
     assert captured.err.splitlines()[-1] == "the same text"
+
+
+def test_a_person_gets_what_the_model_recommends_or_what_is_usual(tmp_path: Path) -> None:
+    usual = for_people(SamplingConfig(top_k=5))
+    assert (usual.temperature, usual.top_k, usual.top_p) == (0.7, 5, 0.95)
+    assert drawn(usual) == "temperature 0.7, top-k 5, top-p 0.95"
+    target = shutil.copytree(BUNDLED / "target", tmp_path / "target")
+    (target / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    own = for_people(SamplingConfig(target=str(target), temperature=0.0))
+    assert (own.temperature, own.top_k, own.top_p) == (0.0, 20, 0.95), "what is given goes before what is recommended"
+    neutral = sampling_params(SamplingConfig())
+    assert (neutral.temperature, neutral.top_k, neutral.top_p) == (1.0, 0, 1.0), "what is measured is the model itself"

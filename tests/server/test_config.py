@@ -218,5 +218,5 @@ def test_the_sampling_settings_are_the_engines_own() -> None:
     of_programs = {"stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids", "logprobs", "prompt_logprobs"}
     assert set(SamplingParams.__struct_fields__) - shared == of_programs
     defaults = SamplingParams()
-    for name in shared - {"max_tokens"}:
+    for name in shared - {"max_tokens", "temperature", "top_k", "top_p"}:  # None: what a model recommends
         assert getattr(SamplingConfig(), name) == getattr(defaults, name), name
