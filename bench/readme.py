@@ -43,11 +43,11 @@ def _conditions(entry: Entry) -> str:
     machine = entry["machine"]
     peers = ", ".join(f"{program} {entry[program]}" for program in ("llama.cpp", "xllamacpp") if program in entry)
     said = (
-        f"No GPU: {machine['cores']} cores of an {machine['cpu']}, {entry['server_threads']} threads; {peers}, which "
-        f"serve the same weights in each format, the fastest shown. {entry['target']}, {entry['distinct_prompts']} "
-        f"prompts, each asked of everybody once over HTTP, in turns, up to {entry['max_tokens']} tokens (the "
-        f"machine's load was then {machine['load_1m']:g}, its own threads counted in). Tokens per second after the "
-        f"first, medians, T = {' / '.join(entry['kinds'][TOGETHER])}."
+        f"No GPU: {machine['cores']} cores of an {machine['cpu']}, {entry['server_threads']} threads; {peers} serve "
+        "the same weights in several formats, of which the fastest is shown. "
+        f"{entry['target']}; {entry['distinct_prompts']} prompts, each sent once to every server over HTTP, in turns, "
+        f"answers of up to {entry['max_tokens']} tokens (load average {machine['load_1m']:g}, our own threads "
+        f"included). Tokens per second after the first, medians, T = {' / '.join(entry['kinds'][TOGETHER])}."
     )
     return fill(said, 120, break_long_words=False, break_on_hyphens=False)
 
@@ -91,7 +91,7 @@ def _at_once(entry: Entry) -> str:
     counts = entry["at_once"]
     ways = _shown({way: speed["median"] for way, speed in list(counts.values())[-1].items()})
     rows = [[way, *(f"{found[way]['median']:.0f}" for found in counts.values())] for way in ways]
-    said = f"Tokens per second of all requests together, {entry['max_tokens']} tokens each, so many at once:"
+    said = f"Tokens per second in total, by the number of requests at once ({entry['max_tokens']} tokens each):"
     return f"{said}\n\n{markdown(['', *counts], rows)}"
 
 

@@ -45,6 +45,7 @@ TRAINING = "--samples 4 --length 20 --steps 1 --batch 2"
 #: Every command that takes a model, as it is called with {model} in each place where one can be named.
 CALLS = {
     "generate": f"generate {{model}} --prompt fox --max-tokens 2 {SMALL}",
+    "run": f"run {{model}} hello --max-tokens 4 {SMALL}",
     "generate in chat": f"generate {{model}} --prompt fox --chat --max-tokens 2 {SMALL}",
     "chat": f"chat {{model}} --max-tokens 2 {SMALL}",
     "check": "check {model} --draft {model} --dtype float32",
@@ -128,6 +129,7 @@ def run(words: str, capsys: pytest.CaptureFixture[str], **places: object) -> tup
 
 def test_every_command_is_tried() -> None:
     others = {"serve", "replay", "config", "deploy", "keys", "models", "pull", "reload", "version"}
+    others |= {"list", "ps", "stop", "rm"}
     assert {call.split()[0] for call in CALLS.values()} | others == set(COMMANDS)
 
 
