@@ -272,7 +272,7 @@ class AuthMiddleware:
 
     def _check_admin(self, request: web.Request) -> None:
         if self._admin is None:
-            raise NotAdmin("This server has no admin key, so this is not allowed; start it with --admin-key KEY")
+            raise NotAdmin(f"{request.path} needs an admin key, which this server lacks; start it with --admin-key KEY")
         key = presented(request)
         if key is None:
             raise Unauthorized("The admin key was not sent; send it as: Authorization: Bearer KEY", given=False)
