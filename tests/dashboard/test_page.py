@@ -112,7 +112,7 @@ async def test_comparing_shows_equal_texts(url, tmp_path):
         await visit.ready()
         await visit.run("compare", max_output_tokens=48, temperature=1)
         await expect(visit.page.locator(".outcome")).to_have_text(
-            re.compile(r"^Same text,? (but )?in [\d.]+ m?s instead")
+            re.compile(r"^Same text: [\d.]+ m?s with drafts, [\d.]+ m?s without")
         )
         drafted, plain = visit.page.locator(".answer").nth(0), visit.page.locator(".answer").nth(1)
         assert [text for text, _ in await visit.tokens(drafted)] == [text for text, _ in await visit.tokens(plain)]
