@@ -68,8 +68,9 @@ def test_the_banner_says_how_long_it_took_and_what_the_engine_warns_of() -> None
 def test_the_line_to_try_is_one_shell_command_with_a_json_body() -> None:
     line = next(line for line in shown(ServeConfig(), io.StringIO()).splitlines() if "curl" in line)
     words = shlex.split(line)
-    assert words[:3] == ["curl", "-N", "http://127.0.0.1:8123/v1/completions"]
-    assert json.loads(words[-1])["model"] == "bundled"
+    assert words[:3] == ["curl", "-N", "http://127.0.0.1:8123/v1/chat/completions"]
+    body = json.loads(words[-1])
+    assert body["model"] == "bundled" and body["messages"][0]["role"] == "user", "the toy has a chat template"
 
 
 def test_colour_only_on_a_terminal_and_not_against_the_users_wish(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,12 +23,15 @@ NEEDED = {
     "replay": ["t"],
     "config": ["show"],
     "keys": ["list"],
+    "stop": ["model"],
+    "rm": ["model"],
 }
 #: Commands that start from a model, and how they are told which.
 WITH_MODEL = {
     "serve": ["NAME"],
     "generate": ["NAME", "--prompt", "x"],
     "chat": ["NAME"],
+    "run": ["NAME"],
     "check": ["NAME"],
     "pull": ["NAME"],
     "selfcheck": ["NAME"],
