@@ -17,7 +17,7 @@ from bench.http import exchange, running
 
 ROOT = Path(__file__).resolve().parents[2]
 FORESAY = (sys.executable, "-m", "foresay.server.cli.main")
-PROMPT, ASKED = "Once upon a time", {"max_tokens": 48, "seed": 7}
+PROMPT, ASKED = "Once upon a time", {"max_tokens": 48, "seed": 7, "temperature": 1.0, "top_p": 1.0}
 #: The project's settings for pytest but for those that want packages which a machine with a GPU may lack.
 _BARE = ["-o", "addopts=", "-o", "filterwarnings=", "--import-mode=importlib", "-p", "no:cacheprovider"]
 _BARE.append("--confcutdir=tests/kernels/on_device")

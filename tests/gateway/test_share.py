@@ -218,7 +218,7 @@ async def test_the_bodies_of_one_key_are_bounded_as_they_come(tokenizer):
         reader, writer = await announced(client, "Content-Length: 16000", b" " * 16_000)
         writers.append(writer)
         assert b"429" in await asyncio.wait_for(reader.readline(), 60)
-        assert b"bytes of bodies and messages are held already" in await reader.read(4096)
+        assert b"bytes of request bodies are held already" in await reader.read(4096)
         await until(lambda: bodies.used == 49_000)
         assert (await client.get("/v1/models", headers=bearer(ALICE))).status == 200, "what has no body is let in"
         for writer in writers:

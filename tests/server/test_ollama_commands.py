@@ -158,4 +158,4 @@ def test_stop_has_a_server_unload_a_model(server: str, capsys: pytest.CaptureFix
     assert main(["stop", "toi", "--url", server]) == 1
     assert capsys.readouterr().err == f"foresay stop: --url {server}: model not found\n"
     assert main(["ps", "--url", "http://127.0.0.1:1"]) == 1
-    assert "no Foresay answers there" in capsys.readouterr().err
+    assert "no Foresay server answers there" in capsys.readouterr().err

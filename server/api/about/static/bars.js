@@ -121,7 +121,7 @@ export function spread(timeline, state) {
   const depth = new BarChart({
     id: "by-depth",
     title: "Accepted by depth",
-    note: "Cumulative: the share of all drafts accepted to this depth. Conditional: the share of those accepted to the depth before.",
+    note: "Cumulative: of all drafts, accepted to this depth. Conditional: of those accepted to the depth before.",
     legend: { now: "cumulative, last minute", before: "last hour", given: "conditional, last minute" },
     empty: "nothing drafted yet",
     foot: "depth",

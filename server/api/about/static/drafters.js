@@ -90,9 +90,9 @@ function edge({ above, x, y, accepted }, trees) {
 // -- by drafter -------------------------------------------------------------------------------------------------------
 
 const HEADS = ["drafter", "trees", "accepted", "per tree", "last hour"];
-const NOTE = "How much of what each drafted in the last minute the target accepted, and the tokens of a step with its tree.";
+const NOTE = "What share of its drafts the target accepted in the last minute, and the tokens of a step with its tree.";
 const SHADOW_NOTE =
-  "A shadow drafts beside them, unverified: the share that would have been accepted, in requests that ended in the last hour.";
+  "A shadow drafts beside them, unverified: what would have been accepted, in requests of the last hour.";
 
 /** A name that may go on in the next line behind a "+". */
 const breakable = (name) => html("span", name.split(/(?<=\+)/).map((part) => [html("wbr"), part]));

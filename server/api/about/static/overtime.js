@@ -197,7 +197,7 @@ export function overTime(timeline, state) {
     chart("time-per-step", "Time per step", "Where the time goes. The dashed line is a step without drafts.", [
       panel(132, "ms", PHASES, root),
     ]),
-    chart("choices", "Drafters and trees", "Which drafter was used, as a share of the steps of requests, and how many tokens it drafted.", [
+    chart("choices", "Drafters and trees", "Each drafter's share of the steps, and how many tokens it drafted.", [
       panel(78, "share of steps", (bins) => whoDrafted(bins).map(drafted), shares),
       panel(54, "drafted tokens", [nodes], { least: 2 }),
     ]),
