@@ -131,7 +131,7 @@ def test_a_broken_line_is_counted_and_left_out(tmp_path: Path, traced: Traced) -
 )
 def test_what_is_no_trace(tmp_path: Path, content: str) -> None:
     (tmp_path / "file").write_text(content)
-    with pytest.raises(ConfigurationError, match="is no trace"):
+    with pytest.raises(ConfigurationError, match="is not a trace"):
         read(tmp_path / "file")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read(tmp_path / "nothing")
