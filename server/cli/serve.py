@@ -109,7 +109,8 @@ def answers(url: str, path: str, key: str | None, body: dict[str, Any] | None = 
             with urllib.request.urlopen(request) as answer:
                 yield from map(json.loads, answer)
         except urllib.error.HTTPError as error:
-            told = json.loads(error.read())["error"]
+            with error:
+                told = json.loads(error.read())["error"]
             told = {"message": told, "type": ""} if isinstance(told, str) else told  # Ollama's routes say it so
             yield {"status": "error", "error": {"message": told["message"], "type": told["type"]}}
     except (OSError, ValueError, TypeError, KeyError) as error:  # nobody there, no URL, or not ours
