@@ -38,8 +38,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: ``"stop"`` (end of text, stop token, stop string), ``"length"`` or ``"cancelled"``. seed: gives the
     same text again. logprobs, prompt_logprobs: an entry per token, if asked for; of several choices for one prompt the
     first has those of the prompt. exact: whether this machine guarantees the same tokens with any drafter.
-    drafters: who drafted each
-    token; "" where it is the target's own. offsets: for each token, the characters of text before it.
+    drafters: who drafted each token; "" where it is the target's own. offsets: for each token, the characters of text
+    before it.
     """
 
     text: str

@@ -39,6 +39,9 @@ log = logging.getLogger("foresay.engine")
 def _import() -> None:
     """Whatever an engine is made of."""
     with uncollected():
+        from foresay.verifier.ops.kernels.cpu import kept
+
+        kept.sources()  # before they are read: what is written later, by an upgrade, is none of this process's
         import foresay.server.engine.build
         import foresay.server.engine.observers
         import foresay.server.host.loop  # noqa: F401

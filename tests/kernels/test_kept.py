@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,3 +188,18 @@ def test_a_kernel_that_is_kept_looks_at_no_other(folder, monkeypatch, most) -> N
     assert looks[0] <= 4 * len(names)
     assert kept.find(names[-1]) == b"code"
     assert len(list(folder.iterdir())) == min(most, 501)
+
+
+def test_an_engine_process_notes_the_sources_before_it_imports_them() -> None:
+    """Noted later, after an upgrade in place, they would be those of code that it does not run."""
+    code = """
+import sys
+from foresay.server.host import process
+from foresay.verifier.ops.kernels.cpu import kept
+known = []
+kept.sources = lambda: known.append({name for name in sys.modules if name.startswith("foresay.verifier")})
+process._import()
+print(known[0] & {"foresay.verifier.ops.kernels.cpu.launch", "foresay.verifier.ops.kernels.cpu.product"})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

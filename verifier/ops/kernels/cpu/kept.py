@@ -44,7 +44,9 @@ def seen(path: Path) -> tuple[int, ...]:
 
 @cache
 def sources() -> str:
-    """Which state the code that is run in steps is in."""
+    """Which state the code that is run in steps is in. An engine process asks before it imports that code: asked later,
+    after an upgrade in place, it would keep old kernels under the name of new ones.
+    """
     root, parts = Path(__file__).parents[4], ("spec", "kvpaging", "drafters", "verifier")
     return key_of(*(f"{path} {seen(path)}" for part in parts for path in sorted(root.glob(f"{part}/**/*.py"))))
 
