@@ -16,6 +16,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.verifier.model.config import ModelConfig
 from tests.checking.planned import draft_of
+from tests.server.test_gpu_memory import RTX_4090, planned, refused
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -95,3 +96,16 @@ def memory(*shapes: ModelShape) -> tuple[str, str]:
 @pytest.mark.parametrize("shapes", [(QWEN_8B, QWEN_06B), (LLAMA_8B, LLAMA_1B), (QWEN_06B,), (LLAMA_1B,)])
 def test_the_memory_of_real_models_is_as_computed(shapes: tuple[ModelShape, ...]) -> None:
     assert f"| {' and '.join(shape.name for shape in shapes)} | {' | '.join(memory(*shapes))} |" in README
+
+
+def test_the_plans_of_the_recipes_are_as_computed() -> None:
+    recipes = (ROOT / "docs" / "recipes.md").read_text("utf-8")
+    target, draft = (
+        shape.config(ModelConfig.from_directory(BUNDLED / "target"), 40_960) for shape in (QWEN_8B, QWEN_06B)
+    )
+    lengths = [refused(RTX_4090, *models).remedy for models in ((target, draft), (target,))]
+    shorter = [int(found[1]) for found in map(re.compile(r"--max-model-len (\d+)").search, lengths) if found]
+    held = planned(RTX_4090, target, kv_dtype="int8").tokens
+    assert f"| bf16, drafted by Qwen3-0.6B | {shorter[0]:,} tokens" in recipes
+    assert f"| bf16, `--draft suffix` | {shorter[1]:,} |" in recipes
+    assert f"| 40,960, all it has; the KV cache then holds {held:,} |" in recipes
