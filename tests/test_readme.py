@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,24 @@ def test_anchors_of_links_are_headings(document: Path) -> None:
     ] == []
 
 
-def test_examples_in_help_are_commands_that_parse() -> None:
-    import shlex
+def commands(document: Path) -> list[list[str]]:
+    """The words of the lines that show a command of ours, without comments and what a shell does with the output."""
+    text = document.read_text("utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^(?:\$ |    )(?:\w+=\S+ )*foresay ((?:[a-z]+)(?= |$)[^#|>\n]*)", text, re.MULTILINE)
+    return [shlex.split(line) for line in lines]
 
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_that_are_shown_parse(document: Path) -> None:
+    for name, *arguments in commands(document):
+        build_parser(COMMANDS[name]).parse_strictly(arguments)
+
+
+def test_commands_are_found() -> None:
+    assert sum(len(commands(document)) for document in DOCUMENTS) > 60
+
+
+def test_examples_in_help_are_commands_that_parse() -> None:
     for command in COMMANDS.values():
         for example in command.examples:
             program, name, *arguments = shlex.split(example)
