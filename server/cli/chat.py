@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,12 @@ from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
+from foresay.spec.names import NONE
 
 if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine, TextStream
+    from foresay.spec.acceptance import ByDepth
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.trace import ShadowReport, Statistics
 
@@ -30,15 +32,19 @@ Messages = list[dict[str, str]]
 
 COMMANDS = {
     "/help": "show this list",
-    "/system": "TEXT is the system message from now on; without TEXT there is none",
-    "/set": "NAME VALUE changes temperature, top_p, max_tokens, seed and others; without NAME shows them",
+    "/system": "/system TEXT sets the system message; without TEXT it is removed",
+    "/set": "/set NAME VALUE changes a setting, such as /set temperature 0; /set alone shows them all",
     "/new": "begin a new conversation",
-    "/compare": "write the last answer (or that to TEXT, or the next) again without drafts: both times, the same text?",
-    "/provenance": "colour tokens by who drafted them, or stop doing so",
-    "/stats": "tell more about the last answer",
+    "/compare": "write the last answer again without drafts, and show both times; /compare TEXT asks something new",
+    "/provenance": "colour each token by the drafter that proposed it; again to stop",
+    "/stats": "show more about the last answer",
     "/bye": "leave, as Ctrl-D does",
 }
 ALIASES = {"/reset": "/new", "/clear": "/new", "/quit": "/bye", "/exit": "/bye", "/?": "/help"}
+#: What is done where a setting has no value.
+_UNSET = {"max_tokens": " (as many as the context leaves)", "seed": " (a new one for each answer)"}
+#: Depths that /stats shows.
+_DEPTHS = 6
 KEYS = "Enter sends; Alt+Enter or a backslash begins another line. Ctrl-C clears the line, or stops an answer."
 
 
@@ -46,10 +52,23 @@ def _add_chat_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
 
 
-def _say(line: str) -> None:
-    from foresay.server.cli.progress import dim
+def _say(line: str, rows: Iterable[tuple[str, str]] = ()) -> None:
+    """Print rows of two columns and a line; on a terminal faintly, and wrapped at words."""
+    table = list(rows)
+    if not sys.stderr.isatty():
+        width = max((len(name) for name, _ in table), default=0)
+        texts = [*(f"{name:<{width}}  {text}" for name, text in table), *filter(None, [line])]
+        print("\n".join(texts), file=sys.stderr)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-    print(dim(line), file=sys.stderr)
+    console, grid = Console(file=sys.stderr, highlight=False), Table.grid(padding=(0, 2))
+    for name, text in table:
+        grid.add_row(Text(name, no_wrap=True), Text(text))
+    for part in [*([grid] if table else []), *([Text(line)] if line else [])]:
+        console.print(part, style="dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +116,15 @@ class Conversation:
             case "/bye":
                 return False
             case "/help":
-                _say("\n".join([*(f"{name:<12} {help}" for name, help in COMMANDS.items()), KEYS]))
+                _say(KEYS, COMMANDS.items())
             case "/system":
                 self._set_system(rest.strip())
+                _say("the system message is set" if self._system else "there is no system message now")
             case "/set":
                 self._set(rest.split())
             case "/new":
                 self._messages, self._last = [], None
+                _say("a new conversation begins")
             case "/compare":
                 self._compare(rest.strip())
             case "/provenance":
@@ -142,6 +163,9 @@ class Conversation:
 
     def _compare(self, text: str) -> None:
         """The drafted side is the answer as it was given: written again, it could be drafted from itself."""
+        if self._engine.info.drafter == NONE:
+            _say("nothing drafts here, so there is nothing to compare; leave out --draft none to try it")
+            return
         if self._last is not None and not text:
             self._decode_again(self._last)
             return
@@ -167,8 +191,8 @@ class Conversation:
             return
         same = again.token_ids == last.completion.token_ids
         reason = "" if same else f" ({self._engine.info.exact_reason})"
-        _say(f"with drafts:    {_timed(drafted)}\nwithout drafts: {_timed(again.statistics)}")
-        _say(f"{'the same text' if same else 'NOT the same text'}{reason}")
+        times = [("with drafts:", _timed(drafted)), ("without drafts:", _timed(again.statistics))]
+        _say(f"{'the same text' if same else 'NOT the same text'}{reason}", times)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -179,16 +203,26 @@ class Conversation:
         known = _settable()
         match words:
             case []:
-                _say("  ".join(f"{name} {_shown(getattr(self._config, name))}" for name in known))
+                _say("", [(name, self._shown(name)) for name in known])
+            case [name, "unset"] if name in known:
+                self._config = for_people(msgspec.structs.replace(self._config, **{name: known[name].default}))
+                _say(f"{name} is now {self._shown(name)}")
             case [name, value]:
                 try:
                     self._config = changed(self._config, {name: value}, known)
+                    _say(f"{name} is now {self._shown(name)}")
                 except ConfigurationError as error:
                     _say(str(error))
-            case [name, *_]:
-                setting = known.get(name)
-                what = f"{name} is {setting.expected}" if setting else f"the names are {', '.join(known)}"
-                _say(f"/set NAME VALUE: {what}, such as /set temperature 0.7")
+            case [name, *_] if name in known:
+                _say(f"/set {name} VALUE: {name} is {known[name].expected}, or unset")
+            case _:
+                _say(f"/set NAME VALUE, such as /set temperature 0.7: the names are {', '.join(known)}")
+
+    def _shown(self, name: str) -> str:
+        value = getattr(self._config, name)
+        if value is None:
+            return "unset" + _UNSET.get(name, "")
+        return f"{value:g}" if isinstance(value, float) else str(value)
 
     def _toggle_colours(self) -> None:
         if not self._terminal:
@@ -206,8 +240,7 @@ class Conversation:
         completion, statistics = self._last.completion, self._last.completion.statistics
         _say(summary(statistics, completion.finish_reason, completion.seed, completion.exact))
         cached = f"{statistics.cached_tokens} of {statistics.prompt_tokens} prompt tokens were in the KV cache"
-        accepted = statistics.by_depth if statistics.drafts else "nothing was drafted"
-        _say(f"{cached} | accepted by depth: {accepted}")
+        _say(f"{cached} | {_accepted(statistics.by_depth)}")
         for report in self._last.shadowed:
             _say(shadow_summary(report))
 
@@ -218,8 +251,15 @@ def _settable() -> dict[str, Setting]:
     return {name: one for name, one in settings.items() if one.group in ("sampling", "stopping") and not one.is_list}
 
 
-def _shown(value: object) -> str:
-    return "unset" if value is None else str(value)
+def _accepted(depths: ByDepth) -> str:
+    """How far drafts were accepted, in words."""
+    shares = [share for share in depths.cumulative if share]
+    if not shares:
+        return "no draft was accepted" if depths.drafts else "nothing was drafted"
+    first, *more = (f"{share:.0%}" for share in shares[:_DEPTHS])
+    deeper = [f"{share} {least} or more" for least, share in enumerate(more, start=2)]
+    of = f"of {depths.drafts} draft{'' if depths.drafts == 1 else 's'}"
+    return ", ".join([f"{of}, {first} had their first token accepted", *deeper])
 
 
 def _in_words(answer: _Answer) -> str:
@@ -228,7 +268,9 @@ def _in_words(answer: _Answer) -> str:
     parts = [_counted(len(completion.token_ids), answer.passes)]
     if statistics is not None and statistics.decode_tokens_per_second:
         parts.append(f"{statistics.decode_tokens_per_second:.1f} tokens/s")
-    ended = {"length": "cut for length (/set max_tokens N)", "cancelled": "stopped"}
+    full = "cut: the context is full (/new begins a new conversation)"
+    cut = full if answer.params.max_tokens is None else "cut for length (/set max_tokens N)"
+    ended = {"length": cut, "cancelled": "stopped"}
     return ", ".join([*parts, *filter(None, [ended.get(completion.finish_reason)])])
 
 
@@ -248,21 +290,22 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
     from foresay.server.cli.progress import loaded
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        with loaded(config) as engine:
+        with loaded(config, unlimited=True) as engine:
             conversation = Conversation(engine, config, arguments.system, lambda stream, _: write_out(stream))
             return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
     from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
 
     with unechoed():  # what is typed while it loads is the first question
-        engine = loaded(config)
+        engine = loaded(config, unlimited=True)
     with engine:
         conversation = Conversation(engine, config, arguments.system, AnswerWriter(), terminal=True)
         return _converse(conversation, engine, LineReader())
 
 
 def _converse(conversation: Conversation, engine: Engine, read: Callable[[], str | None]) -> int:
-    who = f"{engine.info.target}, drafted by {engine.info.drafter}"
-    _say(f"{who}, {conversation.sampling}. /help shows the commands, /bye leaves.")
+    drafter = engine.info.drafter
+    who = [engine.info.target, *([] if drafter == NONE else [f"drafted by {drafter}"]), conversation.sampling]
+    _say(f"{', '.join(who)}. /help shows the commands, /bye leaves.")
     while (line := read()) is not None and conversation.obey(line):
         pass
     return 0

@@ -62,14 +62,17 @@ def drawn(config: SamplingConfig) -> str:
 
 def generate(config: SamplingConfig, arguments: Namespace) -> int:
     """Generate, and print the text or the JSON line."""
-    prompt = _prompt(arguments.prompt)
+    return answer(config, _prompt(arguments.prompt), arguments.chat, arguments.json)
 
+
+def answer(config: SamplingConfig, prompt: str, chat: bool, json: bool = False, unlimited: bool = False) -> int:
+    """Load the model and write on from a prompt. unlimited: as far as the context lets it, unless a length is set."""
     from foresay.server.cli.progress import dim, loaded, shadow_summary, summary
 
-    with loaded(config) as engine:
+    with loaded(config, unlimited) as engine:
         config = for_people(config)
-        stream = _stream(engine, config, prompt, arguments.chat)
-        if arguments.json:
+        stream = _stream(engine, config, prompt, chat)
+        if json:
             print(_json_line(engine, stream.result()), flush=True)
             return 0
         completion = write_out(stream)

@@ -12,7 +12,7 @@ from typing import Any
 
 from foresay.server.cli.chat import chat
 from foresay.server.cli.command import Command
-from foresay.server.cli.generate import generate
+from foresay.server.cli.generate import answer
 from foresay.server.cli.models import show_table
 from foresay.server.cli.serve import answers
 from foresay.server.settings.config import SamplingConfig
@@ -30,7 +30,7 @@ def _add_prompt(parser: ArgumentParser) -> None:
 def run(config: SamplingConfig, arguments: Namespace) -> int:
     """``foresay chat``, or ``foresay generate --chat`` where there is a prompt."""
     if arguments.prompt:
-        return generate(config, Namespace(prompt=" ".join(arguments.prompt), chat=True, json=False))
+        return answer(config, " ".join(arguments.prompt), chat=True, unlimited=True)
     return chat(config, Namespace(system=None))
 
 

@@ -479,7 +479,10 @@ class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
         _about("above 1, tokens of the prompt and the text so far get less likely", "sampling", "R"),
     ] = 1.0
     max_tokens: Annotated[
-        Positive | None, _about("most tokens to generate (256, or what the context leaves)", "stopping", "N")
+        Positive | None,
+        _about(
+            "the longest answer, in tokens (default: 256; chat and run: all that the context leaves)", "stopping", "N"
+        ),
     ] = None
     min_tokens: Annotated[int, Meta(ge=0), _about("fewest tokens to generate", "stopping", "N")] = 0
     stop: Annotated[

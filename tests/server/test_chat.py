@@ -19,7 +19,7 @@ from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
 from foresay import Engine
-from foresay.server.cli import terminal
+from foresay.server.cli import chat, terminal
 from foresay.server.cli.chat import Conversation
 from foresay.server.cli.generate import drawn, for_people, sampling_params
 from foresay.server.cli.main import main
@@ -27,6 +27,7 @@ from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
 from foresay.server.schemas.tokens import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.acceptance import ByDepth
 from foresay.spec.errors import NumericalError
 
 UP, PASTE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[200~{}\x1b[201~", "\x1b\r", "\x03", "\x04"
@@ -238,8 +239,8 @@ def test_compare_writes_the_last_answer_or_the_next_without_drafts(engine: Engin
     for line in (QUESTION, "/compare", "/compare And 3?"):
         talk.obey(line)
         with_drafts, without, verdict = said()[-3:]
-        assert re.match(r"with drafts:    [\d.]+ s after the first pass, 12 tokens in \d+ passes", with_drafts)
-        assert re.match(r"without drafts: [\d.]+ s after the first pass, 12 tokens in 12 passes", without)
+        assert re.match(r"with drafts:     [\d.]+ s after the first pass, 12 tokens in \d+ passes", with_drafts)
+        assert re.match(r"without drafts:  [\d.]+ s after the first pass, 12 tokens in 12 passes", without)
         assert verdict == "the same text"
     assert talk.asked[1] == talk.asked[0] and talk.asked[-1] == talk.asked[-2]
     talk.obey("And 4?")
@@ -262,7 +263,14 @@ def test_system_and_new_change_what_is_asked(engine: Engine) -> None:
     [
         ("/set temperature hot", "temperature must be a number from 0 to 100, got 'hot'"),
         ("/set temprature 1", 'unknown setting "temprature"; did you mean "temperature"?'),
-        ("/set top_p", "/set NAME VALUE: top_p is a number above 0 and at most 1, such as /set temperature 0.7"),
+        ("/set top_p", "/set top_p VALUE: top_p is a number above 0 and at most 1, or unset"),
+        ("/set max_tokens", "/set max_tokens VALUE: max_tokens is a whole number of at least 1, or unset"),
+        ("/set temperature 0", "temperature is now 0"),
+        ("/set temperature unset", "temperature is now 0.7"),
+        ("/set max_tokens unset", "max_tokens is now unset (as many as the context leaves)"),
+        ("/system Be brief.", "the system message is set"),
+        ("/system", "there is no system message now"),
+        ("/new", "a new conversation begins"),
         ("/set max_tokens 0", "max_tokens must be a whole number of at least 1, got '0'"),
         ("/compair", 'unknown command /compair; did you mean "/compare"? (/help lists them, /bye leaves)'),
         ("/stats", "nothing to tell yet"),
@@ -285,7 +293,71 @@ def test_set_changes_the_next_answers(engine: Engine, said: Said) -> None:
     ]
     assert said()[-1].startswith("3 tokens in ")
     talk.obey("/set")
-    assert "temperature 0.5" in said()[-1]
+    assert ["temperature", "0.5"] in [line.split() for line in said()]
+
+
+def test_an_answer_may_fill_the_context_unless_a_length_is_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"/set ignore_eos true\n{QUESTION}\n/bye\n"))
+    words = [
+        "--draft",
+        "ngram",
+        "--draft-tokens",
+        "2",
+        "--max-model-len",
+        "300",
+        "--dtype",
+        "float32",
+        "--temperature",
+        "0",
+    ]
+    assert main(["chat", *words]) == 0
+    chatted = capsys.readouterr().out
+    assert main(["run", *words, "--ignore-eos", "bundled", *QUESTION.split()]) == 0
+    ran = capsys.readouterr()
+    assert re.match(r"2[6-9]\d tokens \(length\)", ran.err), "the usual 256 are for what is measured"
+    assert ran.out == chatted
+
+
+def test_lines_are_wrapped_at_words_on_a_terminal(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    talk = Talk(engine)
+    for line in ("/help", "/set", QUESTION, "/stats"):
+        talk.obey(line)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", screen.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 60
+    words = {word for text in (*chat.COMMANDS.values(), chat.KEYS) for word in text.split()}
+    assert words <= {word for line in lines for word in line.split()}, "none is cut in two"
+
+
+def test_where_nothing_drafts_nothing_is_said_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/compare\n/bye\n"))
+    assert main(["chat", "--draft", "none", "--max-model-len", "256", "--dtype", "float32"]) == 0
+    first, compared = capsys.readouterr().err.splitlines()
+    assert first == "bundled, temperature 0.7, top-p 0.95. /help shows the commands, /bye leaves."
+    assert compared.startswith("nothing drafts here, so there is nothing to compare")
+
+
+@pytest.mark.parametrize(
+    ("depths", "drafts", "said"),
+    [
+        ([3, 1, 1, 0], 13, "of 13 drafts, 23% had their first token accepted, 8% 2 or more, 8% 3 or more"),
+        ([0], 1, "no draft was accepted"),
+        ([], 0, "nothing was drafted"),
+    ],
+)
+def test_how_far_drafts_were_right_is_said_in_words(depths: list[int], drafts: int, said: str) -> None:
+    assert chat._accepted(ByDepth.of(depths, drafts)) == said
 
 
 def test_a_path_is_a_question_and_bye_leaves(engine: Engine) -> None:
