@@ -78,7 +78,7 @@ def reload(config: EngineConfig, arguments: Namespace) -> int:
     }
     last: dict[str, Any] = {}
     with Stages(lines=True) as stages:
-        for last in answers(arguments.url, "/admin/reload", _admin_key(arguments.admin_key), body):
+        for last in answers(arguments.url, "/admin/reload", admin_key(arguments.admin_key), body):
             if last["status"] == "loading":
                 stages(last["phase"], last["share"])
     if last.get("status") != "replaced":
@@ -92,7 +92,8 @@ def _seen_from_there(value: object) -> object:
     return str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
 
 
-def _admin_key(given: str | None) -> str:
+def admin_key(given: str | None) -> str:
+    """The admin key that was given, or is in the environment."""
     key = given or os.environ.get("FORESAY_ADMIN_KEY")
     if key is None:
         raise ConfigurationError("this needs the server's admin key: give --admin-key, or set FORESAY_ADMIN_KEY")
