@@ -111,10 +111,8 @@ def _list_usage(url: str, key: str) -> int:
         for one in answer["data"]
     ]
     show_table(("name", *(count.replace("_", " ") for count in _COUNTED), "last used"), rows)
-    print(
-        f"since {_time(min(one['since'] for one in answer['data']))}; keys that were added later, since then",
-        file=sys.stderr,
-    )
+    since = _time(min((one["since"] for one in answer["data"]), default=None))
+    print(f"counted since {since}, for keys that were added later since then", file=sys.stderr)
     return 0
 
 
