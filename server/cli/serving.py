@@ -101,7 +101,7 @@ def rows(info: EngineInfo) -> list[Row]:
         ("drafter", _reasoned((info.draft or info.drafter) + _shape(info), info.drafter_reason)),
         ("dtype", _reasoned(f"{info.dtype} on {info.device}", info.dtype_reason)),
         *([("weights", info.quantization)] if info.quantization else []),
-        *([("activations", _reasoned(info.activations, info.activations_reason))] if info.quantization else []),
+        *([("activations", _reasoned(_activations(info), info.activations_reason))] if info.quantization else []),
         ("exact", _reasoned("yes" if info.exact else "no", info.exact_reason)),
         (
             "KV cache",
@@ -122,9 +122,10 @@ def access(config: ServeConfig) -> str:
     """Who may use the server."""
     if not config.api_key and config.api_key_file is None:
         return "this machine only" if is_loopback(config.host) else "anyone who can reach it; no API key is needed"
-    told = [f"{len(config.api_key)} from the settings"] if config.api_key else []
-    told += [] if config.api_key_file is None else [f"those in {config.api_key_file}"]
-    return "needs an API key: " + " and ".join(told)
+    keys = len(config.api_key)
+    told = ["the one from the settings" if keys == 1 else f"one of {keys} from the settings"] if keys else []
+    told += [] if config.api_key_file is None else [f"one of those in {config.api_key_file}"]
+    return "only with an API key, " + " or ".join(told)
 
 
 def try_line(url: str, model: str, keyed: bool = False, chats: bool = False) -> str:
@@ -250,12 +251,16 @@ def _kept(info: EngineInfo) -> str:
     return f" of {info.kv_token_bytes:,} bytes ({info.kv_dtype})" if info.kv_token_bytes else ""
 
 
+def _activations(info: EngineInfo) -> str:
+    return "not rounded" if info.activations == "model" else info.activations
+
+
 def _shape(info: EngineInfo) -> str:
     widths = info.draft_shape
     if not widths:
         return ""
     if info.chosen:
-        return f", chosen at every step, up to {len(widths)} tokens ahead"
+        return f", up to {len(widths)} tokens ahead, as many as pay at each step"
     if set(widths) == {1}:
         return f", {len(widths)} tokens ahead"
     return f", a tree of {','.join(map(str, widths))}"

@@ -447,17 +447,17 @@ class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
 
     temperature: Annotated[
         Temperature | None,
-        _about("0 takes the most likely token (what the model recommends, else 0.7; to measure, 1)", "sampling", "T"),
+        _about("0 takes the most likely token (default: as the model recommends, else 0.7; bench: 1)", "sampling", "T"),
     ] = None
     top_k: Annotated[
         TopK | None,
-        _about("sample from the K most likely tokens; 0 is all (what the model recommends, else all)", "sampling", "K"),
+        _about("sample from the K most likely tokens, 0: all (default: as the model recommends)", "sampling", "K"),
     ] = None
     top_p: Annotated[
         TopP | None,
         _about(
-            "sample from the most likely tokens that together reach P (what the model recommends, else 0.95; to "
-            "measure, 1)",
+            "sample from the most likely tokens that together reach P (default: as the model recommends, else 0.95; "
+            "bench: 1)",
             "sampling",
             "P",
         ),

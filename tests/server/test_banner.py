@@ -105,6 +105,10 @@ def test_a_tree_is_told_from_a_chain() -> None:
     tree = msgspec.structs.replace(INFO, draft_shape=(3, 2, 1))
     none = msgspec.structs.replace(INFO, draft_shape=(), drafter="none", drafter_reason="")
     assert dict(serving.rows(tree))["drafter"].startswith("bundled/draft, a tree of 3,2,1")
+    chosen = msgspec.structs.replace(INFO, draft_shape=(1, 1, 1), chosen=True)
+    assert dict(serving.rows(chosen))["drafter"].startswith("bundled/draft, up to 3 tokens ahead, as many as pay at")
+    plain = msgspec.structs.replace(INFO, quantization="int8", activations="model", activations_reason="why")
+    assert dict(serving.rows(plain))["activations"] == "not rounded (why)"
     assert dict(serving.rows(none))["drafter"] == "none"
 
 

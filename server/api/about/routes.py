@@ -13,6 +13,7 @@ from foresay.server.api.about.dashboard import PAGE, served, wants_page
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.engine.generation import unavailable
 from foresay.server.gateway.caller import CALLER, Caller
+from foresay.server.gateway.key_store import KeyStore
 from foresay.server.host.models.models import MODELS, Entry, Models
 from foresay.server.observe.telemetry.report import Replica
 from foresay.server.schemas.shared import ModelCard, ModelList
@@ -110,9 +111,17 @@ class KeyUsage(msgspec.Struct, kw_only=True, tag_field="object", tag="usage"):
         return cls(name=caller.name, **msgspec.structs.asdict(caller.usage))
 
 
+class Usages(msgspec.Struct, kw_only=True):
+    """``GET /admin/usage``: one for each key, those of ``--api-key`` first."""
+
+    data: list[KeyUsage]
+
+
 # -- routes ------------------------------------------------------------------------------------------------------------
 
 HIDDEN = "(hidden)"
+#: Who may use the server.
+KEYS: web.AppKey[KeyStore] = web.AppKey("keys", KeyStore)
 
 
 async def index(request: web.Request) -> web.Response:
@@ -218,6 +227,11 @@ async def usage(request: web.Request) -> web.Response:
     return json_response(KeyUsage.of(CALLER.get()))
 
 
+async def usages(request: web.Request) -> web.Response:
+    """What each key has used since the server started; the admin key opens it."""
+    return json_response(Usages(data=[KeyUsage.of(caller) for caller in request.app[KEYS].callers]))
+
+
 def _card(served: Models, entry: Entry, name: str) -> ModelCard:
     info, created = entry.info, served.server.created
     if not served.several and info is None:
@@ -243,6 +257,7 @@ ROUTES = [
     Route("GET", "/version", version, answer=Version),
     Route("GET", "/server_info", server_info, answer=ServerInfo),
     Route("GET", "/v1/usage", usage, answer=KeyUsage),
+    Route("GET", "/admin/usage", usages, answer=Usages),
     Route("GET", "/v1/models", models, answer=ModelList, errors=(401, 503)),
     Route(
         "GET",

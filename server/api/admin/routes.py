@@ -1,7 +1,6 @@
-"""What only the admin key opens: how much each key has used, and replacing the engine of a running server.
+"""Replacing the engine of a running server: ``POST /admin/reload``.
 
-After ``POST /admin/reload`` the server goes on with other settings of its engine, other weights, or another model
-(docs/resumption.md)::
+It goes on with other settings of its engine, other weights, or another model (docs/resumption.md)::
 
     the same model     another engine gets ready, and whatever runs goes on in it at the next token
     another one        gets ready beside it, and has the new requests; whatever runs ends in the engine that has it
@@ -22,9 +21,7 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from foresay.server.api.about.routes import KeyUsage
 from foresay.server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
-from foresay.server.gateway.key_store import KeyStore
 from foresay.server.host.models.models import MODELS, Entry, Models
 from foresay.server.host.replacement import Progress, writes_alone
 from foresay.server.schemas.errors import ApiError, NotNow, described
@@ -35,21 +32,6 @@ from foresay.server.settings.resolved import target_directory
 from foresay.spec.errors import ForesayError, InvalidRequest
 
 log = logging.getLogger("foresay.server")
-
-
-#: Who may use the server.
-KEYS: web.AppKey[KeyStore] = web.AppKey("keys", KeyStore)
-
-
-class Usages(msgspec.Struct, kw_only=True):
-    """``GET /admin/usage``: one for each key, those of ``--api-key`` first."""
-
-    data: list[KeyUsage]
-
-
-async def usages(http: web.Request) -> web.Response:
-    """What each key has used since the server started."""
-    return json_response(Usages(data=[KeyUsage.of(caller) for caller in http.app[KEYS].callers]))
 
 
 class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -210,7 +192,6 @@ def _field(message: str, settings: Mapping[str, Any]) -> str:
 
 
 ROUTES = [
-    Route("GET", "/admin/usage", usages, answer=Usages),
     Route(
         "POST",
         "/admin/reload",
@@ -220,5 +201,5 @@ ROUTES = [
         Stream(LINES, (Reloading, Reloaded, ReloadError)),
         (*BODY_ERRORS, 409),
         always=True,
-    ),
+    )
 ]
