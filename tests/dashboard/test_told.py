@@ -35,7 +35,7 @@ async def shown(engine: ScriptedEngine, tokenizer: Tokenizer, **context: Any) ->
         served(engine, tokenizer, services.append) as client,
         visiting(str(client.make_url("")).rstrip("/"), **context) as visit,
     ):
-        await visit.go()
+        await visit.go("/dashboard")
         await visit.ready()
         yield services[0], visit
 

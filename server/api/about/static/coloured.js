@@ -35,7 +35,6 @@ export class ColouredText {
       token.depth ? shade("span", source(token), token.depth, token.text) : html("span.t.own", token.text);
     this.tokens.push(...said);
     this.place.append(...said.map(span));
-    this.place.scrollTop = this.place.scrollHeight;
   }
 }
 
@@ -88,7 +87,7 @@ export class StepStrip extends Plot {
         block(index, foot, late(milliseconds), "host"),
       );
     };
-    const hint = data.length ? `${data.length} steps; how long each took is below` : "";
+    const hint = data.length ? `${data.length} passes; how long each took is below` : "";
     return { height: HEIGHT + TIMES, marks: data.map(step), parts: data.map(aboutStep), hint, all: hint };
   }
 }
