@@ -17,7 +17,7 @@ export const textOf = (response) =>
     .map((part) => part.text)
     .join("");
 
-/** A button that shows tokens, coloured, or the text as the model means it; changed(coloured) is called with the choice. */
+/** A button that shows tokens, coloured, or the text as the model means it; changed(coloured) learns the choice. */
 export function tokensButton(answers, coloured, changed) {
   const button = html("button.quiet", { type: "button" }, "Show tokens");
   const show = (chosen) => {

@@ -6,7 +6,7 @@ import { percent, time } from "./format.js";
 export const ENOUGH = 3;
 const EQUAL = 1.03; // within this factor both ways are as fast
 const SCATTERED = 3; // races whose ratios lie farther apart do not tell
-export const BUSY = 0.25; // nor those in which the engine waited for a core for such a share of its time, as the log has it
+export const BUSY = 0.25; // nor those in which the engine waited for a core for such a share of its time (as in the log)
 
 const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 
@@ -32,7 +32,8 @@ export function verdict(times, crowded = 0) {
   }
   const all = `Same text in all ${counted.length} races: ${took}.`,
     busy = "Cannot tell: this machine is busy";
-  if (crowded >= BUSY) return [busy, `${all} The engine spent ${percent(crowded)} of its time waiting for a core.`, "warn"];
+  if (crowded >= BUSY)
+    return [busy, `${all} The engine spent ${percent(crowded)} of its time waiting for a core.`, "warn"];
   if (Math.max(...ratios) > SCATTERED * Math.min(...ratios))
     return [busy, `${all} They differ too much from each other. Try again when it is quiet.`, "warn"];
   const first = winner(both);
@@ -45,7 +46,8 @@ export function verdict(times, crowded = 0) {
 export function difference(drafted, plain, seed, exact) {
   if (drafted === plain) return null;
   const [ours, theirs] = [[...drafted], [...plain]],
-    found = ours.findIndex((character, index) => character !== theirs[index]);
+    found = ours.findIndex((character, index) => character !== theirs[index]),
+    place = (found < 0 ? ours.length : found) + 1;
   const why = exact ? "This should not happen: please report it." : "This server did not promise to be exact here.";
-  return ["The texts differ", `From character ${(found < 0 ? ours.length : found) + 1} on (seed ${seed}). ${why}`, "bad"];
+  return ["The texts differ", `From character ${place} on (seed ${seed}). ${why}`, "bad"];
 }

@@ -188,7 +188,8 @@ export class Playground {
     const answer = new Answer(off ? "Without drafts" : "With drafts"),
       began = performance.now();
     const show = (coloured) => (this.coloured = coloured); // the next answer, too
-    turn.append(answer.element, html("div.buttons", tokensButton([answer], this.coloured, show)));
+    answer.element.append(html("div.buttons", tokensButton([answer], this.coloured, show)));
+    turn.append(answer.element);
     turn.scrollIntoView({ block: "nearest" });
     const tick = () => {
       if (answer.element.dataset.state === "done") return;

@@ -12,7 +12,8 @@ export class Session {
     this.stopped = false;
   }
 
-  /** Make a response; `more({ tokens, steps, text, thought })` is called for each of its deltas. Resolves to the finished response.
+  /** Make a response; `more({ tokens, steps, text, thought })` is called for each of its deltas. Resolves to the
+   * finished response.
    *
    * Throws an Error that says what the server did not like.
    */

@@ -5,7 +5,7 @@ import { html } from "./elements.js";
 import { model } from "./models.js";
 
 const NUMBERS = [
-  ["max_output_tokens", "Most tokens", { value: 160, min: 1, step: 1 }],
+  ["max_output_tokens", "Tokens at most", { value: 160, min: 1, step: 1 }],
   ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 }],
   ["top_p", "Top-p", { min: 0, max: 1, step: 0.05 }],
   ["seed", "Seed", { placeholder: "any", step: 1 }],
@@ -17,7 +17,8 @@ export class Settings {
     this.usual = null; // what the server says people sample this model with
     this.system = html("textarea", { name: "system", rows: 2, spellcheck: "false", placeholder: "none" });
     this.method = html("select", { name: "method" });
-    this.numbers = new Map(NUMBERS.map(([name, , limits]) => [name, html("input", { type: "number", name, ...limits })]));
+    const field = ([name, , limits]) => [name, html("input", { type: "number", name, ...limits })];
+    this.numbers = new Map(NUMBERS.map(field));
     this.line = html("span.sampling");
     this.element = html(
       "details.settings",
