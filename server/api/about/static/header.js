@@ -219,7 +219,7 @@ const COUNTERS = {
 
 export function showFooter({ server, totals }) {
   const counted = Object.entries(totals).map(([name, value]) =>
-    html("li", { "data-total": name, hidden: !value }, html("b", count(value)), ` ${COUNTERS[name] ?? name}`));
+    html("li", { "data-total": name, hidden: !value }, `${COUNTERS[name] ?? name} `, html("b", count(value))));
   byId("footer").replaceChildren(
     html("span", `Foresay ${server.version}, up ${span(server.uptime)}`),
     html("ul", counted),

@@ -48,14 +48,13 @@ function withSources(steps, runs) {
 
 function shown(detail) {
   const runs = detail.text.map(named(RUN)),
-    steps = new StepStrip("Passes of this request"),
-    prompt = html("p", { class: "note whole" }, detail.summary.prompt);
+    steps = new StepStrip("Passes of this request");
   steps.draw(withSources(detail.steps.map(named(STEP)), runs));
   const whole = detail.whole ? null : html("p", { class: "note" }, "Only the beginning of this request was kept.");
   if (!detail.text_kept) return [steps.element, html("p", { class: "note" }, NOT_KEPT), whole];
   const text = new ColouredText("Text of this request, coloured by origin");
   text.add(runs);
-  return [prompt, key(runs), steps.element, text.element, whole];
+  return [key(runs), steps.element, text.element, whole];
 }
 
 export class Requests {
