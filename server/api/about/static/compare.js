@@ -6,7 +6,7 @@ import { percent, time } from "./format.js";
 export const ENOUGH = 3;
 const EQUAL = 1.03; // within this factor both ways are as fast
 const SCATTERED = 3; // races whose ratios lie farther apart do not tell
-export const BUSY = 0.25; // nor those in which the engine waited for a core for such a share of its time (as in the log)
+export const BUSY = 0.25; // nor those in which the engine waited for a core for such a share of its time, as in the log
 
 const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 
