@@ -2,7 +2,8 @@
 
 import { ColouredText, key, StepStrip } from "./coloured.js";
 import { html } from "./elements.js";
-import { count, number, percent, time } from "./format.js";
+import { FIGURES, say } from "./figures.js";
+import { count, time } from "./format.js";
 import { Markdown } from "./markdown.js";
 
 const total = (ms) => Object.values(ms).reduce((sum, one) => sum + one, 0);
@@ -10,6 +11,14 @@ const many = (value, one, more) => [html("b", count(value)), ` ${value === 1 ? o
 
 /** Seconds that a response took, as its reader sees them: to its first token, and from there to its last. */
 export const secondsOf = ({ metrics }) => (metrics.time_to_first_token_ms + metrics.generation_time_ms) / 1000;
+
+/** The figures of a response as those of a request in the list of the dashboard. */
+const FIGURES_SAID = [FIGURES.rate, FIGURES.first, FIGURES.perPass, FIGURES.right];
+const figuresOf = ({ speculative_decoding: drafting, ...metrics }) => ({
+  ...metrics,
+  time_to_first_token: metrics.time_to_first_token_ms / 1000,
+  acceptance_rate: drafting?.num_draft_tokens ? drafting.draft_acceptance_rate : null,
+});
 
 export const textOf = (response) =>
   response.output
@@ -105,13 +114,9 @@ export class Answer {
     this.tokens = usage?.output_tokens;
     this.stop();
     if (metrics) this.clock.textContent = time(secondsOf(response));
-    const said = [
-      ["tok/s", number(metrics?.tokens_per_second)],
-      ["first token", time(metrics && metrics.time_to_first_token_ms / 1000)],
-      ["tokens per step", number(metrics?.tokens_per_step)],
-      ["accepted", drafting?.num_draft_tokens ? percent(drafting.draft_acceptance_rate) : "–"],
-    ];
-    this.numbers.replaceChildren(...said.map(([name, value]) => html("div", html("dt", name), html("dd", value))));
+    const said = metrics ? FIGURES_SAID.map((one) => [one.name, say(one, one.request(figuresOf(metrics)))]) : [],
+      known = said.filter(([, value]) => value);
+    this.numbers.replaceChildren(...known.map(([name, value]) => html("div", html("dt", name), html("dd", value))));
     this.element.dataset.tokens = usage?.output_tokens ?? 0;
     this.element.dataset.drafted = drafting?.num_draft_tokens ?? 0;
     this.element.dataset.accepted = drafting?.num_accepted_draft_tokens ?? 0;
