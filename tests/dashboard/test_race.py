@@ -69,16 +69,17 @@ async def test_both_ways_take_turns_and_neither_profits_from_the_other(tokenizer
         await visit.ask("compare", max_output_tokens=20, seed=40)
         await expect(visit.page.locator(".races li")).to_have_count(3)
         await finished(visit)
-        rounds = [frames[at : at + 3] for at in range(0, len(frames), 3)]
+        rounds = [frames[at : at + 4] for at in range(0, len(frames), 4)]
         assert len(rounds) == 4, "a pair that does not count, and three races"
-        for prepared, drafted, plain in rounds:
+        for prepared, drafted, again, plain in rounds:
             assert prepared["generate"] is False, "the prompt is ready for both"
+            assert again == prepared
             assert "speculation" not in drafted
             assert plain == drafted | {"speculation": {"off": True}}
             assert drafted["cache_salt"] == prepared["cache_salt"]
         assert len({one["cache_salt"] for one in frames}) == 4, "no race finds answers of another"
-        assert [drafted["seed"] for _, drafted, _ in rounds[1:]] == [40, 41, 42]
-        assert [drafted["max_output_tokens"] for _, drafted, _ in rounds] == [8, 20, 20, 20]
+        assert [drafted["seed"] for _, drafted, _, _ in rounds[1:]] == [40, 41, 42]
+        assert [drafted["max_output_tokens"] for _, drafted, _, _ in rounds] == [8, 20, 20, 20]
         assert {one["input"][0]["content"] for one in frames} == {STORY}
 
 

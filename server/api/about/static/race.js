@@ -62,14 +62,15 @@ export class Race {
   }
 
   /**
-   * Both ways, one after the other; null if they were stopped. What the two need of the prompt is computed before, and
-   * under a salt of their own they find nothing of earlier answers: so neither profits from the other.
+   * Both ways, one after the other; null if they were stopped. The prompt is computed before each: by then the engine
+   * has also put the answer before away, which the next one's first token would wait for. Under a salt of their own they
+   * find nothing of earlier answers. So neither profits from the other, or suffers.
    */
   async _both(fields, seen = false) {
     const asked = { ...fields, cache_salt: `race ${random(2 ** 48)}` },
       runs = [];
-    await this.run(true, { ...asked, generate: false }, () => {});
     for (const [index, title] of TITLES.entries()) {
+      await this.run(true, { ...asked, generate: false }, () => {});
       if (this.stopped) return null;
       if (seen) this._say(`Measuring: ${title.toLowerCase()}`, "One after the other, so that neither slows the other.");
       runs.push(await this._measured(index === 1, asked, seen ? this.lanes[index] : null));
