@@ -14,6 +14,7 @@ from torch import Tensor
 from foresay.kvpaging import KVStore
 from foresay.spec.features import Features
 from foresay.spec.protocols import FeatureRequest
+from foresay.verifier.model.config import BEFORE_ATTENTION, BEFORE_MLP
 from foresay.verifier.model.decoder import Decoder, Layer
 from foresay.verifier.ops.norm import add_rms_norm, embed
 from foresay.verifier.ops.rope import rotate_and_store
@@ -31,15 +32,16 @@ def paged_pass(
     Returns fp32[W, V] logits of the wanted rows and the features asked for, each [R, H], padding rows included.
     """
     asked, eps, count = features or FeatureRequest(), decoder.config.rms_norm_eps, rows.count
-    x, normed = embed(decoder.embedding, rows.tokens, decoder.layers[0].input_norm, eps, count)
+    first, *norms = [*(layer.norms[BEFORE_ATTENTION] for layer in decoder.layers), decoder.final_norm]
+    x, normed = embed(decoder.embedding, rows.tokens, first, eps, count)
     rotation = decoder.rope.rows(rows.positions, count)
+    still = rotation if decoder.all_turned else decoder.rope.still(rows.positions)
     taken: Features = {}
-    norms = [*(layer.input_norm for layer in decoder.layers[1:]), decoder.final_norm]
     for index, (layer, next_norm) in enumerate(zip(decoder.layers, norms, strict=True)):
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
-        mixed = attention(decoder, index, layer, normed, rotation, rows, store)
-        normed = add_rms_norm(x, layer.output.unfinished(mixed, count), layer.post_norm, eps, count)
+        mixed = attention(decoder, index, layer, normed, rotation if layer.turned else still, rows, store)
+        normed = add_rms_norm(x, layer.output.unfinished(mixed, count), layer.norms[BEFORE_MLP], eps, count)
         added = layer.down.unfinished(layer.gate_up.gated(normed, count), count)
         normed = add_rms_norm(x, added, next_norm, eps, count)
     if len(decoder.layers) in asked.layers:
@@ -68,14 +70,12 @@ def attention(
         keys,
         values,
         rows.slots,
-        layer.query_norm,
-        layer.key_norm,
+        *layer.head_norms,
         decoder.config.rms_norm_eps,
         rows.count,
         scales,
     )
-    window = decoder.window if layer.windowed else None
-    return attended(query, (keys, values, scales), rows, decoder.scale, window)
+    return attended(query, (keys, values, scales), rows, decoder.scale, layer.window)
 
 
 def attended(

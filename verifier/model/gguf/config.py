@@ -10,6 +10,7 @@ from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, Type
 from foresay.verifier.model.gguf.names import FREQUENCIES, ours
+from foresay.verifier.model.sizes import MODULES
 
 ARCHITECTURE = "general.architecture"
 #: Its names of families, and those of config.json.
@@ -132,18 +133,11 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
 
 #: What llama.cpp does beyond YaRN as it was published.
 _YARN_BEYOND = ("yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "attn_factor")
-#: What is multiplied as one.
-_FUSED = (
-    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    ("self_attn.o_proj",),
-    ("mlp.gate_proj", "mlp.up_proj"),
-    ("mlp.down_proj",),
-)
 
 
 def _rules(layers: int, types: Mapping[str, Type], head: str) -> Iterator[list[Any]]:
     """Names of modules (a pattern) and the types that are multiplied as one there; of floats alone there are none."""
-    for modules in _FUSED:
+    for modules in MODULES.values():
         found: dict[tuple[str, ...], list[str]] = {}
         for layer in range(layers):
             kinds = {types.get(f"model.layers.{layer}.{module}", F32).name for module in modules}
