@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.verifier.model.config import BEFORE_ATTENTION, BEFORE_MLP
+from foresay.verifier.model.config import AFTER_ATTENTION, BEFORE_ATTENTION
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.sizes import DOWN, GATE_UP, MODULES, OUTPUT, QKV
 from foresay.verifier.model.weights import LayerWeights, ModelWeights, places
@@ -48,7 +48,7 @@ class Library:
             of, norms = layer.matrices, layer.norms
             mixed = self._attended(functional.linear(self._normed(x, norms[BEFORE_ATTENTION]), of[QKV]), keys, values)
             x = x + functional.linear(mixed, of[OUTPUT])
-            gate, up = functional.linear(self._normed(x, norms[BEFORE_MLP]), of[GATE_UP]).chunk(2, dim=-1)
+            gate, up = functional.linear(self._normed(x, norms[AFTER_ATTENTION]), of[GATE_UP]).chunk(2, dim=-1)
             x = x + functional.linear(functional.silu(gate) * up, of[DOWN])
         logits = functional.linear(self._normed(x, self.weights.final_norm), self.weights.lm_head)
         self.token.copy_(logits.argmax(-1))

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -58,6 +60,17 @@ LONG = {
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 SMOLLM = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144, "tie_word_embeddings": True}
 
+GEMMA3 = {
+    "head_dim": 32,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 24,
+    "rope_parameters": {
+        "full_attention": {**LINEAR, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+}
+
 # Configuration class, model class, what differs from SHAPE.
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama2": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4}),
@@ -77,18 +90,16 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": 24}),
     "phi4_mini": (Phi3Config, Phi3ForCausalLM, {"rope_parameters": LONG, "original_max_position_embeddings": 16}),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [1, 0, 1]}),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA3),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
 }
 #: Families whose weights are of bf16, as in most published checkpoints: in fp32 a CPU multiplies them as fp16.
 OF_BF16 = {"smollm", "qwen3"}
 
 
-def make(family: str, directory: str | Path, *, seed: int = 0, max_shard_size: str = "1GB", **overrides: Any) -> Any:
-    """Save a random checkpoint of ``family``, stored in float32; returns the transformers model, in eval mode.
-
-    overrides: configuration keys, such as ``hidden_size`` or ``sliding_window``.
-    """
-    config_class, model_class, differences = FAMILIES[family]
+def config_of(family: str, **overrides: Any) -> Any:
+    """Its configuration, as transformers has it."""
+    config_class, _, differences = FAMILIES[family]
     values = {**SHAPE, **differences, **overrides}
     if values.get("rope_parameters") == LONG:
         pairs = values["hidden_size"] // values["num_attention_heads"] * 3 // 8
@@ -97,7 +108,15 @@ def make(family: str, directory: str | Path, *, seed: int = 0, max_shard_size: s
             "short_factor": [1.0] * pairs,
             "long_factor": [1 + n / 2 for n in range(pairs)],
         }
-    model: PreTrainedModel = model_class(config_class(**values)).eval()
+    return config_class(**values)
+
+
+def make(family: str, directory: str | Path, *, seed: int = 0, max_shard_size: str = "1GB", **overrides: Any) -> Any:
+    """Save a random checkpoint of ``family``, stored in float32; returns the transformers model, in eval mode.
+
+    overrides: configuration keys, such as ``hidden_size`` or ``sliding_window``.
+    """
+    model: PreTrainedModel = FAMILIES[family][1](config_of(family, **overrides)).eval()
     randomise(model, seed)
     if family in OF_BF16:
         round_to_bf16(model)
@@ -119,7 +138,7 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
-            parameter.copy_(1 + 0.2 * noise)
+            parameter.copy_((0 if "gemma" in model.config.model_type else 1) + 0.2 * noise)
         elif name.endswith("bias"):
             parameter.copy_(0.3 * noise)
         elif name.endswith(("embed_tokens.weight", "lm_head.weight")):

@@ -244,10 +244,8 @@ def test_missing_keys_fall_back_to_what_transformers_assumes(read):
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_what_transformers_saves_now(tmp_path, family):
-    config_class, model_class, differences = families.FAMILIES[family]
-    theirs = config_class(
-        **{**families.SHAPE, **differences}, architectures=[model_class.__name__], dtype=torch.float16
-    )
+    model_class = families.FAMILIES[family][1]
+    theirs = families.config_of(family, architectures=[model_class.__name__], dtype=torch.float16)
     theirs.save_pretrained(tmp_path)
     ours = ModelConfig.from_directory(tmp_path)
     assert ours.architecture in FAMILIES
@@ -257,7 +255,8 @@ def test_what_transformers_saves_now(tmp_path, family):
     assert ours.sliding_window == getattr(theirs, "sliding_window", None)
     if hasattr(theirs, "layer_types"):
         assert ours.sliding_layers == tuple(kind == "sliding_attention" for kind in theirs.layer_types)
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    rope = theirs.rope_parameters
+    assert ours.rope.theta == rope.get("full_attention", rope)["rope_theta"]
     assert (ours.dtype, ours.eos_token_ids) == ("float16", (2,))
 
 

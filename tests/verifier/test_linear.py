@@ -85,7 +85,7 @@ def test_a_recording_multiplies_what_there_is_when_it_runs(processor, shape, dty
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(64, 96), (50, 66), (576, 3072)], ids=str)
 def test_the_gate_rounds_as_a_step_of_its_own(processor, shape, dtype) -> None:
-    linear, weight, offset = layer_of(shape, dtype, True, gated=True)
+    linear, weight, offset = layer_of(shape, dtype, True, gated="silu")
     x = rows_of(shape, dtype, 9)
     plain = Linear(weight, offset, dtype)
     gate, up = plain(x).chunk(2, dim=-1)
@@ -123,7 +123,7 @@ def test_extremes_are_what_ieee_says(processor) -> None:
     assert result[1].tolist() == [1.0, 2.0]
     assert result[0, 0] == torch.inf and result[0, 1].isnan()
     assert result[2].isnan().all()
-    gated = Linear(torch.eye(2), gated=True).gated(torch.tensor([[-1e4, 2.0], [1e4, 2.0], [0.0, 5.0]]))
+    gated = Linear(torch.eye(2), gated="silu").gated(torch.tensor([[-1e4, 2.0], [1e4, 2.0], [0.0, 5.0]]))
     assert gated.flatten().tolist() == [0.0, 2e4, 0.0]
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import KVStore
-from foresay.verifier.model.config import BEFORE_MLP, ModelConfig
+from foresay.verifier.model.config import AFTER_ATTENTION, ModelConfig
 from foresay.verifier.model.decoder import Layer
 from foresay.verifier.model.paged_pass import attended
 from foresay.verifier.model.weights import LayerWeights
@@ -22,7 +22,10 @@ class HeadLayer:
     """
 
     def __init__(self, config: ModelConfig, weights: LayerWeights, number: int, first: int) -> None:
-        self._layer, self._eps = Layer.of(config, number, weights), config.rms_norm_eps
+        self._layer, self._eps = (
+            Layer.of(config, number, weights, weights.norms[AFTER_ATTENTION].dtype),
+            config.rms_norm_eps,
+        )
         self._number, self._first, self.norms = number, first, weights.norms
         self._scale = config.head_dim**-0.5
 
@@ -34,13 +37,13 @@ class HeadLayer:
     def placed(self, mixed: Tensor, slots: Tensor, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
         """[R, Hq, D]: the queries of rows whose keys and values are stored."""
         keys, values, scales = store.layer(self._number)
-        qkv, norms = self._layer.qkv.unfinished(mixed), self._layer.head_norms
+        qkv, norms = self._layer.qkv.unfinished(mixed), self._layer.of_heads
         return rotate_and_store(qkv, *rotation, keys, values, slots, *norms, self._eps, scales=scales)
 
     def finish(self, x: Tensor, seen: Tensor, norm: Tensor | None) -> Tensor:
         """The rest of the layer is added to x, [R, H], in place. Returns x, normed with ``norm`` if there is one."""
         layer = self._layer
-        normed = add_rms_norm(x, layer.output.unfinished(seen), self.norms[BEFORE_MLP], self._eps)
+        normed = add_rms_norm(x, layer.output.unfinished(seen), layer.before_mlp, self._eps)
         gated = layer.gate_up.gated(normed)
         return (
             x.add_(layer.down(gated))

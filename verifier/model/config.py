@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from foresay.verifier.model.errors import UnsupportedArchitecture
-from foresay.verifier.model.families import ALWAYS, FAMILIES, Family
+from foresay.verifier.model.families import ACTIVATIONS, ALWAYS, FAMILIES, PLAIN, Activation, Family, Norms, unwrapped
 from foresay.verifier.model.fields import LARGEST, Fields
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.quantization_config import read_quantization
@@ -38,6 +38,9 @@ class ModelConfig:
     eos_token_ids: of generation_config.json, else of config.json, else none.
     quantization: of its matrices; None where they are floats.
     fused: products that files hold as one tensor, and what they call it.
+    how: how the family norms. activation: what gates go through. embedding_scale: by what embeddings are multiplied.
+    query_scale: by what the products of queries and keys are; None: ``head_dim ** -0.5``. local_rope: of the layers
+    that slide, if they have one of their own.
     """
 
     architecture: str
@@ -61,6 +64,16 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     quantization: Quantization | None = None
     fused: Mapping[str, str] = field(default_factory=dict)
+    how: Norms = PLAIN
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    query_scale: float | None = None
+    local_rope: RopeConfig | None = None
+
+    @property
+    def scale(self) -> float:
+        """By what the products of queries and keys are multiplied."""
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
 
     @property
     def rotated(self) -> int:
@@ -77,18 +90,18 @@ class ModelConfig:
     def norms(self) -> dict[str, int]:
         """The weights of a layer's norms, by name: how many numbers each has."""
         heads = {"self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim} if self.qk_norm else {}
-        return {BEFORE_ATTENTION: self.hidden_size, BEFORE_MLP: self.hidden_size, **heads}
+        names = (BEFORE_ATTENTION, AFTER_ATTENTION, *(SANDWICH if self.how.sandwich else ()))
+        return {**dict.fromkeys(names, self.hidden_size), **heads}
 
     @classmethod
     def from_directory(cls, path: str | Path) -> ModelConfig:
         """Read the model directory ``path``; raises ConfigError, UnsupportedArchitecture among them."""
         directory = Path(path)
         fields = Fields.read(directory / "config.json")
-        family = FAMILIES[_architecture(fields)]
-        _refuse_unsupported(fields)
-        model = _model_config(family, fields, ())
+        own = unwrapped(fields)
+        model = _model_config(FAMILIES[_architecture(own)], own)
         ids = _eos_token_ids(directory, fields, model.vocab_size)
-        return replace(model, eos_token_ids=ids, quantization=read_quantization(fields))
+        return replace(model, eos_token_ids=ids, quantization=read_quantization(own))
 
     @classmethod
     def of_llama(cls, fields: Fields) -> ModelConfig:
@@ -100,12 +113,12 @@ class ModelConfig:
             raise filled.error(
                 f"a head's weights in {found} are not supported; supported: {FLOATS}, int8 (int-quantized)"
             )
-        _refuse_unsupported(filled)
-        return _model_config(FAMILIES["LlamaForCausalLM"], filled, ())
+        return _model_config(FAMILIES["LlamaForCausalLM"], filled)
 
 
-#: A layer's norms before attention, and before the MLP.
-BEFORE_ATTENTION, BEFORE_MLP = "input_layernorm", "post_attention_layernorm"
+#: A layer's norms: before attention; before the MLP, or behind attention where there are two more, around the MLP.
+BEFORE_ATTENTION, AFTER_ATTENTION = "input_layernorm", "post_attention_layernorm"
+SANDWICH = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
 #: More than any model has: each takes memory long before the weights are looked at.
 MOST_LAYERS = 10_000
 
@@ -129,23 +142,45 @@ def _architecture(fields: Fields) -> str:
     return str(names[0])
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    activation = fields.get("hidden_act") or "silu"
-    if activation not in ("silu", "swish"):
-        raise fields.error(f"hidden_act {activation!r} is not supported; supported is silu")
+def _activation(family: Family, fields: Fields) -> Activation:
+    key, absent = family.activation
+    name = fields.get(key) or fields.get("hidden_act") or absent
+    known = {**ACTIVATIONS, absent: absent}
+    if known.get(name) != absent:
+        wanted = next(each for each, activation in ACTIVATIONS.items() if activation == absent)
+        raise fields.error(f"{key} {name!r} is not supported; supported is {wanted}")
+    return absent
 
 
-def _model_config(family: Family, fields: Fields, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+def _ropes(family: Family, fields: Fields) -> tuple[RopeConfig, RopeConfig | None]:
+    """The rotary embedding, and that of layers that slide, if it is another one."""
+    if not family.local_rope:
+        return read_rope(fields, family.partial), None
+    kinds = fields.section("rope_parameters")
+    if kinds is None or "full_attention" not in kinds.values:
+        return read_rope(fields), RopeConfig(fields.number("rope_local_base_freq", 10_000.0))
+    found = (kinds.section(kind) for kind in ("full_attention", "sliding_attention"))
+    full, local = (
+        Fields({**fields.values, "rope_parameters": dict(one.values) if one else {}}, fields.where) for one in found
+    )
+    return read_rope(full), read_rope(local)
+
+
+def _model_config(family: Family, given: Fields) -> ModelConfig:
+    fields = Fields({**family.defaults, **given.values}, given.where)
+    for key in family.refused:
+        if fields.get(key):
+            raise fields.error(f"{key} is not supported")
     layers, heads = fields.integer("num_hidden_layers", most=MOST_LAYERS), fields.integer("num_attention_heads")
-    kv_heads = _kv_heads(family, fields, heads)
+    hidden, kv_heads = fields.integer("hidden_size"), _kv_heads(fields, heads)
     biases = frozenset(name for name, flag in family.biases.items() if flag == ALWAYS or fields.flag(flag, False))
     window, sliding_layers = family.sliding(fields, layers)
-    head_dim, rope = _head_dim(family, fields, heads), read_rope(fields, family.partial)
+    head_dim, (rope, local_rope) = _head_dim(fields, heads), _ropes(family, fields)
     _check_rotated(fields, rope, head_dim)
     return ModelConfig(
         architecture=_architecture(fields),
         vocab_size=fields.integer("vocab_size"),
-        hidden_size=fields.integer("hidden_size"),
+        hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size"),
         num_layers=layers,
         num_heads=heads,
@@ -161,22 +196,25 @@ def _model_config(family: Family, fields: Fields, eos_token_ids: tuple[int, ...]
         max_positions=_max_positions(fields, rope),
         rope=rope,
         dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=(),
         fused=family.fused,
+        how=family.norms,
+        activation=_activation(family, fields),
+        embedding_scale=hidden**0.5 if family.scaled else 1.0,
+        query_scale=None if family.query_scale is None else fields.number(family.query_scale) ** -0.5,
+        local_rope=local_rope,
     )
 
 
-def _kv_heads(family: Family, fields: Fields, heads: int) -> int:
-    absent = None if "num_key_value_heads" in fields.values else family.num_kv_heads
-    kv_heads = fields.integer("num_key_value_heads", absent or heads)
+def _kv_heads(fields: Fields, heads: int) -> int:
+    kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.error(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     return kv_heads
 
 
-def _head_dim(family: Family, fields: Fields, heads: int) -> int:
-    absent = None if "head_dim" in fields.values else family.head_dim
-    head_dim = fields.integer("head_dim", absent or fields.integer("hidden_size") // heads)
+def _head_dim(fields: Fields, heads: int) -> int:
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
     if head_dim % 2:
         raise fields.error(f"head_dim {head_dim} is odd; the rotary embedding needs pairs")
     return head_dim

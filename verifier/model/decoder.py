@@ -11,45 +11,63 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.config import BEFORE_MLP, ModelConfig
+from foresay.verifier.model.config import AFTER_ATTENTION, BEFORE_ATTENTION, SANDWICH, ModelConfig
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.sizes import DOWN, GATE_UP, OUTPUT, QKV
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
+from foresay.verifier.ops.linear import Gate
 
 
 @dataclass(slots=True)
 class Layer:
-    """The weights of one layer, packed. window: how far its queries see; None: to the beginning. turned: whether they
-    and the keys are rotated by their positions."""
+    """The weights of one layer, packed. norms: all, by name; window: how far its queries see; None: to the beginning.
+    table: by which of the model's rotary tables they and the keys are rotated; None: by none."""
 
     qkv: Linear
     output: Linear
     gate_up: Linear
     down: Linear
     norms: dict[str, Tensor]
+    sandwich: bool
     window: int | None
-    turned: bool
+    table: int | None
 
     @classmethod
-    def of(cls, config: ModelConfig, number: int, weights: LayerWeights, rounds: bool = False) -> Layer:
-        """Layer ``number``."""
-        dtype = weights.norms[BEFORE_MLP].dtype
+    def of(
+        cls, config: ModelConfig, number: int, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False
+    ) -> Layer:
+        """Layer ``number``. dtype: of activations."""
         if config.rotated < config.head_dim:
             weights = _pairs_apart(config, weights)
 
-        def linear(name: str, then: Linear | None = None) -> Linear:
-            bias = weights.biases.get(name)
-            return Linear(weights.matrices[name], bias, dtype, gated=name == GATE_UP, then=then, rounds=rounds)
+        def linear(name: str, gated: Gate = "", then: Linear | None = None) -> Linear:
+            return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, then, rounds)
 
-        gate_up = linear(GATE_UP)
-        window = config.sliding_window if config.sliding_layers[number] else None
-        kept = linear(QKV), linear(OUTPUT, gate_up), gate_up, linear(DOWN)
-        return cls(*kept, weights.norms, window, config.turned_layers[number])
+        gate_up, slides = linear(GATE_UP, config.activation), config.sliding_layers[number]
+        products = linear(QKV), linear(OUTPUT, then=gate_up), gate_up, linear(DOWN)
+        table = int(slides and config.local_rope is not None) if config.turned_layers[number] else None
+        window = config.sliding_window if slides else None
+        return cls(*products, weights.norms, config.how.sandwich, window, table)
 
     @property
-    def head_norms(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of queries and of keys, [D] each."""
+    def before_attention(self) -> Tensor:
+        """[H]: the weight of the norm of what attention reads."""
+        return self.norms[BEFORE_ATTENTION]
+
+    @property
+    def before_mlp(self) -> Tensor:
+        """[H]: of what the MLP reads."""
+        return self.norms[SANDWICH[0] if self.sandwich else AFTER_ATTENTION]
+
+    @property
+    def behind(self) -> tuple[Tensor, Tensor] | None:
+        """[H] each: of what attention puts out, and the MLP; None where that is added as it is."""
+        return (self.norms[AFTER_ATTENTION], self.norms[SANDWICH[1]]) if self.sandwich else None
+
+    @property
+    def of_heads(self) -> tuple[Tensor | None, Tensor | None]:
+        """[D] each: of the heads of queries, and of keys."""
         return self.norms.get("self_attn.q_norm"), self.norms.get("self_attn.k_norm")
 
 
@@ -59,10 +77,11 @@ def _pairs_apart(config: ModelConfig, weights: LayerWeights) -> LayerWeights:
     turning = config.num_heads + config.num_kv_heads
     first = (torch.arange(turning)[:, None] * config.head_dim + order).flatten()
     rows = torch.cat((first, len(first) + torch.arange(config.num_kv_heads * config.head_dim)))
-    moved = {name: weight[rows.to(weight.device)] for name, weight in ((QKV, weights.matrices[QKV]),)}
-    biases = {name: bias[rows.to(bias.device)] for name, bias in weights.biases.items() if name == QKV}
-    heads = {name: norm[order.to(norm.device)] for name, norm in weights.norms.items() if name.startswith("self_attn.")}
-    return LayerWeights({**weights.matrices, **moved}, {**weights.biases, **biases}, {**weights.norms, **heads})
+    whole = weights.matrices[QKV]
+    matrices = {**weights.matrices, QKV: whole[rows.to(whole.device)]}
+    biases = {name: bias[rows.to(bias.device)] if name == QKV else bias for name, bias in weights.biases.items()}
+    assert not config.qk_norm, "no family has norms of heads of which a part is rotated"
+    return LayerWeights(matrices, biases, weights.norms)
 
 
 class Decoder:
@@ -74,15 +93,17 @@ class Decoder:
         self.max_positions = max_positions
         self.group = config.num_heads // config.num_kv_heads
         self._embed = weights.embed
-        self.scale = config.head_dim**-0.5
-        self.all_turned = all(config.turned_layers)
-        self.rope = RopeTable(config, max_positions, self.device, self.dtype)
+        self.scale = config.scale
+        ropes = [config.rope] if config.local_rope is None else [config.rope, config.local_rope]
+        self.ropes = [RopeTable(config, max_positions, self.device, self.dtype, rope) for rope in ropes]
         self.layers: list[Layer] = []
         for index in range(len(weights.layers)):  # packed one by one, so that no second copy of the model stands
-            self.layers.append(Layer.of(config, index, weights.layers[index], rounds))
+            self.layers.append(Layer.of(config, index, weights.layers[index], self.dtype, rounds))
             weights.layers[index] = None  # type: ignore[call-overload]
         self.final_norm = weights.final_norm
         self._head = Linear(weights.lm_head, dtype=self.dtype, rounds=rounds)
+        if config.embedding_scale != 1.0:  # which the head, made of the same matrix, is not
+            self._embed = weights.embed * torch.tensor(config.embedding_scale).to(weights.embed)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,8 +117,20 @@ class Decoder:
 
     @property
     def embedding(self) -> Tensor:
-        """[V, H]: the input embedding, which heads share."""
+        """[V, H]: the input embedding, scaled where the model does that. Heads share it."""
         return self._embed
+
+    @property
+    def rope(self) -> RopeTable:
+        """The rotary table, of layers that see everything where others have one of their own."""
+        return self.ropes[0]
+
+    def rotations(self, positions: Tensor, count: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """By layer: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
+        tables = [rope.rows(positions, count) for rope in self.ropes]
+        if any(layer.table is None for layer in self.layers):
+            tables.append(self.rope.still(positions))
+        return [tables[-1 if layer.table is None else layer.table] for layer in self.layers]
 
     @property
     def head(self) -> Linear:

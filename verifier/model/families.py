@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.sizes import DOWN, GATE_UP, OUTPUT, QKV
 
+Activation = Literal["silu", "gelu"]
+#: Of config.json's names for what gates go through, those that are known, and their own here.
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu"}
 #: A window, and which layers have it.
 Sliding = tuple[int | None, tuple[bool, ...]]
 #: Biases of a product that are always there, and those that a flag of config.json decides.
@@ -44,6 +48,13 @@ def _window_by_layer(fields: Fields, layers: int) -> Sliding:
     slides = layer_types(fields, layers) or tuple(layer >= first for layer in range(layers))
     if any(slides) and not enabled:
         raise fields.error("layer_types has sliding layers, but use_sliding_window and sliding_window name no window")
+    return _window(fields) if any(slides) else None, slides
+
+
+def _gemma_window(fields: Fields, layers: int) -> Sliding:
+    """Gemma 3: by layer_types, else every layer but each sixth (``sliding_window_pattern``)."""
+    pattern = fields.integer("sliding_window_pattern", 6)
+    slides = layer_types(fields, layers) or tuple((layer + 1) % pattern != 0 for layer in range(layers))
     return _window(fields) if any(slides) else None, slides
 
 
@@ -80,16 +91,31 @@ def _turned_by_list(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Norms:
+    """How a family norms. plus_one: files keep weights less one, and they are multiplied in fp32, before the result is
+    rounded. sandwich: what attention and the MLP put out is normed too, before it is added."""
+
+    plus_one: bool = False
+    sandwich: bool = False
+
+
+#: Of most families.
+PLAIN = Norms()
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One family.
 
     models: what people call those it has. sliding: the window and the layers that use it. turned: the layers whose
     heads are rotated by their positions. biases: of products, by name: ``ALWAYS``, or the flag of config.json that
     decides; flags that are not named here are ignored. qk_norm: RMS norm over head_dim on q and k before the rotation.
-    head_dim, num_kv_heads: what an absent key means (a null one is always derived from the number of heads).
-    fused: products that files hold as one tensor, by its name. partial: whether a part of a head may be rotated.
-    inside: where config.json has the model's own keys, and what the names of its tensors may begin with; beside:
-    what the names of tensors begin with that belong to something else (images), which is not loaded.
+    defaults: what absent keys of config.json mean (null ones are derived). refused: keys that change what is computed,
+    so that they must be false or null. fused: products that files hold as one tensor, by its name. partial: whether a
+    part of a head may be rotated. norms: see there. activation: config.json's key for what gates go through, and what
+    an absent one means. scaled: whether embeddings are multiplied by the root of the hidden size. query_scale: the key
+    of the number of which attention's scale is the inverse root; None: head_dim. local_rope: whether layers with a
+    window have a rotary embedding of their own.
     """
 
     models: str
@@ -97,28 +123,85 @@ class Family:
     turned: Callable[[Fields, int], tuple[bool, ...]] = _all_turned
     biases: Mapping[str, str] = field(default_factory=dict)
     qk_norm: bool = False
-    head_dim: int | None = None
-    num_kv_heads: int | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
     fused: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
+    norms: Norms = PLAIN
+    activation: tuple[str, Activation] = ("hidden_act", "silu")
+    scaled: bool = False
+    query_scale: str | None = None
+    local_rope: bool = False
 
 
 _ATTENTION_BIAS = {QKV: "attention_bias", OUTPUT: "attention_bias"}
 _ANY_BIAS = {**_ATTENTION_BIAS, GATE_UP: "mlp_bias", DOWN: "mlp_bias"}
 
+#: What the configurations of its larger models leave out.
+_GEMMA3 = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "query_pre_attn_scalar": 256,
+    "tie_word_embeddings": True,
+}
+
 FAMILIES = {
     "LlamaForCausalLM": Family("Llama 2, Llama 3, SmolLM", biases=_ANY_BIAS),
-    "MistralForCausalLM": Family("Mistral", _uniform_window, num_kv_heads=8),
+    "MistralForCausalLM": Family("Mistral", _uniform_window, defaults={"num_key_value_heads": 8}),
     "Qwen2ForCausalLM": Family("Qwen2, Qwen2.5", _window_by_layer, biases={QKV: ALWAYS}),
-    "Qwen3ForCausalLM": Family("Qwen3", _window_by_layer, biases=_ATTENTION_BIAS, qk_norm=True, head_dim=128),
+    "Qwen3ForCausalLM": Family(
+        "Qwen3", _window_by_layer, biases=_ATTENTION_BIAS, qk_norm=True, defaults={"head_dim": 128}
+    ),
     "Phi3ForCausalLM": Family(
         "Phi-3, Phi-4",
         _phi_window,
         fused={QKV: "self_attn.qkv_proj", GATE_UP: "mlp.gate_up_proj"},
         partial=True,
     ),
-    "SmolLM3ForCausalLM": Family("SmolLM3", _window_by_layer, _turned_by_list, _ANY_BIAS, num_kv_heads=4),
+    "SmolLM3ForCausalLM": Family(
+        "SmolLM3", _window_by_layer, _turned_by_list, _ANY_BIAS, defaults={"num_key_value_heads": 4}
+    ),
     "SeedOssForCausalLM": Family(
-        "Seed-OSS", biases={**_ANY_BIAS, OUTPUT: "attention_out_bias"}, head_dim=128, num_kv_heads=8
+        "Seed-OSS",
+        biases={**_ANY_BIAS, OUTPUT: "attention_out_bias"},
+        defaults={"head_dim": 128, "num_key_value_heads": 8, "attention_bias": True},
+    ),
+    "Gemma3ForCausalLM": Family(
+        "Gemma 3",
+        _gemma_window,
+        biases=_ATTENTION_BIAS,
+        qk_norm=True,
+        defaults=_GEMMA3,
+        refused=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+        norms=Norms(plus_one=True, sandwich=True),
+        activation=("hidden_activation", "gelu"),
+        scaled=True,
+        query_scale="query_pre_attn_scalar",
+        local_rope=True,
     ),
 }
+
+#: Models of texts and images, of which the texts' part is loaded: by the ``model_type`` of its ``text_config``.
+WRAPPED = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+INSIDE = {"gemma3_text": "Gemma3ForCausalLM", "mistral": "MistralForCausalLM"}
+
+
+def unwrapped(fields: Fields) -> Fields:
+    """The configuration of the model of texts, which is all of it in most."""
+    names, inside = fields.get("architectures"), fields.section("text_config")
+    if not isinstance(names, list) or names[:1] not in [[name] for name in WRAPPED] or inside is None:
+        return fields
+    kind = inside.get("model_type")
+    if kind not in INSIDE:
+        raise inside.error(f"model_type {kind!r} is not supported; supported: {', '.join(INSIDE)}")
+    outside = {
+        key: fields.values[key]
+        for key in ("eos_token_id", "quantization_config", "dtype", "torch_dtype")
+        if fields.get(key)
+    }
+    return Fields({**outside, **inside.values, "architectures": [INSIDE[kind]]}, inside.where)

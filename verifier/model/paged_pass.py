@@ -14,9 +14,10 @@ from torch import Tensor
 from foresay.kvpaging import KVStore
 from foresay.spec.features import Features
 from foresay.spec.protocols import FeatureRequest
-from foresay.verifier.model.config import BEFORE_ATTENTION, BEFORE_MLP
 from foresay.verifier.model.decoder import Decoder, Layer
-from foresay.verifier.ops.norm import add_rms_norm, embed
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.norm import add_rms_norm, embed, rms_norm
 from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.ops.take import copy_rows, take_rows
 from foresay.verifier.ops.tree_attention import tree_attention
@@ -32,23 +33,27 @@ def paged_pass(
     Returns fp32[W, V] logits of the wanted rows and the features asked for, each [R, H], padding rows included.
     """
     asked, eps, count = features or FeatureRequest(), decoder.config.rms_norm_eps, rows.count
-    first, *norms = [*(layer.norms[BEFORE_ATTENTION] for layer in decoder.layers), decoder.final_norm]
+    first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
     x, normed = embed(decoder.embedding, rows.tokens, first, eps, count)
-    rotation = decoder.rope.rows(rows.positions, count)
-    still = rotation if decoder.all_turned else decoder.rope.still(rows.positions)
-    taken: Features = {}
+    rotations, taken = decoder.rotations(rows.positions, count), Features()
     for index, (layer, next_norm) in enumerate(zip(decoder.layers, norms, strict=True)):
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
-        mixed = attention(decoder, index, layer, normed, rotation if layer.turned else still, rows, store)
-        normed = add_rms_norm(x, layer.output.unfinished(mixed, count), layer.norms[BEFORE_MLP], eps, count)
-        added = layer.down.unfinished(layer.gate_up.gated(normed, count), count)
-        normed = add_rms_norm(x, added, next_norm, eps, count)
+        of_attention, of_mlp = layer.behind or (None, None)
+        mixed = attention(decoder, index, layer, normed, rotations[index], rows, store)
+        normed = add_rms_norm(x, _branch(layer.output, mixed, of_attention, eps, count), layer.before_mlp, eps, count)
+        gated = layer.gate_up.gated(normed, count)
+        normed = add_rms_norm(x, _branch(layer.down, gated, of_mlp, eps, count), next_norm, eps, count)
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
     if asked.final:
         taken["final"] = normed
     return _logits(decoder, normed, rows), taken
+
+
+def _branch(product: Linear, x: Tensor, norm: Tensor | None, eps: float, count: Tensor | None) -> Tensor | Partials:
+    """What is added to the residual stream: a product, normed where the model does that."""
+    return product.unfinished(x, count) if norm is None else rms_norm(product(x, count), norm, eps, count)
 
 
 def attention(
@@ -70,7 +75,7 @@ def attention(
         keys,
         values,
         rows.slots,
-        *layer.head_norms,
+        *layer.of_heads,
         decoder.config.rms_norm_eps,
         rows.count,
         scales,

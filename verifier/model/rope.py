@@ -19,6 +19,7 @@ from foresay.verifier.model.rope_config import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    RopeConfig,
     YarnScaling,
 )
 from foresay.verifier.ops.take import take_both
@@ -37,8 +38,9 @@ class RopeTable:
         max_positions: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        rope: RopeConfig | None = None,
     ) -> None:
-        frequencies, scale = inverse_frequencies(config, max_positions)
+        frequencies, scale = inverse_frequencies(config, max_positions, rope)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         still = (0, config.head_dim // 2 - len(frequencies))  # pairs that are not rotated
         cos, sin = functional.pad(angles.cos() * scale, still, value=1.0), functional.pad(angles.sin() * scale, still)
@@ -66,14 +68,18 @@ def pairs_apart(head_dim: int, rotated: int) -> Tensor:
     return torch.cat((first, left, second, right))
 
 
-def inverse_frequencies(config: ModelConfig, max_positions: int | None = None) -> tuple[Tensor, float]:
+def inverse_frequencies(
+    config: ModelConfig, max_positions: int | None = None, rope: RopeConfig | None = None
+) -> tuple[Tensor, float]:
     """Radians per position of each pair that is rotated, float32, and the attention factor that scales cos and sin.
 
     max_positions: of the longest text, by which LongRoPE chooses its factors (None: the longest that the model holds).
+    rope: the embedding (None: the model's).
     """
+    rope = rope or config.rope
     pairs = torch.arange(0, config.rotated, 2, dtype=torch.float32)
-    periods = config.rope.theta ** (pairs / config.rotated)
-    match config.rope.parameters:
+    periods = rope.theta ** (pairs / config.rotated)
+    match rope.parameters:
         case None:
             return 1.0 / periods, 1.0
         case LinearScaling(factor=factor):
@@ -87,7 +93,7 @@ def inverse_frequencies(config: ModelConfig, max_positions: int | None = None) -
             factors = scaling.long if longest > scaling.original_positions else scaling.short
             return 1.0 / (torch.tensor(factors) * periods), scaling.attention_factor
         case YarnScaling() as scaling:
-            return _yarn(periods, scaling, config.rope.theta), _attention_factor(scaling)
+            return _yarn(periods, scaling, rope.theta), _attention_factor(scaling)
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -80,6 +80,9 @@ def load(
     _read(checkpoint, places, progress or (lambda share: None), fp16=dtype is torch.float16)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
+    if config.how.plus_one and checkpoint.gguf is None:  # there they are whole
+        for norm in (weights.final_norm, *(norm for layer in weights.layers for norm in layer.norms.values())):
+            norm.add_(1.0)
     return weights
 
 
@@ -137,7 +140,7 @@ def allocate(
     return ModelWeights(
         embed=embed,
         layers=[_allocate_layer(config, rooms, f"model.layers.{number}.") for number in range(config.num_layers)],
-        final_norm=rooms.vector(config.hidden_size),
+        final_norm=rooms.norm(config.hidden_size),
         lm_head=_allocate_head(config, rooms, embed),
     )
 
@@ -157,7 +160,7 @@ def _allocate_layer(config: ModelConfig, rooms: Rooms, layer: str) -> LayerWeigh
         matrices[product.name] = rooms.matrix(product.outer, product.inner, *modules)
         if product.name in config.biases:
             biases[product.name] = rooms.vector(product.outer)
-    return LayerWeights(matrices, biases, {name: rooms.vector(size) for name, size in config.norms.items()})
+    return LayerWeights(matrices, biases, {name: rooms.norm(size) for name, size in config.norms.items()})
 
 
 def places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Matrix]]:

@@ -59,7 +59,7 @@ def test_the_gate_is_applied_as_in_steps(kind, programs, dtype, device, monkeypa
     monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     x = rows_of(5, 576, dtype, device)
     gate, up = linear.whole(x, weight_of(kind, (576, 140), device), dtype).chunk(2, dim=-1)
-    result = linear.whole(x, weight_of(kind, (576, 140), device, gated=True), dtype)
+    result = linear.whole(x, weight_of(kind, (576, 140), device, gated="silu"), dtype)
     eps = torch.finfo(dtype).eps
     assert torch.allclose(result.double(), (functional.silu(gate) * up).double(), rtol=4 * eps, atol=eps)
 
@@ -69,7 +69,9 @@ def test_the_gate_is_applied_as_in_steps(kind, programs, dtype, device, monkeypa
 def test_a_row_has_the_same_bits_among_any_number_of_rows(kind, programs, device, monkeypatch) -> None:
     monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     x, weight = rows_of(70, 640, EXACT, device), weight_of(kind, (640, 64), device)
-    gated = [weight_of(kind, (640, 64), device, gated=True)] if kind == SOME[0] else []  # no kind has a gate of its own
+    gated = (
+        [weight_of(kind, (640, 64), device, gated="silu")] if kind == SOME[0] else []
+    )  # no kind has a gate of its own
     for each in (weight, *gated):
         whole = linear.whole(x, each, torch.float32)
         for rows in (slice(0, 1), slice(17, 19), slice(3, 67), slice(69, 70)):

@@ -140,7 +140,7 @@ def test_segments_are_added_as_the_product_itself_adds_them(biased, dtype, devic
     case = _Attention(device, dtype, 9, 3, 64)
     sums = noise(device, 3, *case.qkv.shape, dtype=torch.float32)
     partials = Partials(sums, noise(device, case.qkv.shape[1], dtype=dtype) if biased else None)
-    whole = segments.finish(partials, dtype, is_gated=False)
+    whole = segments.finish(partials, dtype)
     assert torch.equal(whole, partials.finished(dtype))
 
     def run(qkv: Tensor | Partials) -> tuple[Tensor, ...]:
