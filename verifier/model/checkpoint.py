@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import TYPES, GgufFile
-from foresay.verifier.model.gguf.names import FREQUENCIES, ours, theirs
+from foresay.verifier.model.gguf.names import CONFIGURATION, ours, theirs
 from foresay.verifier.model.hub import LINK
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -79,8 +79,10 @@ class Checkpoint:
     @classmethod
     def _of_gguf(cls, directory: Path) -> Checkpoint:
         file = GgufFile.read((directory / LINK).readlink())
-        own = ((name, tensor) for name, tensor in file.tensors.items() if name != FREQUENCIES)
-        tensors = {ours(name): StoredTensor(each.path, each.shape, each.type.name) for name, each in own}
+        own = ((name, tensor) for name, tensor in file.tensors.items() if name not in CONFIGURATION)
+        tensors = {
+            ours(name, file.architecture): StoredTensor(each.path, each.shape, each.type.name) for name, each in own
+        }
         return cls(directory, file.files, tensors, {}, file)
 
     def opened(self, file: Path) -> Any:
@@ -104,7 +106,7 @@ class Checkpoint:
 
     def _missing(self, name: str) -> str:
         if self.gguf:
-            return f"{theirs(name)} is missing from {self.files[0]}"
+            return f"{theirs(name, self.gguf.architecture)} is missing from {self.files[0]}"
         place = self.index.get(name, INDEX if self.index else SINGLE)
         return f"{name} is missing from {self.directory / place}"
 
@@ -114,11 +116,11 @@ class Checkpoint:
             return (
                 None
                 if name.endswith(IGNORED)
-                else f"{theirs(name) if self.gguf else name} in {tensor.file} is unexpected"
+                else f"{theirs(name, self.gguf.architecture) if self.gguf else name} in {tensor.file} is unexpected"
             )
         shape, kinds = expected
         if self.gguf:  # of other types the file was refused as it was opened
-            name, kinds = theirs(name), (*kinds, *(BLOCK_BYTES if len(shape) == 2 else ()))
+            name, kinds = theirs(name, self.gguf.architecture), (*kinds, *(BLOCK_BYTES if len(shape) == 2 else ()))
         if tensor.shape != shape and (shape, tensor.shape) != ((1,), ()):
             return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
         if tensor.dtype not in kinds:

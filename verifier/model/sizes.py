@@ -77,11 +77,19 @@ def products(model: Shape) -> tuple[Product, ...]:
     )
 
 
-def matrices(model: Shape) -> Iterator[tuple[str, int, int]]:
+class Stored(Shape, Protocol):
+    """A shape that also says what its files call things."""
+
+    def stored(self, product: Product) -> dict[str, int]:
+        """The modules that they have of a product, and the rows of each."""
+        ...
+
+
+def matrices(model: Stored) -> Iterator[tuple[str, int, int]]:
     """Each product's first module, and its inner and outer width; the output head last."""
     for number in range(model.num_layers):
         for product in products(model):
-            yield f"model.layers.{number}.{product.modules[0]}", product.inner, product.outer
+            yield f"model.layers.{number}.{next(iter(model.stored(product)))}", product.inner, product.outer
     yield "lm_head", model.hidden_size, model.vocab_size
 
 
