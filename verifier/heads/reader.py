@@ -58,7 +58,7 @@ class HeadReader:
         for product in products(self.layer):
             rows, inner = self.layer.stored(product), read if product.name == QKV else product.inner
             parts = [self.matrix(f"{name}.{module}.weight", outer, inner) for module, outer in rows.items()]
-            matrices[product.name] = self._stacked(f"{name}.{product.modules[0]}", parts)
+            matrices[product.name] = self._stacked(f"{name}.{product.modules[0].partition('.')[0]}", parts)
             if product.name in (QKV, OUTPUT) and (bias := self._bias(name, rows)) is not None:
                 biases[product.name] = bias
         return LayerWeights(matrices, biases, self._norms_of(name, norms))

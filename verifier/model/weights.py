@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
@@ -211,7 +210,7 @@ def _check_tied(checkpoint: Checkpoint, embed: Tensor) -> None:
     if LM_HEAD not in checkpoint.tensors:
         return
     file = checkpoint.tensors[LM_HEAD].file
-    with safe_open(file, framework="pt") as tensors:
+    with checkpoint.opened(file) as tensors:
         rows = zip(tensors.get_tensor(LM_HEAD).chunk(16), embed.chunk(16), strict=True)
         if not all(torch.equal(stored.to(kept.dtype), kept.cpu()) for stored, kept in rows):
             raise WeightsError(f"{file}: {LM_HEAD} differs from {EMBEDDING}, to which config.json ties it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -54,14 +55,16 @@ def test_it_multiplies(kind, shape, programs, dtype, device, monkeypatch) -> Non
 
 
 @pytest.mark.parametrize("programs", [1, 264], ids=["one_segment", "segments"])
+@pytest.mark.parametrize("gated", ["silu", "gelu"])
 @pytest.mark.parametrize("kind", SOME)
-def test_the_gate_is_applied_as_in_steps(kind, programs, dtype, device, monkeypatch) -> None:
+def test_the_gate_is_applied_as_in_steps(kind, gated, programs, dtype, device, monkeypatch) -> None:
     monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     x = rows_of(5, 576, dtype, device)
     gate, up = linear.whole(x, weight_of(kind, (576, 140), device), dtype).chunk(2, dim=-1)
-    result = linear.whole(x, weight_of(kind, (576, 140), device, gated="silu"), dtype)
+    result = linear.whole(x, weight_of(kind, (576, 140), device, gated=gated), dtype)
+    act = functional.silu if gated == "silu" else partial(functional.gelu, approximate="tanh")
     eps = torch.finfo(dtype).eps
-    assert torch.allclose(result.double(), (functional.silu(gate) * up).double(), rtol=4 * eps, atol=eps)
+    assert torch.allclose(result.double(), (act(gate) * up).double(), rtol=4 * eps, atol=eps)
 
 
 @pytest.mark.parametrize("programs", [1, 264], ids=["one_segment", "segments"])
