@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
+from foresay.verifier.ops.linear import Gate
 from tests.simulated.device import DEVICE, simulated
 from tests.verifier.conftest import by_processor
 
@@ -25,11 +27,14 @@ COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 17, 31, 48, 65, 100)
 
 
 #: What gates go through, as torch computes it.
-ACTS = {"silu": functional.silu, "gelu": partial(functional.gelu, approximate="tanh")}
+ACTS: dict[Gate, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": partial(functional.gelu, approximate="tanh"),
+}
 
 
 def layer_of(
-    shape: tuple[int, int], dtype: torch.dtype, bias: bool, kept: torch.dtype | None = None, gated: bool = False
+    shape: tuple[int, int], dtype: torch.dtype, bias: bool, kept: torch.dtype | None = None, gated: Gate = ""
 ) -> tuple[Linear, Tensor, Tensor | None]:
     """kept: the dtype of the weight, where it is not that of the layer."""
     generator = torch.Generator().manual_seed(shape[0])

@@ -93,8 +93,8 @@ def test_avx_vnni_has_its_instruction(monkeypatch, bits) -> None:
     """Which need not be there to run: what it does is what the narrow kind above does."""
     processor = Processor("alderlake", "+avx2,+fma,+f16c,+avxvnni,-avx512f")
     monkeypatch.setattr(Processor, "here", classmethod(lambda cls: processor))
-    has = False, False, bits, torch.float16, False, False
-    kernel = rounded.kernel_of.write(IntegerShape(16, torch.int8, torch.float32, *has, piece=32))
+    shape = IntegerShape(16, torch.int8, torch.float32, "", False, bits, torch.float16, False, False, piece=32)
+    kernel = rounded.kernel_of.write(shape)
     kernel.builder.ret_void()
     kernel._allocations.branch(kernel._first)
     text = processor.machine().emit_assembly(llvm.parse_assembly(str(kernel.module)))

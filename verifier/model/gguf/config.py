@@ -164,7 +164,7 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
     if kind != "yarn":
         raise fields.error(f"rope.scaling.type {kind!r} is not supported; supported: none, linear, yarn")
     original = fields.integer("rope.scaling.original_context_length", fields.integer("context_length"))
-    values = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    values: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     for key in ("beta_fast", "beta_slow"):
         if (found := fields.optional_number(f"rope.scaling.yarn_{key}")) is not None:
             values[key] = found
