@@ -101,6 +101,9 @@ def config_of(family: str, **overrides: Any) -> Any:
     """Its configuration, as transformers has it."""
     config_class, _, differences = FAMILIES[family]
     values = {**SHAPE, **differences, **overrides}
+    for by_layer in ("layer_types", "no_rope_layers"):
+        if by_layer in values:
+            values[by_layer] = values[by_layer][: values["num_hidden_layers"]]
     if values.get("rope_parameters") == LONG:
         pairs = values["hidden_size"] // values["num_attention_heads"] * 3 // 8
         values["rope_parameters"] = {

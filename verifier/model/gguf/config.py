@@ -143,10 +143,10 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
     share = {"partial_rotary_factor": rotated / head_dim} if rotated != head_dim else {}
     if FACTORS["long_factor"] in file.tensors:
         original = fields.integer("rope.scaling.original_context_length")
-        lists = {key: file.floats(name) for key, name in FACTORS.items()}
+        long = {key: file.floats(name) for key, name in FACTORS.items()}
         scale = fields.optional_number("rope.scaling.attn_factor")
         more = {"original_max_position_embeddings": original, **({"attention_factor": scale} if scale else {})}
-        return {"rope_type": "longrope", **lists, **more, **share}
+        return {"rope_type": "longrope", **long, **more, **share}
     if FREQUENCIES in file.tensors:
         factors = file.floats(FREQUENCIES)
         if len(factors) != head_dim // 2:
