@@ -64,7 +64,9 @@ def test_the_gate_is_applied_as_in_steps(kind, gated, programs, dtype, device, m
     result = linear.whole(x, weight_of(kind, (576, 140), device, gated=gated), dtype)
     act = functional.silu if gated == "silu" else partial(functional.gelu, approximate="tanh")
     eps = torch.finfo(dtype).eps
-    assert torch.allclose(result.double(), (act(gate) * up).double(), rtol=4 * eps, atol=eps)
+    assert torch.allclose(
+        result.double(), (act(gate) * up).double(), rtol=4 * eps, atol=eps + 2e-6
+    )  # of torch's own GELU the sum of 1 and tanh
 
 
 @pytest.mark.parametrize("programs", [1, 264], ids=["one_segment", "segments"])
