@@ -173,11 +173,8 @@ VERDICTS = [
     ),
     ([[9, 1], [0.6, 0.3], [0.6, 0.3]], 0, ["2 races, same text", "1.20 s with drafts, 600 ms without. That says "]),
     (SLOW, 0, ["Speculation does not pay here", f"{ALL}1.80 s with drafts, 900 ms without.", "warn"]),
-    (
-        SLOW,
-        0.3,
-        ["Cannot tell: this machine is busy", f"{ALL}1.80 s with drafts, 900 ms without. The engine spent 30 %"],
-    ),
+    (SLOW, 0.4, ["Cannot tell: this machine is busy", f"{ALL}1.80 s with drafts, 900 ms without. The engine spent 40"]),
+    (SLOW, 0.3, ["Speculation does not pay here", f"{ALL}1.80 s with drafts, 900 ms without. The engine spent 30 %"]),
     (
         [[9, 1], [0.3, 0.6], [0.3, 0.6], [0.4, 0.3]],
         0.1,

@@ -6,7 +6,7 @@ import { percent, time } from "./format.js";
 export const ENOUGH = 3;
 const EQUAL = 1.03; // within this factor both ways are as fast
 const SCATTERED = 3; // races whose ratios lie farther apart do not tell
-export const BUSY = 0.25; // nor those in which the engine waited for a core for such a share of its time, as in the log
+export const BUSY = 0.25; // share of its time that an engine waits for a core on a machine that is busy, as in the log
 
 const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 
@@ -30,10 +30,10 @@ export function verdict(times, crowded = 0) {
     const races = counted.length === 1 ? "One race" : `${counted.length} races`;
     return [`${races}, same text`, `${took}. That says little yet: a verdict takes ${ENOUGH} races.`, ""];
   }
-  const all = `Same text in all ${counted.length} races: ${took}.`,
+  const waited = crowded < BUSY ? "" : ` The engine spent ${percent(crowded)} of its time waiting for a core.`,
+    all = `Same text in all ${counted.length} races: ${took}.${waited}`,
     busy = "Cannot tell: this machine is busy";
-  if (crowded >= BUSY)
-    return [busy, `${all} The engine spent ${percent(crowded)} of its time waiting for a core.`, "warn"];
+  if (waited && Math.abs(both[0] - both[1]) < crowded * sum(both)) return [busy, all, "warn"]; // it may be all of that
   if (Math.max(...ratios) > SCATTERED * Math.min(...ratios))
     return [busy, `${all} They differ too much from each other. Try again when it is quiet.`, "warn"];
   const first = winner(both);

@@ -12,8 +12,14 @@ const MODES = [
   ["off", "Without", "Send"],
 ];
 const IDEAS = [
-  ["Write a poem", "Write a poem in which every line begins with 'The sea'."],
-  ["Write code", "Write a Python class Stack with push, pop and peek, then a class Queue with the same methods."],
+  [
+    "Correct a text",
+    "Correct the spelling mistakes and give me the whole text:\n\nThe fox lives in the forrest near the river. Every " +
+      "morning the fox walks from the forrest to the river and drinks the cold watter. Every evening the fox walks " +
+      "from the river back to the forrest and sleeps under an old tree. In winter the river is frosen, and the fox " +
+      "stays in the forrest.",
+  ],
+  ["Write code", "Write CSS for five buttons in different colours."],
   ["Explain something", "Explain how a rainbow forms, in a numbered list."],
 ];
 const SUM = ["Do a sum", "Anna buys 4 pens for $2 each and 3 books for $5 each. How much does she spend?"];
