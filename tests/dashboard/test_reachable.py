@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import resources, util
+from typing import Any
 
 import pytest
 from playwright.async_api import Page, expect
@@ -101,7 +102,7 @@ async def test_an_open_explanation_stays_open_while_numbers_change(tokenizer: To
 
 
 async def test_a_finger_reads_explanations_and_charts(tokenizer: Tokenizer) -> None:
-    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
     async with shown(ScriptedEngine([5], run=3), tokenizer, **phone) as (_, visit):
         page = visit.page
         await asked(visit)
