@@ -63,8 +63,8 @@ export class Race {
 
   /**
    * Both ways, one after the other; null if they were stopped. The prompt is computed before each: by then the engine
-   * has also put the answer before away, which the next one's first token would wait for. Under a salt of their own they
-   * find nothing of earlier answers. So neither profits from the other, or suffers.
+   * has also put away the answer before, which the next one's first token would wait for. Under a salt of their own
+   * they find nothing of earlier answers. So neither profits from the other, or suffers.
    */
   async _both(fields, seen = false) {
     const asked = { ...fields, cache_salt: `race ${random(2 ** 48)}` },
