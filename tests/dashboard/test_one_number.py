@@ -79,6 +79,9 @@ async def test_a_figure_is_the_same_wherever_it_stands(tokenizer: Tokenizer, mon
         assert speed_up == "2.70×" == await seen.legend("speed-over-time", "times as fast")
         assert await page.title() == f"{speed_up} · Foresay: toy"
         await expect(page.locator("#verdict")).to_contain_text("Speculation pays: 2.70 times")
+        why = await page.locator("#speed .why").text_content() or ""
+        tokens, drafted, plain = (float(found) for found in re.findall(r"[\d.]+(?= (?:tokens|ms))", why))
+        assert tokens * plain / drafted == pytest.approx(2.7, rel=0.01), "the speed-up follows from what explains it"
 
 
 async def test_what_the_table_of_a_chart_says_is_what_the_chart_shows(tokenizer: Tokenizer) -> None:

@@ -2,7 +2,7 @@
 
 import { byId, html } from "./elements.js";
 import { Explained, question } from "./explain.js";
-import { FIGURES, say, title } from "./figures.js";
+import { FIGURES, plainSeconds, say, title } from "./figures.js";
 import { clock, count, number, percent, span, time } from "./format.js";
 
 const fact = (name, text, why, kind = "") => ({ name, text, why, kind });
@@ -93,8 +93,9 @@ function showPair({ target, model, draft, drafter, drafter_reason }) {
 }
 
 const speed = { value: html("b.big"), doubt: html("small"), why: question("times as fast as without drafts", "") };
-function showSpeed({ speed_up, doubt, tokens_per_step, step_seconds, root_seconds }) {
-  const place = byId("speed"),
+function showSpeed(live) {
+  const { speed_up, doubt, tokens_per_step, step_seconds } = live,
+    place = byId("speed"),
     known = speed_up !== null;
   if (!place.children.length)
     place.append(speed.value, html("span", "as fast as without drafts", speed.doubt), ...speed.why.elements);
@@ -105,7 +106,7 @@ function showSpeed({ speed_up, doubt, tokens_per_step, step_seconds, root_second
   speed.doubt.textContent = doubt ? "unsure" : "estimated speed-up";
   const figures =
     `${number(tokens_per_step)} tokens per pass, ${time(step_seconds)} per pass; ` +
-    `a pass that drafts nothing takes ${time(root_seconds)}`;
+    `a pass without drafts would have taken ${time(plainSeconds(live))}`;
   speed.why.say(null, doubt ? `Unsure, since ${doubt}: ${figures}` : `Estimated: ${figures}.`);
 }
 

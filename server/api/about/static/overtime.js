@@ -1,7 +1,7 @@
 // The charts on the time axis: panels one above the other that share it, a legend that tells the values, a cursor.
 
 import { html, svg } from "./elements.js";
-import { FIGURES, ratio, say, title } from "./figures.js";
+import { FIGURES, plainSeconds, ratio, say, title } from "./figures.js";
 import { clock, count, number, percent, span as spanned, time } from "./format.js";
 import { card, entries, LEFT, marked, Plot, pointing, RIGHT, scale, ticks, TOP } from "./plot.js";
 
@@ -224,7 +224,7 @@ export function overTime(timeline, state) {
   const step = "What the time of one pass goes to. The dashed line is a pass without drafts.";
   const choices = "Which drafter guessed, in what share of the passes, and how many tokens it guessed at a time.";
   const load = "Memory held by running requests, memory that only keeps old prompts for reuse, and who waits.";
-  const root = { times: 1000, stacked: true, level: () => state.snapshot.live.root_seconds };
+  const root = { times: 1000, stacked: true, level: () => plainSeconds(state.snapshot.live) };
   const all = () => state.snapshot.server.kv_tokens / state.snapshot.server.page_size;
   const pages = (name, colour, held) =>
     series(name, colour, (bin) => bin[held] / all(), (share) => percent(share, 1));
