@@ -29,11 +29,9 @@ from foresay.server.engine.memory import (
     MemoryPlan,
     check_beside,
     footprint,
-    kept_in_16_bits,
-    packed_bytes,
     plan_cpu,
 )
-from foresay.server.engine.parameters import in_words, kv_kind, quantized
+from foresay.server.engine.parameters import in_words, kept_in_16_bits, kv_kind, packed_bytes, quantized
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
 from foresay.spec.engine import Engine
@@ -68,7 +66,7 @@ def plan(
         from foresay.server.engine.gpu_memory import plan_gpu  # knows the kernels, which a CPU does without
 
         return plan_gpu(config, length, dtype, target, drafters, device)
-    return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device)
+    return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device.total)
 
 
 #: A prompt and an answer of one token each.
