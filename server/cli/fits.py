@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from foresay.server.catalog.catalog import KnownDraft, KnownTarget
-from foresay.server.engine.machine import free_bytes, machine_bytes, may_have_gpu
+from foresay.server.engine.machine import free_bytes, machine_bytes, may_have_gpu, multiplies_bf16
 from foresay.server.engine.memory import Demand, plan_cpu
-from foresay.server.engine.parameters import item_bytes, model_bytes, token_bytes
+from foresay.server.engine.parameters import cpu_dtype, item_bytes, model_bytes, token_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 WEIGHTS = {"bf16": None, "int8": "int8", "int4": "int4"}
 #: Tokens of the KV cache that is counted.
 TOKENS = 4096
-DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,13 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a model would run. total, free: bytes of its memory. gpu: None where it is the processor."""
+    """Where a model would run. total, free: bytes of its memory. gpu: None where it is the processor. has_bf16: whether
+    that multiplies bf16."""
 
     total: int
     free: int
     gpu: Device | None = None
+    has_bf16: bool = True
 
     @classmethod
     def here(cls) -> Machine:
@@ -66,21 +67,29 @@ class Machine:
             if (found := find_device(EngineConfig())).is_gpu:
                 return cls(found.total, found.total if found.free is None else found.free, found)
         total, free = machine_bytes(), free_bytes()
-        return cls(total, total if free is None else min(free, total))
+        return cls(total, total if free is None else min(free, total), None, multiplies_bf16())
 
     def __str__(self) -> str:
         name = "CPU" if self.gpu is None else self.gpu.model
         return f"{name}, {bytes_in_words(self.free)} of {bytes_in_words(self.total)} of memory free"
 
+    def dtype(self, model: ModelConfig) -> str:
+        """What the server would compute in."""
+        if self.gpu is None:
+            return cpu_dtype(model, self.has_bf16, self.total).value
+        from foresay.server.engine.build import choose_dtype
+
+        return choose_dtype(EngineConfig(), model, self.gpu).value
+
     def planned(self, model: ModelConfig, drafts: Sequence[_Draft], config: EngineConfig) -> int | None:
         """What a server with these settings would take; None where it would refuse, or not find so much free now."""
-        length = config.max_model_len or model.max_positions
+        length, dtype = config.max_model_len or model.max_positions, self.dtype(model)
         try:
             if self.gpu is not None:
                 from foresay.server.engine.gpu_memory import plan_gpu
 
-                return plan_gpu(config, length, DTYPE, model, drafts, self.gpu).total
-            taken = plan_cpu(config, length, Demand.of(config, DTYPE, model, drafts), self.total).total
+                return plan_gpu(config, length, dtype, model, drafts, self.gpu).total
+            taken = plan_cpu(config, length, Demand.of(config, dtype, model, drafts), self.total).total
         except Unfit:
             return None
         return taken if taken <= self.free else None
@@ -93,7 +102,7 @@ def _drafts(draft: KnownDraft | None) -> list[_Draft]:
 def needed(target: KnownTarget, weights: str, draft: KnownDraft | None, machine: Machine) -> int:
     """Bytes of the weights, of working memory, and of a KV cache of ``TOKENS`` tokens."""
     model, drafts = target.shape.model(WEIGHTS[weights]), _drafts(draft)
-    demand = Demand.of(EngineConfig(), DTYPE, model, drafts, packed=machine.gpu is None)
+    demand = Demand.of(EngineConfig(), machine.dtype(model), model, drafts, packed=machine.gpu is None)
     return sum(demand.weights.values()) + demand.recordings + demand.kv_bytes(TOKENS)
 
 

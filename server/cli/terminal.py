@@ -36,7 +36,7 @@ from foresay.server.cli.generate import stopping
 
 if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
-    from foresay.server.host.local import TextStream
+    from foresay.server.host.text_stream import TextStream
     from foresay.server.schemas.tokens import TokenProvenance
 
 #: Seconds between two drawings of the block that grows.

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from foresay.kvpaging import KVStore, PagePool
-from foresay.server.engine.machine import free_bytes, machine_bytes
+from foresay.server.engine.machine import free_bytes, machine_bytes, multiplies_bf16
 from foresay.server.engine.parameters import kv_kind
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
@@ -61,8 +61,7 @@ class Device:
         """Whether it multiplies bf16 natively."""
         if self.capability is not None:
             return self.capability >= _BF16_SINCE
-        able = torch.cpu.get_capabilities()
-        return bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16"))
+        return multiplies_bf16()
 
     def __str__(self) -> str:
         """For people: ``cpu``, or ``cuda:0 (NVIDIA H200)``."""

@@ -1,4 +1,4 @@
-"""How much memory this machine has, and how much of it is free, without a library that takes seconds to import."""
+"""How much memory this machine has, how much of it is free, and what its processor can. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+
 #: Where a container's limit is written (cgroup v2, v1); on a bare machine there is none.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 #: What drivers leave where there is a GPU: NVIDIA's, the same under WSL, AMD's.
 _GPUS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+#: Instructions that multiply bf16, as LLVM names them.
+_BF16 = ("avx512bf16", "amx-bf16", "bf16")
 
 
 def machine_bytes() -> int:
@@ -33,3 +37,8 @@ def free_bytes() -> int | None:
 def may_have_gpu() -> bool:
     """Whether it is worth a second or two to ask torch for a GPU."""
     return any(Path(name).exists() for name in _GPUS)
+
+
+def multiplies_bf16() -> bool:
+    """Whether the processor multiplies bf16 natively."""
+    return any(map(Processor.here().has, _BF16))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import Resolved, Unfit
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.quantization import HEAD, Quantization
 from foresay.verifier.model.sizes import matrices, numbers_per_token
@@ -35,6 +35,16 @@ def in_words(model: ModelConfig, dtype: str, activations: str) -> str:
     rounded = f"not rounded to {found.activations}" if found.activations else "not rounded"
     stay = "activations rounded to int8" if activations == "int8" else f"activations stay {dtype}, {rounded}"
     return f"{found} ({source}; {stay})"
+
+
+def cpu_dtype(model: ModelConfig, has_bf16: bool, machine: int) -> Resolved:
+    """What a processor computes in. has_bf16: whether it multiplies that natively. machine: bytes of its memory."""
+    if has_bf16:
+        return Resolved("bfloat16", "the processor multiplies bf16")
+    if packed_bytes(model, "float32") < machine / 2:
+        kept = ", with weights kept in 16 bits" if kept_in_16_bits(model, "float32") else ""
+        return Resolved("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
+    return Resolved("bfloat16", "fp32 would take more than half of the memory")
 
 
 def kept_in_16_bits(model: ModelConfig, dtype: str) -> bool:

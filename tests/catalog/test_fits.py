@@ -10,7 +10,7 @@ from io import StringIO
 import pytest
 
 from foresay.server.catalog.catalog import KnownShape, KnownTarget, known_targets
-from foresay.server.cli.fits import DTYPE, TOKENS, WEIGHTS, Machine, fitting, flags, needed
+from foresay.server.cli.fits import TOKENS, WEIGHTS, Machine, fitting, flags, needed
 from foresay.server.cli.main import COMMANDS, build_parser, main
 from foresay.server.cli.models import GROUPS
 from foresay.server.engine.build import plan
@@ -33,7 +33,7 @@ def test_memory_is_what_the_server_plans_for_the_files(weights) -> None:
     shape = KnownShape(**{name: getattr(model, name) for name in KnownShape.__struct_fields__})
     config = EngineConfig(max_model_len=shape.max_positions, kv_tokens=TOKENS)
     files = quantized(model, WEIGHTS[weights], "--quantize")
-    planned = plan(config, shape.max_positions, DTYPE, files, [], Device("cpu", 24 * GIB))
+    planned = plan(config, shape.max_positions, "bfloat16", files, [], Device("cpu", 24 * GIB))
     assert needed(KnownTarget(id="x", shape=shape), weights, None, LAPTOP) == planned.total
 
 
@@ -62,6 +62,15 @@ def test_which_weights_fit(id, fits) -> None:
     assert fitting(known_targets()[id], None, LAPTOP) == fits
 
 
+def test_a_processor_without_bf16_keeps_its_embedding_and_cache_in_fp32() -> None:
+    """While weights take less than half of the memory, as the server decides."""
+    old, target = Machine(64 * GIB, 60 * GIB, has_bf16=False), known_targets()["Qwen/Qwen3-8B"]
+    more = needed(target, "bf16", None, old) - needed(target, "bf16", None, LAPTOP)
+    assert more / GIB == pytest.approx((2 * 151_936 * 4096 + TOKENS * 147_456) / GIB, rel=0.1)
+    small = Machine(24 * GIB, 20 * GIB, has_bf16=False)
+    assert needed(target, "bf16", None, small) == needed(target, "bf16", None, LAPTOP)
+
+
 def test_memory_that_is_not_free_does_not_count() -> None:
     target = known_targets()["Qwen/Qwen3-8B"]
     assert fitting(target, None, Machine(24 * GIB, 7 * GIB)) == "int4"
@@ -78,11 +87,11 @@ def test_the_command_starts_with_the_longest_context_that_fits(id) -> None:
     config = load(ServeConfig, {k: v for k, v in given.items() if k in ServeConfig.__struct_fields__}, {}).config
     model = target.shape.model(config.quantize)
     length, device = config.max_model_len or model.max_positions, Device("cpu", LAPTOP.total)
-    assert plan(config, length, DTYPE, model, [], device).total <= LAPTOP.free
+    assert plan(config, length, "bfloat16", model, [], device).total <= LAPTOP.free
     if length < model.max_positions:
         longer = EngineConfig(max_model_len=2 * length)
         with suppress(Unfit):
-            assert plan(longer, 2 * length, DTYPE, model, [], device).total > LAPTOP.free
+            assert plan(longer, 2 * length, "bfloat16", model, [], device).total > LAPTOP.free
 
 
 def test_a_gpu_is_planned_as_the_server_plans_it() -> None:
