@@ -218,7 +218,7 @@ def _show(report: Report, as_json: bool, lines: Sequence[str]) -> None:
 
 SELFCHECK = Command(
     "selfcheck",
-    "decode prompts with the drafter and plainly, and compare every token",
+    "decode prompts with and without drafts, and compare every token",
     (
         "foresay selfcheck",
         "foresay selfcheck Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --prompts prompts.txt --temperature 0.7",

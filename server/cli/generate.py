@@ -65,7 +65,7 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
     """Generate, and print the text or the JSON line."""
     prompt = _prompt(arguments.prompt)
 
-    from foresay.server.cli.progress import dim, loaded, shadow_summary, summary
+    from foresay.server.cli.progress import loaded, say, shadow_summary, summary
 
     with loaded(config) as engine:
         config = for_people(config)
@@ -76,9 +76,9 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
         completion = write_out(stream)
         if completion.statistics is not None:
             line = summary(completion.statistics, completion.finish_reason, completion.seed, completion.exact)
-            print(dim(f"{line} | {drawn(config)}"), file=sys.stderr)
+            say(f"{line} | {drawn(config)}")
         for report in engine.shadowed():
-            print(dim(shadow_summary(report)), file=sys.stderr)
+            say(shadow_summary(report))
     return 0
 
 

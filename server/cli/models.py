@@ -34,7 +34,10 @@ GROUPS = {
 
 def _add_models_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="one of them, for what drafts for it and how to serve it"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="one of them, for what drafts for it and how to serve it; or what several have in their names",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of the table")
 
@@ -47,21 +50,24 @@ def show(config: None, arguments: Namespace) -> int:
     from foresay.server.cli.fits import Machine
 
     machine, name = Machine.here(), arguments.name
-    targets = list(known_targets().values()) if name is None else [_named(name)]
+    targets = _named(name) if name else list(known_targets().values())
     if arguments.json:
         print(msgspec.json.encode([_record(target, machine) for target in targets]).decode())
-    elif name is None:
-        _show_all(targets, machine)
-    else:
+    elif len(targets) == 1:
         _show_one(targets[0], machine)
+    else:
+        _show_all(targets, machine)
     return 0
 
 
-def _named(name: str) -> KnownTarget:
+def _named(name: str) -> list[KnownTarget]:
+    """The one of this name, else all that have it in theirs."""
     from foresay.server.catalog.catalog import find_target, known_targets, last_part
 
     if (found := find_target(name)) is not None:
-        return found
+        return [found]
+    if partly := [one for id, one in known_targets().items() if name.lower() in id.lower()]:
+        return partly
     known = [word for one in known_targets().values() for word in (one.id, last_part(one.id), one.short) if word]
     hint = nearest(name, known) or f"; foresay check {shlex.quote(name)} looks at any other model"
     raise ConfigurationError(f"NAME {name}: not in the catalog, which foresay models lists{hint}")

@@ -9,6 +9,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from foresay.server.cli.command import Command
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import check_model_name, check_names, target_directory
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.errors import ConfigurationError, ForesayError
 
@@ -30,6 +32,7 @@ def pull(config: None, arguments: Namespace) -> int:
     name = arguments.name
     if name == "bundled":
         raise ConfigurationError("the bundled target comes with Foresay: there is nothing to fetch")
+    check_model_name(f"NAME {name}", name)
     draft = _draft_of(name) if arguments.draft else None
     print(f"{name}: {fetched(name)}")
     words = ["foresay", "serve", name]
@@ -91,17 +94,17 @@ def _add_quantize_arguments(parser: ArgumentParser) -> None:
 
 def quantize(config: None, arguments: Namespace) -> int:
     """Write it, and say how to serve it. The same ids come from it as from ``--quantize`` at load time."""
-    from foresay.server.cli.progress import Stages
-    from foresay.server.engine.parameters import quantized
-    from foresay.server.settings.config import EngineConfig
-    from foresay.server.settings.resolved import target_directory
-    from foresay.verifier.heads.kind import kind_of
-    from foresay.verifier.model.config import ModelConfig
-    from foresay.verifier.model.written import write
-
     out = Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: already exists and is not empty; name a new directory")
+    check_names(EngineConfig(target=arguments.target))
+
+    from foresay.server.cli.progress import Stages
+    from foresay.server.engine.parameters import quantized
+    from foresay.verifier.heads.kind import kind_of  # imports torch
+    from foresay.verifier.model.config import ModelConfig
+    from foresay.verifier.model.written import write
+
     directory = target_directory(EngineConfig(target=arguments.target))
     if kind_of(directory) is not None:
         return _quantize_head(directory, arguments.quantize, out)

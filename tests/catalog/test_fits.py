@@ -137,6 +137,12 @@ def test_one_that_does_not_fit_has_no_command(laptop, capsys) -> None:
     assert "not even in int4" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_a_part_of_several_names_shows_these(laptop, capsys) -> None:
+    assert main(["models", "CODER"]) == 0
+    shown = capsys.readouterr().out
+    assert "Qwen2.5-Coder-7B" in shown and "Qwen3" not in shown
+
+
 def test_json_has_the_same_in_bytes(laptop, capsys) -> None:
     assert main(["models", "Qwen/Qwen3-14B", "--json"]) == 0
     [found] = json.loads(capsys.readouterr().out)
