@@ -6,6 +6,7 @@ Nothing here imports torch, transformers or aiohttp, so ``--help`` answers at on
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
@@ -235,29 +236,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in (["-h"], ["--help"], ["help"]) and words[1:]:
         words = [words[1], "--help"]
+    if words[:1] in (["--version"], ["-v"], ["-V"]):
+        words[0] = "version"
+    try:
+        try:
+            return _obey(words)
+        finally:
+            sys.stdout.flush()  # a reader that is gone is noticed here rather than by the interpreter at its end
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.ENOSPC:  # else the reader of our output went away, and nobody wants to know
+            print(f"foresay: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _obey(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else USAGE_ERROR
-    if words[0] in ("--version", "-v", "-V"):
-        words[0] = "version"
     if words[0] not in COMMANDS:
         print(f"foresay: unknown command {words[0]}{nearest(words[0], COMMANDS)} (see foresay --help)", file=sys.stderr)
         return USAGE_ERROR
-    return _guarded(COMMANDS[words[0]], words[1:])
-
-
-def _guarded(command: Command, arguments: Sequence[str]) -> int:
+    command = COMMANDS[words[0]]
     try:
-        status = _run(command, arguments)
-        sys.stdout.flush()  # a reader that is gone is noticed here rather than by the interpreter at its end
-        return status
+        return _run(command, words[1:])
     except ForesayError as error:
         return told(command.name, error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output went away; there is nobody to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 if __name__ == "__main__":

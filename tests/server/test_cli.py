@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from foresay import Engine
+from foresay.server.cli.bench import measure
 from foresay.server.cli.main import COMMANDS, build_parser, main
 from foresay.server.engine.trace import read
-from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.config import BenchConfig, ServeConfig
 from foresay.server.settings.fields import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -289,6 +291,14 @@ def test_chat_remembers_resets_and_ends_with_its_input(
     assert told[0].startswith("0 of ")
     assert not told[1].startswith("0 of ")
     assert captured.err.splitlines()[-1] == "unknown command /what (/help lists them, /bye leaves)"
+
+
+def test_bench_says_how_far_it_is() -> None:
+    told: list[int] = []
+    config = BenchConfig(rounds=1, max_tokens=4, temperature=0.0)
+    with Engine("bundled", "none", max_model_len=64, dtype="float32") as engine:
+        measure({"on": engine, "off": engine}, config, ("Once",), told.append)
+    assert told == [1, 2, 3, 4], "of two rounds, the first of which is not counted"
 
 
 @pytest.mark.slow
