@@ -250,7 +250,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         with loaded(config) as engine:
-            conversation = Conversation(engine, config, arguments.system, lambda stream, _: write_out(stream))
+            conversation = Conversation(engine, config, arguments.system, write_out)
             return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
     from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from foresay.server.catalog.catalog import KnownDraft, KnownTarget
 from foresay.server.engine.machine import free_bytes, machine_bytes, may_have_gpu, multiplies_bf16
 from foresay.server.engine.memory import Demand, plan_cpu
@@ -83,7 +85,8 @@ class Machine:
 
     def planned(self, model: ModelConfig, drafts: Sequence[_Draft], config: EngineConfig) -> int | None:
         """What a server with these settings would take; None where it would refuse, or not find so much free now."""
-        length, dtype = config.max_model_len or model.max_positions, self.dtype(model)
+        length = config.max_model_len or min(model.max_positions, config.kv_tokens or model.max_positions)
+        dtype = self.dtype(model)
         try:
             if self.gpu is not None:
                 from foresay.server.engine.gpu_memory import plan_gpu
@@ -117,21 +120,23 @@ def flags(target: KnownTarget, weights: str, draft: KnownDraft | None, machine: 
     """What ``foresay serve`` is to say besides the target, so that it fits: as long a context as there is room for.
     None where even ``TOKENS`` tokens are too many."""
     model, drafts = target.shape.model(WEIGHTS[weights]), _drafts(draft)
-    for length, tokens in _lengths(model.max_positions):
-        config = EngineConfig(max_model_len=length, kv_tokens=tokens)
+    for settings in _lengths(model.max_positions):
+        config = msgspec.structs.replace(EngineConfig(), **settings)
         if machine.planned(model, drafts, config) is not None:
             words = [] if draft is None else ["--draft", draft.setting]
             words += [] if WEIGHTS[weights] is None else ["--quantize", str(WEIGHTS[weights])]
-            words += [] if length is None else ["--max-model-len", str(length)]
-            return words + ([] if tokens is None else ["--kv-tokens", str(tokens)])
+            named = {f"--{name.replace('_', '-')}": str(tokens) for name, tokens in settings.items()}
+            return [*words, *(word for flag in named.items() for word in flag)]
     return None
 
 
-def _lengths(longest: int) -> Iterator[tuple[int | None, int | None]]:
-    """``--max-model-len`` and ``--kv-tokens`` from the defaults to the least."""
-    yield None, None
+def _lengths(longest: int) -> Iterator[dict[str, int]]:
+    """Settings from the default ones to those of the shortest context; each first for as many texts at once as there is
+    room for, then for one."""
+    yield {}
+    yield {"kv_tokens": longest}
     length = 1 << (longest - 1).bit_length() - 1
     while length >= TOKENS:
-        yield length, None
+        yield {"max_model_len": length}
+        yield {"kv_tokens": length}
         length //= 2
-    yield TOKENS, TOKENS

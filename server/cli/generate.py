@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
         if arguments.json:
             print(_json_line(engine, stream.result()), flush=True)
             return 0
-        completion = write_out(stream)
+        completion = _writer(arguments.chat)(stream, False)
         if completion.statistics is not None:
             line = summary(completion.statistics, completion.finish_reason, completion.seed, completion.exact)
             say(f"{line} | {drawn(config)}")
@@ -82,8 +82,18 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
     return 0
 
 
-def write_out(stream: TextStream) -> Completion:
-    """Print a stream's text as it comes; Ctrl-C ends the text, not the program."""
+def _writer(chat: bool) -> Callable[[TextStream, bool], Completion]:
+    """What prints an answer: on a terminal as a conversation does, with lines that end between words. A prompt that is
+    continued is text like any other, and stays as it is."""
+    if not (chat and sys.stdout.isatty()):
+        return write_out
+    from foresay.server.cli.terminal import AnswerWriter
+
+    return AnswerWriter()
+
+
+def write_out(stream: TextStream, coloured: bool = False) -> Completion:
+    """Print a stream's text as it comes, in no colours; Ctrl-C ends the text, not the program."""
     with stopping(stream):
         for piece in stream:
             print(piece, end="", flush=True)

@@ -123,7 +123,7 @@ def answers(url: str, path: str, key: str | None, body: dict[str, Any] | None = 
         words = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
         raise ForesayError(f"--url {url}: no Foresay server answers there ({words})") from None
     except (ValueError, TypeError, KeyError):
-        raise ForesayError(f"--url {url}: what answers there is no Foresay server") from None
+        raise ForesayError(f"--url {url}: this is not a Foresay server") from None
 
 
 def _refused(last: dict[str, Any]) -> ForesayError:

@@ -13,7 +13,7 @@ from foresay.server.catalog.catalog import KnownShape, KnownTarget, known_target
 from foresay.server.cli.fits import TOKENS, WEIGHTS, Machine, fitting, flags, needed
 from foresay.server.cli.main import COMMANDS, build_parser, main
 from foresay.server.cli.models import GROUPS
-from foresay.server.engine.build import plan
+from foresay.server.engine.build import max_model_len, plan
 from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import quantized
 from foresay.server.settings.config import EngineConfig, ServeConfig
@@ -86,10 +86,10 @@ def test_the_command_starts_with_the_longest_context_that_fits(id) -> None:
     given = vars(build_parser(COMMANDS["serve"]).parse_args(["bundled", *(words or ())]))
     config = load(ServeConfig, {k: v for k, v in given.items() if k in ServeConfig.__struct_fields__}, {}).config
     model = target.shape.model(config.quantize)
-    length, device = config.max_model_len or model.max_positions, Device("cpu", LAPTOP.total)
+    length, device = max_model_len(config, model), Device("cpu", LAPTOP.total)
     assert plan(config, length, "bfloat16", model, [], device).total <= LAPTOP.free
     if length < model.max_positions:
-        longer = EngineConfig(max_model_len=2 * length)
+        longer = EngineConfig(kv_tokens=2 * length)
         with suppress(Unfit):
             assert plan(longer, 2 * length, "bfloat16", model, [], device).total > LAPTOP.free
 

@@ -345,6 +345,22 @@ def test_a_whole_conversation_on_a_terminal(
     assert captured.err.splitlines()[-1] == "the same text"
 
 
+def test_the_answer_to_one_prompt_ends_its_lines_between_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--draft", "none", "--max-model-len", "256", "--dtype", "float32", "--temperature", "0"]
+    asked = ["run", "bundled", "Tell a long story about a fox.", *flags, "--max-tokens", "40"]
+    assert main(asked) == 0
+    answer = capsys.readouterr().out
+    assert len(answer) > 60 and answer.count("\n") == 1
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(asked) == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert " ".join(answer.split()) in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 30
+
+
 def test_a_person_gets_what_the_model_recommends_or_what_is_usual(tmp_path: Path) -> None:
     usual = for_people(SamplingConfig(top_k=5))
     assert (usual.temperature, usual.top_k, usual.top_p) == (0.7, 5, 0.95)
