@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.server.cli.command import Command
-from foresay.server.cli.generate import drawn, for_people, sampling_params, stopping, write_out
-from foresay.server.cli.progress import say
+from foresay.server.cli.generate import drawn, for_people, sampling_params, write_out
+from foresay.server.cli.progress import say, stopping
 from foresay.server.settings.config import USUAL_TOKENS, SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed

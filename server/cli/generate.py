@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from foresay.server.cli.command import Command
+from foresay.server.cli.progress import stopping
 from foresay.server.settings.config import SamplingConfig
 from foresay.spec.errors import ConfigurationError
 
@@ -99,16 +98,6 @@ def write_out(stream: TextStream, coloured: bool = False) -> Completion:
             print(piece, end="", flush=True)
     print(flush=True)
     return stream.result()
-
-
-@contextmanager
-def stopping(stream: TextStream) -> Iterator[None]:
-    """In this context Ctrl-C ends the text, after the step that runs: raised within one, it would leave half a step."""
-    before = signal.signal(signal.SIGINT, lambda *_: stream.close_soon())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _prompt(given: str) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from foresay.server.host.child import PASSIVE
@@ -20,6 +23,7 @@ from foresay.spec.trace import ShadowReport, Statistics
 
 if TYPE_CHECKING:
     from foresay.server.host.local import Engine
+    from foresay.server.host.text_stream import TextStream
 
 #: Seconds between two looks at the clock: the line shows that time passes even where nothing is told.
 TICK_SECONDS = 0.2
@@ -143,6 +147,16 @@ def _refuse_early(config: EngineConfig) -> None:
             f"--max-tokens {config.max_tokens}: prompt and answer together have at most {length} tokens, so "
             f"--max-tokens {length - 1} is the most"
         )
+
+
+@contextmanager
+def stopping(stream: TextStream) -> Iterator[None]:
+    """In this context Ctrl-C ends the text, after the step that runs: raised within one, it would leave half a step."""
+    before = signal.signal(signal.SIGINT, lambda *_: stream.close_soon())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def say(text: str, indent: int = 0) -> None:

@@ -32,7 +32,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from foresay.server.cli.generate import stopping
+from foresay.server.cli.progress import stopping
 
 if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
