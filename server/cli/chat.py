@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from foresay.server.cli.command import Command
-from foresay.server.cli.generate import drawn, for_people, sampling_params, stopping, write_out
+from foresay.server.cli.generate import drawn, for_people, sampling_params, write_out
+from foresay.server.cli.progress import say, stopping
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed
@@ -21,7 +22,8 @@ from foresay.spec.names import NONE
 
 if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
-    from foresay.server.host.local import Engine, TextStream
+    from foresay.server.host.local import Engine
+    from foresay.server.host.text_stream import TextStream
     from foresay.spec.acceptance import ByDepth
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.trace import ShadowReport, Statistics
@@ -42,7 +44,7 @@ COMMANDS = {
 }
 ALIASES = {"/reset": "/new", "/clear": "/new", "/quit": "/bye", "/exit": "/bye", "/?": "/help"}
 #: What is done where a setting has no value.
-_UNSET = {"max_tokens": " (as many as the context leaves)", "seed": " (a new one for each answer)"}
+_UNSET = {"max_tokens": "unset, as many as the context leaves", "seed": "unset, another for each answer"}
 #: Depths that /stats shows.
 _DEPTHS = 6
 KEYS = "Enter sends; Alt+Enter or a backslash begins another line. Ctrl-C clears the line, or stops an answer."
@@ -50,25 +52,6 @@ KEYS = "Enter sends; Alt+Enter or a backslash begins another line. Ctrl-C clears
 
 def _add_chat_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-
-
-def _say(line: str, rows: Iterable[tuple[str, str]] = ()) -> None:
-    """Print rows of two columns and a line; on a terminal faintly, and wrapped at words."""
-    table = list(rows)
-    if not sys.stderr.isatty():
-        width = max((len(name) for name, _ in table), default=0)
-        texts = [*(f"{name:<{width}}  {text}" for name, text in table), *filter(None, [line])]
-        print("\n".join(texts), file=sys.stderr)
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console, grid = Console(file=sys.stderr, highlight=False), Table.grid(padding=(0, 2))
-    for name, text in table:
-        grid.add_row(Text(name, no_wrap=True), Text(text))
-    for part in [*([grid] if table else []), *([Text(line)] if line else [])]:
-        console.print(part, style="dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +99,16 @@ class Conversation:
             case "/bye":
                 return False
             case "/help":
-                _say(KEYS, COMMANDS.items())
+                say("\n".join(f"{name:<12} {help}" for name, help in COMMANDS.items()), indent=13)
+                say(KEYS)
             case "/system":
                 self._set_system(rest.strip())
-                _say("the system message is set" if self._system else "there is no system message now")
+                say("the system message is set" if self._system else "there is no system message")
             case "/set":
                 self._set(rest.split())
             case "/new":
                 self._messages, self._last = [], None
-                _say("a new conversation begins")
+                say("a new conversation")
             case "/compare":
                 self._compare(rest.strip())
             case "/provenance":
@@ -132,7 +116,7 @@ class Conversation:
             case "/stats":
                 self._show_statistics()
             case _:
-                _say(f"unknown command {name}{nearest(name, [*COMMANDS, *ALIASES])} (/help lists them, /bye leaves)")
+                say(f"unknown command {name}{nearest(name, [*COMMANDS, *ALIASES])} (/help lists them, /bye leaves)")
         return True
 
     # -- answers -----------------------------------------------------------------------------------------------------
@@ -146,13 +130,13 @@ class Conversation:
         except ForesayError as error:
             if not self._terminal and not isinstance(error, InvalidRequest):
                 raise
-            _say(f"{error} (/new begins a new conversation)")
+            say(f"{error} (/new begins a new conversation)")
             return
         self._last = _Answer(asked, params, completion, len(stream.steps), self._engine.shadowed())
         if completion.text or completion.finish_reason != "cancelled":
             self._messages = [*asked[len(self._system) :], {"role": "assistant", "content": completion.text}]
         if self._terminal:
-            _say(_in_words(self._last))
+            say(_in_words(self._last))
         if self._comparing:
             self._decode_again(self._last)
 
@@ -164,7 +148,7 @@ class Conversation:
     def _compare(self, text: str) -> None:
         """The drafted side is the answer as it was given: written again, it could be drafted from itself."""
         if self._engine.info.drafter == NONE:
-            _say("nothing drafts here, so there is nothing to compare; leave out --draft none to try it")
+            say("nothing drafts here, so there is nothing to compare; leave out --draft none to try it")
             return
         if self._last is not None and not text:
             self._decode_again(self._last)
@@ -173,26 +157,26 @@ class Conversation:
         if text:
             self._answer(text)
         else:
-            _say("the next question is answered with drafts and without")
+            say("the next question is answered with drafts and without")
 
     def _decode_again(self, last: _Answer) -> None:
         from foresay.server.cli.progress import Stages
 
         self._comparing = False
         if (drafted := last.completion.statistics) is None:
-            _say("that answer was stopped: /compare TEXT asks again")
+            say("that answer was stopped: /compare TEXT asks again")
             return
         stream = self._stream(last.asked, msgspec.structs.replace(last.params, seed=last.completion.seed), False)
         with stopping(stream), Stages() as stages:
             stages("the same answer without drafts")
             again = stream.result()
         if again.statistics is None:
-            _say("stopped")
+            say("stopped")
             return
         same = again.token_ids == last.completion.token_ids
         reason = "" if same else f" ({self._engine.info.exact_reason})"
-        times = [("with drafts:", _timed(drafted)), ("without drafts:", _timed(again.statistics))]
-        _say(f"{'the same text' if same else 'NOT the same text'}{reason}", times)
+        say(f"with drafts:    {_timed(drafted)}\nwithout drafts: {_timed(again.statistics)}")
+        say(f"{'the same text' if same else 'NOT the same text'}{reason}")
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -203,52 +187,52 @@ class Conversation:
         known = _settable()
         match words:
             case []:
-                _say("", [(name, self._shown(name)) for name in known])
+                say("\n".join(f"{name:<18} {_shown(name, getattr(self._config, name))}" for name in known))
             case [name, "unset"] if name in known:
                 self._config = for_people(msgspec.structs.replace(self._config, **{name: known[name].default}))
-                _say(f"{name} is now {self._shown(name)}")
+                say(f"{name} {_shown(name, getattr(self._config, name))}")
             case [name, value]:
                 try:
                     self._config = changed(self._config, {name: value}, known)
-                    _say(f"{name} is now {self._shown(name)}")
+                    say(f"{name} {_shown(name, getattr(self._config, name))}")
                 except ConfigurationError as error:
-                    _say(str(error))
+                    say(str(error))
             case [name, *_] if name in known:
-                _say(f"/set {name} VALUE: {name} is {known[name].expected}, or unset")
+                say(f"/set {name} VALUE: {name} is {known[name].expected}, or unset")
             case _:
-                _say(f"/set NAME VALUE, such as /set temperature 0.7: the names are {', '.join(known)}")
-
-    def _shown(self, name: str) -> str:
-        value = getattr(self._config, name)
-        if value is None:
-            return "unset" + _UNSET.get(name, "")
-        return f"{value:g}" if isinstance(value, float) else str(value)
+                say(f"/set NAME VALUE, such as /set temperature 0.7: the names are {', '.join(known)}")
 
     def _toggle_colours(self) -> None:
         if not self._terminal:
-            _say("/provenance colours text on a terminal; this output goes elsewhere")
+            say("/provenance colours text on a terminal; this output goes elsewhere")
             return
         self._coloured = not self._coloured
-        _say("tokens have the colour of their drafter" if self._coloured else "answers are shown as Markdown")
+        say("tokens have the colour of their drafter" if self._coloured else "answers are shown as Markdown")
 
     def _show_statistics(self) -> None:
         from foresay.server.cli.progress import shadow_summary, summary
 
         if self._last is None or self._last.completion.statistics is None:
-            _say("nothing to tell yet")
+            say("nothing to tell yet")
             return
         completion, statistics = self._last.completion, self._last.completion.statistics
-        _say(summary(statistics, completion.finish_reason, completion.seed, completion.exact))
+        say(summary(statistics, completion.finish_reason, completion.seed, completion.exact))
         cached = f"{statistics.cached_tokens} of {statistics.prompt_tokens} prompt tokens were in the KV cache"
-        _say(f"{cached} | {_accepted(statistics.by_depth)}")
+        say(f"{cached} | {_accepted(statistics.by_depth)}")
         for report in self._last.shadowed:
-            _say(shadow_summary(report))
+            say(shadow_summary(report))
 
 
 def _settable() -> dict[str, Setting]:
     """What ``/set`` changes: how tokens are drawn, and when to stop."""
     settings = settings_of(SamplingConfig)
     return {name: one for name, one in settings.items() if one.group in ("sampling", "stopping") and not one.is_list}
+
+
+def _shown(name: str, value: object) -> str:
+    if value is None:
+        return _UNSET.get(name, "unset")
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _accepted(depths: ByDepth) -> str:
@@ -291,7 +275,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         with loaded(config, unlimited=True) as engine:
-            conversation = Conversation(engine, config, arguments.system, lambda stream, _: write_out(stream))
+            conversation = Conversation(engine, config, arguments.system, write_out)
             return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
     from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
 
@@ -305,7 +289,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
 def _converse(conversation: Conversation, engine: Engine, read: Callable[[], str | None]) -> int:
     drafter = engine.info.drafter
     who = [engine.info.target, *([] if drafter == NONE else [f"drafted by {drafter}"]), conversation.sampling]
-    _say(f"{', '.join(who)}. /help shows the commands, /bye leaves.")
+    say(f"{', '.join(who)}\n/help shows the commands, /bye leaves.")
     while (line := read()) is not None and conversation.obey(line):
         pass
     return 0

@@ -23,6 +23,7 @@ _COUNTED = ("requests", "prompt_tokens", "completion_tokens")
 def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "action",
+        metavar="ACTION",
         choices=("add", "list", "remove", "hash"),
         help="add: make a key, show it once and add its hash to the file; list: show the names that have keys, or with "
         "--url what each key has used; remove: "

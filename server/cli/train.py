@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from foresay.drafters.training.settings import HELD_OUT
 from foresay.server.cli.command import Command
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import check_model_name, target_directory
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE, canonical
 
@@ -74,9 +76,10 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.usage = "foresay train {dflash,draft_model,eagle3,medusa,peagle} --prompts PATH --out DIR [flags]"
+    parser.usage = "foresay train KIND --prompts PATH --out DIR [flags]"
     parser.add_argument(
         "kind",
+        metavar="KIND",
         type=canonical,
         choices=sorted(_DEPTHS),
         help="dflash: a few layers that guess a block of tokens at once; draft_model: a small model; eagle3: one layer "
@@ -141,6 +144,9 @@ def _add_learning(parser: ArgumentParser) -> None:
 
 def run(config: None, arguments: Namespace) -> int:
     """Train; the table of held-out acceptance and the verdict go to stdout."""
+    if not arguments.prompts.exists():
+        raise ConfigurationError(f"--prompts {arguments.prompts}: no such file or directory")
+    check_model_name(f"--target {arguments.target}", arguments.target)
     from foresay.drafters.training.prompts import read_prompts
     from foresay.server.cli.progress import Stages
 
@@ -189,8 +195,6 @@ def _kept(work: Work, settings: Settings) -> str:
 
 def _target(name: str) -> tuple[Path, ModelConfig]:
     """The target's directory and what it is. Raises ConfigurationError where nothing can be learned from it."""
-    from foresay.server.settings.config import EngineConfig
-    from foresay.server.settings.resolved import target_directory
     from foresay.verifier.model.config import ModelConfig
     from foresay.verifier.model.hub import LINK
 
@@ -323,7 +327,7 @@ def farewell(settings: Settings, out: Path) -> str:
 
 COMMAND = Command(
     name="train",
-    summary="train a draft model, a DFlash, EAGLE-3 or P-EAGLE head or a Medusa set for a target",
+    summary="train a draft model or a head (EAGLE-3, DFlash, Medusa) for a model",
     examples=(
         "foresay train eagle3 --prompts prompts.txt --out my-head",
         "foresay train draft_model --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft",

@@ -23,6 +23,7 @@ from foresay.server.cli import chat, terminal
 from foresay.server.cli.chat import Conversation
 from foresay.server.cli.generate import drawn, for_people, sampling_params
 from foresay.server.cli.main import main
+from foresay.server.cli.progress import say
 from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
 from foresay.server.schemas.tokens import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
@@ -239,15 +240,15 @@ def test_compare_writes_the_last_answer_or_the_next_without_drafts(engine: Engin
     for line in (QUESTION, "/compare", "/compare And 3?"):
         talk.obey(line)
         with_drafts, without, verdict = said()[-3:]
-        assert re.match(r"with drafts:     [\d.]+ s after the first pass, 12 tokens in \d+ passes", with_drafts)
-        assert re.match(r"without drafts:  [\d.]+ s after the first pass, 12 tokens in 12 passes", without)
+        assert re.match(r"with drafts:    [\d.]+ s after the first pass, 12 tokens in \d+ passes", with_drafts)
+        assert re.match(r"without drafts: [\d.]+ s after the first pass, 12 tokens in 12 passes", without)
         assert verdict == "the same text"
     assert talk.asked[1] == talk.asked[0] and talk.asked[-1] == talk.asked[-2]
     talk.obey("And 4?")
     assert said()[-1] != "the same text"
 
 
-def test_system_and_new_change_what_is_asked(engine: Engine) -> None:
+def test_system_and_new_change_what_is_asked(engine: Engine, said: Said) -> None:
     talk = Talk(engine)
     for line in ("/system Be brief.", QUESTION, "/system", "And 3?", "/new", "And 4?"):
         assert talk.obey(line)
@@ -256,6 +257,24 @@ def test_system_and_new_change_what_is_asked(engine: Engine) -> None:
         ["user", "assistant", "user"],
         ["user"],
     ]
+    told = [line for line in said() if "tokens in" not in line]
+    assert told == ["the system message is set", "there is no system message", "a new conversation"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_end_between_words_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for out, lines in ((Terminal(), 3), (io.StringIO(), 1)):
+        monkeypatch.setattr(sys, "stderr", out)
+        say("/set  " + "words and more " * 6, indent=6)
+        shown = out.getvalue().splitlines()
+        assert len(shown) == lines
+        assert all(line.startswith("      ") and len(line) < 40 for line in shown[1:])
 
 
 @pytest.mark.parametrize(
@@ -265,12 +284,9 @@ def test_system_and_new_change_what_is_asked(engine: Engine) -> None:
         ("/set temprature 1", 'unknown setting "temprature"; did you mean "temperature"?'),
         ("/set top_p", "/set top_p VALUE: top_p is a number above 0 and at most 1, or unset"),
         ("/set max_tokens", "/set max_tokens VALUE: max_tokens is a whole number of at least 1, or unset"),
-        ("/set temperature 0", "temperature is now 0"),
-        ("/set temperature unset", "temperature is now 0.7"),
-        ("/set max_tokens unset", "max_tokens is now unset (as many as the context leaves)"),
-        ("/system Be brief.", "the system message is set"),
-        ("/system", "there is no system message now"),
-        ("/new", "a new conversation begins"),
+        ("/set temperature 0", "temperature 0"),
+        ("/set temperature unset", "temperature 0.7"),
+        ("/set max_tokens unset", "max_tokens unset, as many as the context leaves"),
         ("/set max_tokens 0", "max_tokens must be a whole number of at least 1, got '0'"),
         ("/compair", 'unknown command /compair; did you mean "/compare"? (/help lists them, /bye leaves)'),
         ("/stats", "nothing to tell yet"),
@@ -291,9 +307,10 @@ def test_set_changes_the_next_answers(engine: Engine, said: Said) -> None:
         3,
         7,
     ]
-    assert said()[-1].startswith("3 tokens in ")
+    told = said()
+    assert told[:2] == ["temperature 0.5", "top_p 0.9"] and told[-1].startswith("3 tokens in ")
     talk.obey("/set")
-    assert ["temperature", "0.5"] in [line.split() for line in said()]
+    assert {" ".join(line.split()) for line in said()} >= {"temperature 0.5", "seed 7", "max_tokens 3"}
 
 
 def test_an_answer_may_fill_the_context_unless_a_length_is_set(
@@ -320,31 +337,13 @@ def test_an_answer_may_fill_the_context_unless_a_length_is_set(
     assert ran.out == chatted
 
 
-def test_lines_are_wrapped_at_words_on_a_terminal(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Screen()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("NO_COLOR", "1")
-    talk = Talk(engine)
-    for line in ("/help", "/set", QUESTION, "/stats"):
-        talk.obey(line)
-    lines = re.sub(r"\x1b\[[\d;]*m", "", screen.getvalue()).splitlines()
-    assert max(map(len, lines)) <= 60
-    words = {word for text in (*chat.COMMANDS.values(), chat.KEYS) for word in text.split()}
-    assert words <= {word for line in lines for word in line.split()}, "none is cut in two"
-
-
 def test_where_nothing_drafts_nothing_is_said_to(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("/compare\n/bye\n"))
     assert main(["chat", "--draft", "none", "--max-model-len", "256", "--dtype", "float32"]) == 0
-    first, compared = capsys.readouterr().err.splitlines()
-    assert first == "bundled, temperature 0.7, top-p 0.95. /help shows the commands, /bye leaves."
+    first, _, compared = capsys.readouterr().err.splitlines()
+    assert first == "bundled, temperature 0.7, top-p 0.95"
     assert compared.startswith("nothing drafts here, so there is nothing to compare")
 
 
@@ -394,6 +393,22 @@ def test_a_whole_conversation_on_a_terminal(
     captured = capsys.readouterr()
     assert "the target itself " in captured.out
     assert captured.err.splitlines()[-1] == "the same text"
+
+
+def test_the_answer_to_one_prompt_ends_its_lines_between_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--draft", "none", "--max-model-len", "256", "--dtype", "float32", "--temperature", "0"]
+    asked = ["run", "bundled", "Tell a long story about a fox.", *flags, "--max-tokens", "40"]
+    assert main(asked) == 0
+    answer = capsys.readouterr().out
+    assert len(answer) > 60 and answer.count("\n") == 1
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(asked) == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert " ".join(answer.split()) in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 30
 
 
 def test_a_person_gets_what_the_model_recommends_or_what_is_usual(tmp_path: Path) -> None:
