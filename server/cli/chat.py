@@ -175,7 +175,7 @@ class Conversation:
             return
         same = again.token_ids == last.completion.token_ids
         reason = "" if same else f" ({self._engine.info.exact_reason})"
-        say(f"with drafts:    {_timed(drafted)}\nwithout drafts: {_timed(again.statistics)}")
+        say(f"with drafts:    {_timed(drafted)}\nwithout drafts: {_timed(again.statistics)}", indent=16)
         say(f"{'the same text' if same else 'NOT the same text'}{reason}")
 
     # -- commands ----------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def _accepted(depths: ByDepth) -> str:
     first, *more = (f"{share:.0%}" for share in shares[:_DEPTHS])
     deeper = [f"{share} {least} or more" for least, share in enumerate(more, start=2)]
     of = f"of {depths.drafts} draft{'' if depths.drafts == 1 else 's'}"
-    return ", ".join([f"{of}, {first} had their first token accepted", *deeper])
+    return ", ".join([f"{of}, {first} had 1 token or more accepted", *deeper])
 
 
 def _in_words(answer: _Answer) -> str:

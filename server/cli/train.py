@@ -148,9 +148,9 @@ def run(config: None, arguments: Namespace) -> int:
         raise ConfigurationError(f"--prompts {arguments.prompts}: no such file or directory")
     check_model_name(f"--target {arguments.target}", arguments.target)
     from foresay.drafters.training.prompts import read_prompts
-    from foresay.server.cli.progress import Stages
+    from foresay.server.cli.progress import Stages, say
 
-    print(plan(arguments, len(read_prompts(arguments.prompts))), file=sys.stderr, flush=True)
+    say(plan(arguments, len(read_prompts(arguments.prompts))))
     with Stages() as stages:
         stages("finding the target")
         directory, model = _target(arguments.target)

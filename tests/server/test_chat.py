@@ -350,7 +350,7 @@ def test_where_nothing_drafts_nothing_is_said_to(
 @pytest.mark.parametrize(
     ("depths", "drafts", "said"),
     [
-        ([3, 1, 1, 0], 13, "of 13 drafts, 23% had their first token accepted, 8% 2 or more, 8% 3 or more"),
+        ([3, 1, 1, 0], 13, "of 13 drafts, 23% had 1 token or more accepted, 8% 2 or more, 8% 3 or more"),
         ([0], 1, "no draft was accepted"),
         ([], 0, "nothing was drafted"),
     ],
