@@ -65,7 +65,7 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
 
 def measure(engines: dict[str, Engine], config: BenchConfig, prompts: tuple[str, ...]) -> dict[str, Any]:
     """Run the rounds, after one that is not counted; returns the report."""
-    from foresay.server.cli.check.summary import Speeds
+    from foresay.server.cli.check.summary import Speeds, rounded
 
     kept: dict[str, list[Completion]] = {name: [] for name in engines}
     for number in range(config.rounds + 1):
@@ -80,8 +80,8 @@ def measure(engines: dict[str, Engine], config: BenchConfig, prompts: tuple[str,
     return {
         "on": _summarised(kept["on"], speeds.drafted, speeds.drafted_range),
         "off": _summarised(kept["off"], speeds.plain, speeds.plain_range),
-        "speedup": round(speeds.speedup, 3),
-        "speedup_spread": [round(one, 3) for one in speeds.spread],
+        "speedup": rounded(speeds.speedup),
+        "speedup_spread": None if speeds.spread is None else [round(one, 3) for one in speeds.spread],
         "same_tokens": all(on.token_ids == off.token_ids for on, off in pairs),
         "exact": kept["on"][0].exact,
         "rounds": config.rounds,
@@ -114,7 +114,7 @@ def _summarised(completions: list[Completion], speed: float, spread: tuple[float
 
 def table(report: dict[str, Any]) -> str:
     """The report for a reader."""
-    from foresay.server.cli.check.summary import busy, scattered
+    from foresay.server.cli.check.summary import why_unknown
 
     prompts = f"{report['prompts']} prompts of {report['max_tokens']} tokens, {report['rounds']} rounds"
     rows = [("", "tokens/s", "lowest to highest", "tokens per step")]
@@ -132,9 +132,9 @@ def table(report: dict[str, Any]) -> str:
         for first, *cells in rows
     ]
     same = "both wrote the same tokens" if report["same_tokens"] else "they did NOT write the same tokens"
-    gain, spread = f"{report['speedup']:.2f} times as fast with drafts", report["speedup_spread"]
-    if scattered(spread):
-        gain = f"cannot tell how much drafts gain ({gain}), {busy(spread)}"
+    gain = "" if report["speedup"] is None else f"{report['speedup']:.2f} times as fast with drafts"
+    if unknown := why_unknown(report["speedup_spread"]):
+        gain = f"cannot tell how much drafts gain{f' ({gain})' if gain else ''}: {unknown}"
     return "\n".join(
         [
             f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {prompts}",

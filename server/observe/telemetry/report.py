@@ -43,7 +43,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     the gauges are of the last 60.
 
     speed_up: estimated, how many times faster than plain decoding: tokens per step of one request, times
-    ``root_seconds`` over the mean seconds of a decoding step. doubt: why that is unsure; empty if it is not.
+    ``root_seconds`` over the mean seconds of a decoding step. doubt: why that cannot be told; empty if it can.
     root_seconds: of a step without drafts, as it would be now. crowded: of the last 10 seconds, the share of the steps'
     time in which the engine waited for a core that something else had.
     """

@@ -3,7 +3,7 @@
 import { percent, time } from "./format.js";
 
 const ENOUGH = 3; // answers beside the first one, which finds nothing warm
-const EQUAL = 1.05; // within this factor both ways are as fast
+const EQUAL = 1.03; // within this factor both ways are as fast, as in spec/acceptance.py
 const SCATTERED = 3; // answers whose ratios lie farther apart do not tell
 
 const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
@@ -26,7 +26,7 @@ export function verdict(times) {
     so = `Same text: ${both}. The last ${counted.length} answers: ${time(drafted)} with drafts, ${time(plain)} without`;
   if (Math.max(...ratios) > SCATTERED * Math.min(...ratios))
     return [`${so}; they differ too much to tell. Is this machine busy?`, "warn"];
-  if (drafted > EQUAL * plain) return [`${so}: speculation does not pay here.`, "warn"];
-  if (EQUAL * drafted < plain) return [`${so}, ${percent(1 - drafted / plain)} of the time saved.`, "good"];
+  if (drafted >= EQUAL * plain) return [`${so}: speculation does not pay here.`, "warn"];
+  if (EQUAL * drafted <= plain) return [`${so}, ${percent(1 - drafted / plain)} of the time saved.`, "good"];
   return [`${so}: as fast as each other.`, "good"];
 }

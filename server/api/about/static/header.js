@@ -57,7 +57,7 @@ function speed({ speed_up, doubt }) {
   const class_ = !known || doubt ? "big unknown" : speed_up >= 1 ? "big good" : "big warn";
   return [
     html("b", { class: class_ }, known ? `${number(speed_up)}×` : "–"),
-    html("span", {}, "speed-up now", html("small", {}, known && doubt ? "unsure" : "estimated")),
+    html("span", {}, "speed-up now", html("small", {}, known && doubt ? "cannot tell" : "estimated")),
   ];
 }
 
@@ -66,7 +66,7 @@ function aboutSpeed({ speed_up, doubt, tokens_per_step, step_seconds, root_secon
   const figures =
     `${number(tokens_per_step)} tokens per step, ${time(step_seconds)} per step; ` +
     `a step that drafts nothing takes ${time(root_seconds)}`;
-  return doubt ? `Unsure, since ${doubt}: ${figures}` : figures;
+  return doubt ? `Cannot tell, since ${doubt}: ${figures}` : figures;
 }
 
 export function showHeader({ server, live, verdict, self_check: checks }) {
