@@ -130,8 +130,9 @@ class Budget(Observer):
             return [NO_PLAN] * len(sequences)
         able, last, self.leader.news = [s for s in sequences if s.speculate and s.most_levels > 0], self.why, ""
         looks = self._looks.due() or not self.timed or any(sequence.prediction for sequence in able)
+        plans: Mapping[str, Plan] = {}
         if not able:
-            self.why, plans = None, {}
+            self.why = None
         else:
             cases = [self._cases.setdefault(s.id, self._cases.get(s.id) or begun(s, self.members)) for s in able]
             look(able, cases, list(self.members.values()) if looks else ())

@@ -196,4 +196,4 @@ def test_beside_what_was_found_levels_and_rows_are_dearer() -> None:
     assert alone is not None
     assert beside is not None
     assert beside.level > 1.3 * alone.level
-    assert np.all(beside.rows >= alone.rows)
+    assert np.all(np.array(beside.rows) >= np.array(alone.rows))
