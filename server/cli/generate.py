@@ -27,10 +27,6 @@ def _add_generate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object, last, instead of the text")
 
 
-#: What people expect of a model that recommends nothing.
-_USUAL = {"temperature": 0.7, "top_p": 0.95}
-
-
 def sampling_params(config: SamplingConfig) -> SamplingParams:
     """The sampling part of the settings, the model's own distribution where they say nothing. The seed is drawn here if
     none was given."""
@@ -46,12 +42,9 @@ def for_people(config: SamplingConfig) -> SamplingConfig:
     from foresay.server.settings.resolved import target_directory
     from foresay.server.text.tokenizer import SamplingDefaults
 
-    own = SamplingDefaults.read(target_directory(config))
+    usual = SamplingDefaults.read(target_directory(config)).for_people()
     unset = [name for name in ("temperature", "top_k", "top_p") if getattr(config, name) is None]
-    values = {name: getattr(own, name) for name in unset}
-    return msgspec.structs.replace(
-        config, **{name: _USUAL.get(name) if value is None else value for name, value in values.items()}
-    )
+    return msgspec.structs.replace(config, **{name: getattr(usual, name) for name in unset})
 
 
 def drawn(config: SamplingConfig) -> str:

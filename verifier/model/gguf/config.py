@@ -57,6 +57,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "rope_parameters": {
             "rope_theta": fields.number("rope.freq_base", 10_000.0),
             **_scaling(file, fields, head_dim),
+            **_rotated(fields, head_dim),
         },
         **_own_values(file.architecture, fields, head_dim),
     }
@@ -136,17 +137,27 @@ def _dtype(file: GgufFile) -> str:
     return _DTYPES.get(found.pop(), "float32") if len(found) == 1 else "float32"
 
 
-def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
-    """How the rotary embedding is scaled, and of how much of a head. Llama 3's scaling is a tensor of factors, LongRoPE
-    two of them."""
+def _rotated(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """Of how much of a head."""
     rotated = fields.integer("rope.dimension_count", head_dim)
-    share = {"partial_rotary_factor": rotated / head_dim} if rotated != head_dim else {}
+    return {"partial_rotary_factor": rotated / head_dim} if rotated != head_dim else {}
+
+
+def _long(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    """LongRoPE's two lists of factors."""
+    original, scale = fields.integer("rope.scaling.original_context_length"), "rope.scaling.attn_factor"
+    return {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": original,
+        "attention_factor": fields.optional_number(scale),
+        **{key: file.floats(name) for key, name in FACTORS.items()},
+    }
+
+
+def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
+    """How the rotary embedding is scaled. Llama 3's scaling is a tensor of factors."""
     if FACTORS["long_factor"] in file.tensors:
-        original = fields.integer("rope.scaling.original_context_length")
-        long = {key: file.floats(name) for key, name in FACTORS.items()}
-        scale = fields.optional_number("rope.scaling.attn_factor")
-        more = {"original_max_position_embeddings": original, **({"attention_factor": scale} if scale else {})}
-        return {"rope_type": "longrope", **long, **more, **share}
+        return _long(file, fields)
     if FREQUENCIES in file.tensors:
         factors = file.floats(FREQUENCIES)
         if len(factors) != head_dim // 2:
@@ -155,7 +166,7 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
     kind = fields.get("rope.scaling.type") or "none"
     factor = fields.optional_number("rope.scaling.factor") or fields.optional_number("rope.scale_linear") or 1.0
     if kind == "none" or factor == 1.0:
-        return {"rope_type": "default", **share}
+        return {"rope_type": "default"}
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     more = [key for key in _YARN_BEYOND if fields.get(f"rope.scaling.{key}") not in (None, 0.0, 1.0)]
@@ -164,7 +175,7 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
     if kind != "yarn":
         raise fields.error(f"rope.scaling.type {kind!r} is not supported; supported: none, linear, yarn")
     original = fields.integer("rope.scaling.original_context_length", fields.integer("context_length"))
-    values: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    values = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     for key in ("beta_fast", "beta_slow"):
         if (found := fields.optional_number(f"rope.scaling.yarn_{key}")) is not None:
             values[key] = found
