@@ -46,6 +46,7 @@ from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import Capture
+from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.sizes import matrices, stored_parameters
 from foresay.verifier.ops.kernels.cpu import threads
@@ -176,6 +177,8 @@ def build_engine(
     most = config.max_seqs, chosen.loading.device.chunk
     scheduler = Scheduler(pool, prefix, shape, drafting.cost, *most, budget=budget, root_seconds=root)
     give_back()
+    if loading.unkept:
+        kept_weights.keep_soon(loading.unkept, config.weight_cache_bytes)
     return Engine(
         info=info,
         pool=pool,

@@ -48,6 +48,10 @@ class PackedWeight(Protocol):
         """O."""
 
     @property
+    def inner(self) -> int:
+        """K."""
+
+    @property
     def gated(self) -> bool:
         """Whether what comes out is ``silu(gate) * up``."""
 
