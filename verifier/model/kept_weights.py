@@ -20,6 +20,7 @@ model's own files are read.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import mmap
@@ -175,7 +176,8 @@ def _digest(memory: mmap.mmap, header: int) -> bytes:
     whole = len(words) // _BLOCK * _BLOCK
     sums: NDArray[np.uint64] = words[:whole].reshape(-1, _BLOCK) @ keys
     rest = words[whole:] @ keys[: len(words) - whole]
-    return hashlib.sha256(memory[_START.size : header] + sums.tobytes() + int(rest).to_bytes(8, "little")).digest()
+    ends = b"".join(int(each).to_bytes(8, "little") for each in (rest, len(memory)))
+    return hashlib.sha256(memory[_START.size : header] + sums.tobytes() + ends).digest()
 
 
 @cache
@@ -281,13 +283,14 @@ def _free(folder: Path) -> int:
 
 
 def _write(path: Path, fill: Callable[[BinaryIO], None]) -> None:
-    """Another process may be writing the same: then it is left to that one."""
+    """Another process may be writing the same: then it is left to that one. What one left that died is written over."""
     part = path.with_name(path.name + _PART)
-    with open(part, "x+b") as file:
+    with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as file:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if kept.seen(part)[2:] != (os.fstat(file.fileno()).st_ino,):
+            return  # the other one is done, and what is open here is the whole file
         try:
-            os.chmod(file.fileno(), 0o600)
             fill(file)
-            file.flush()
             os.fsync(file.fileno())
             os.replace(part, path)
         except BaseException:
@@ -308,3 +311,4 @@ def _fill(file: BinaryIO, header: bytes, places: Sequence[_Place], tensors: Sequ
         digest = _digest(memory, end)
     file.seek(0)
     file.write(_START.pack(_MAGIC, digest, len(header)))
+    file.flush()
