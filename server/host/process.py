@@ -102,6 +102,7 @@ def serve(link: Link) -> int:
     """Build the engine the first frame asks for, say so, and run it; returns the exit status."""
     from foresay.server.engine.witness import Witness
     from foresay.server.host.loop import Loop
+    from foresay.verifier.model.kept_weights import leave_off
 
     start, witness = started(link), Witness()
     parts = built(start, link, witness)
@@ -124,6 +125,7 @@ def serve(link: Link) -> int:
         return 1
     finally:
         watchers.close()
+        leave_off()
     return 0
 
 

@@ -243,3 +243,15 @@ def test_what_another_process_is_writing_is_left_to_it(file) -> None:
         assert part.read_bytes() == b"" and not file.with_name("that").exists()
     kept_weights.keep("that", packed, PLENTY)
     assert kept_weights.find("that") is not None and not part.exists(), "one that died is written over"
+
+
+def test_a_process_that_ends_leaves_off(file, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_weights, "_ending", threading.Event())
+        kept_weights.leave_off()
+        kept_weights.keep_soon([("that", packed_of(BUNDLED / "draft"))], PLENTY)
+        settle()
+        assert [each.name for each in file.parent.iterdir()] == ["this"]
+    kept_weights.keep_soon([("that", packed_of(BUNDLED / "draft"))], PLENTY)
+    settle()
+    assert kept_weights.find("that") is not None

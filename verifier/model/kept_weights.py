@@ -62,6 +62,7 @@ _BLOCK = 8192
 #: What is being written, and after how many seconds it is something that somebody left.
 _PART, _LEFT = ".part", 600.0
 _SOURCES = kept.sources()
+_ending = threading.Event()
 
 
 class Damaged(Exception):
@@ -201,8 +202,9 @@ def _filled(size: int, whole: int) -> int:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def keep_soon(these: Sequence[tuple[str, Packed]], limit: int) -> threading.Thread:
-    """Keep them in a thread of their own, which runs when nothing else wants to."""
+def keep_soon(these: Sequence[tuple[str, Packed]], limit: int) -> None:
+    """Keep them in a thread of their own, which runs when nothing else wants to. A process that ends waits for it,
+    unless it says :func:`leave_off`."""
 
     def run() -> None:
         with suppress(OSError):  # a niceness is a thread's own on Linux
@@ -210,9 +212,12 @@ def keep_soon(these: Sequence[tuple[str, Packed]], limit: int) -> threading.Thre
         for key, packed in these:
             keep(key, packed, limit)
 
-    thread = threading.Thread(target=run, name="packed weights", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=run, name="packed weights").start()
+
+
+def leave_off() -> None:
+    """The process is to end now: what is not written yet is written at another start."""
+    _ending.set()
 
 
 def keep(key: str, packed: Packed, limit: int) -> None:
@@ -304,6 +309,8 @@ def _fill(file: BinaryIO, header: bytes, places: Sequence[_Place], tensors: Sequ
     file.seek(_START.size)
     file.write(header)
     for place, tensor in zip(places, tensors, strict=True):
+        if _ending.is_set():
+            raise OSError("the process ends")
         file.seek(begin + place.start)
         file.write(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
     file.flush()
