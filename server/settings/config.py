@@ -224,12 +224,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     prefix_cache: Annotated[bool, _about("reuse the KV of prompts that start alike", "memory")] = True
     weight_cache: Annotated[
-        bool,
-        _about("keep weights on disk as a CPU multiplies by them, so that later starts need not pack them", "memory"),
+        bool, _about("keep packed weights on disk, so that later starts on a CPU read and pack nothing", "memory")
     ] = True
     weight_cache_bytes: Annotated[
         Positive,
-        _about("bytes that kept weights may take; those that were not used for longest go (20 GB)", "memory", "BYTES"),
+        _about(
+            "the most that packed weights on disk may take; the least recently used go first (20 GB)", "memory", "BYTES"
+        ),
     ] = 20_000_000_000
     threads: Annotated[Positive | None, _about("CPU threads (one per physical core)", "memory", "N")] = None
     seed: Annotated[int | None, _about("seed of requests that give none (random)", "sampling", "S")] = None
