@@ -35,11 +35,7 @@ importing = Lock()
 _QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
-#: The class of transformers' that takes tokenizer.json as it is.
-AS_STORED = "PreTrainedTokenizerFast"
-
-
-def import_tokenizers(name: str = AS_STORED) -> None:
+def import_tokenizers(name: str = "PreTrainedTokenizerFast") -> None:
     """Import transformers' class of this name, which reads tokenizers. Where torch is not imported yet, transformers
     takes it for missing for ever: to be called by a process alone that never runs one of its models."""
     with importing:

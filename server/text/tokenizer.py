@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from foresay.server.host.imports import AS_STORED
 from foresay.server.text.detokenize import SpelledToken, Spelling
 from foresay.server.text.prompt import ControlTokens, Rendered, Room, most_characters
 from foresay.server.text.time_limit import TookTooLong, interrupted_after
@@ -50,6 +49,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
             raise ModelError(f"{path} cannot be read: {error}") from error
 
 
+#: The class of transformers' that takes tokenizer.json as it is, and its names in checkpoints.
+AS_STORED = "PreTrainedTokenizerFast"
 _NO_CLASS_OF_ITS_OWN = (AS_STORED, "TokenizersBackend")
 
 

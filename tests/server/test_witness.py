@@ -10,10 +10,12 @@ from typing import cast
 import pytest
 
 from foresay.kvpaging import PagePool
+from foresay.server.engine.build import build_engine
 from foresay.server.engine.witness import NotExact, Witness
 from foresay.server.host import frames
 from foresay.server.host.frames import Link
 from foresay.server.host.loop import Loop
+from foresay.server.settings.config import EngineConfig
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model.decoder import Decoder
@@ -84,6 +86,14 @@ def test_a_second_start_of_the_same_within_a_day_does_not_probe(reader) -> None:
     assert start(reader, clock, "others")[2] == ["probing exactness"]
     clock.now += 2
     assert start(reader, clock)[2] == ["probing exactness"]
+
+
+def test_an_engine_says_what_its_witness_knows() -> None:
+    said: list[str] = []
+    config = EngineConfig(draft="none", max_model_len=64, kv_tokens=512, threads=1)
+    for _ in range(2):
+        info = build_engine(config, lambda phase, share=None: said.append(phase), witness=Witness()).info
+    assert said.count("probing exactness") == 1 and "at an earlier start" in info.exact_reason and info.exact
 
 
 def test_it_is_tried_again_once_nobody_asks(reader) -> None:
