@@ -10,8 +10,9 @@ read: hashing them would take as long as packing does, and any write to one chan
     header          JSON: dtype, shape and offset of each tensor; the decoder's weights, with numbers for tensors
     (next page)     the tensors, at multiples of 64 bytes
 
-The file is mapped, so all processes that serve a model share one copy. Passes are as fast as from memory of the
-process's own (measured within 1 %), so it is not copied.
+The file is mapped, so all processes that serve a model share one copy. Passes are at least as fast as from malloc's
+memory (a 135M model in 4 bits, one thread: 10.2 to 10.5 ms against 10.4 to 10.5); a copy in huge pages would gain 1 to
+2 % more, and could not be shared.
 Each start checks the digest, which covers the header and a sum for each 64 KiB: of its 64-bit words, each times an odd
 number of its own, so that no wrong word goes unnoticed. That takes 0.2 s for each GB, several times less than sha256.
 It finds damage; forgery needs no guard, as files are only used if no other user can write to them.
