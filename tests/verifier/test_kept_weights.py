@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Packed
 from foresay.verifier.model.hub import resolve
+from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.weights import load
 from tests.verifier.families import make
 from tests.verifier.gguf_files import all_of, cache_of_its_own, convert, q4_k_m
@@ -49,7 +51,7 @@ def parts(found: object) -> Iterator[object]:
     elif isinstance(found, list | tuple):
         for each in found:
             yield from parts(each)
-    elif hasattr(found, "parts"):
+    elif isinstance(found, Linear):
         yield from (found.dtype, found.device, found.in_features, found.out_features)
         yield from parts(found.parts)
     elif hasattr(found, "__dataclass_fields__"):
@@ -75,7 +77,7 @@ def test_every_bit_of_floats_and_of_what_is_made_of_them(dtype, how) -> None:
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm"])
 @pytest.mark.parametrize("kind", [q4_k_m, all_of("Q4_1"), all_of("Q8_0")], ids=["K", "Q4_1", "Q8_0"])
 def test_every_bit_of_a_gguf_file(tmp_path, family, kind) -> None:
-    wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4}
+    wide: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4}
     make(family, tmp_path / "plain", **wide, num_key_value_heads=2)
     convert(tmp_path / "plain", tmp_path / "x.gguf", kind)
     assert_kept(packed_of(resolve(tmp_path / "x.gguf"), rounds=True))
@@ -238,7 +240,7 @@ def test_where_nothing_can_be_kept_nothing_is(file, monkeypatch, caplog) -> None
 def test_what_another_process_is_writing_is_left_to_it(file) -> None:
     packed, part = packed_of(BUNDLED / "draft"), file.with_name("that.part")
     with part.open("wb") as other:
-        kept_weights.fcntl.flock(other.fileno(), kept_weights.fcntl.LOCK_EX)
+        fcntl.flock(other.fileno(), fcntl.LOCK_EX)
         kept_weights.keep("that", packed, PLENTY)
         assert part.read_bytes() == b"" and not file.with_name("that").exists()
     kept_weights.keep("that", packed, PLENTY)

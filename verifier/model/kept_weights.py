@@ -314,7 +314,7 @@ def _fill(file: BinaryIO, header: bytes, places: Sequence[_Place], tensors: Sequ
         if _ending.is_set():
             raise OSError("the process ends")
         file.seek(begin + place.start)
-        file.write(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+        file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     file.flush()
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         digest = _digest(memory, end)
