@@ -21,7 +21,8 @@ from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.probe import EQUAL, Exactness, probe, probing
 
-#: Seconds that a finding is taken for true, and that nobody must have asked anything before it is tried again.
+#: Seconds that a finding is taken for true, and without a request before it is tried again, which double each time that
+#: a trial is given up.
 _LASTS, _QUIET = 86400.0, 10.0
 
 
@@ -33,7 +34,7 @@ class Witness:
     """Of one engine process. clock: seconds since 1970."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock, self._quiet_since = clock, clock()
+        self._clock, self._quiet_since, self._patience = clock, clock(), _QUIET
         self._key = ""
         self._begin: Callable[[], Generator[None, None, Exactness]] | None = None
         self._passes: Generator[None, None, Exactness] | None = None
@@ -68,16 +69,18 @@ class Witness:
         """Whether it has begun and is not done."""
         return self._passes is not None
 
-    def rest(self) -> None:
-        """Somebody asks something. What has begun is given up, and leaves nothing behind."""
-        self._quiet_since = self._clock()
+    def rest(self, asked: bool) -> None:
+        """The engine has something else to do. What has begun is given up, and leaves nothing behind. asked: whether
+        that is a request."""
+        if asked or self._passes is not None:
+            self._quiet_since = self._clock()
         if self._passes is not None:
             self._passes.close()
-            self._passes = None
+            self._passes, self._patience = None, 2 * self._patience
 
     def go_on(self) -> None:
         """Run one pass, if it is time for that. Raises :class:`NotExact` if the last one shows that rows differ."""
-        if self._begin is None or self._clock() - self._quiet_since < _QUIET:
+        if self._begin is None or self._clock() - self._quiet_since < self._patience:
             return
         self._passes = self._passes or self._begin()
         try:

@@ -45,18 +45,22 @@ class Loop:
         """Step while there is work, sleep in the socket while there is none, until stopped."""
         while not self._stopped:
             for frame in self._link.receive(wait=not (self._engine.has_work or self._trying)):
-                if self._witness is not None and not isinstance(frame, frames.Ping):
-                    self._witness.rest()
+                self._rest(asked=False, of=frame)
                 self._apply(frame)
             for request, compiled in self._pending.ready():
                 self._add(request, compiled)
             if self._engine.has_work and not self._stopped:
+                self._rest(asked=True)
                 deltas = self._engine.step()
                 if deltas or self._engine.trace is not None:
                     self._link.send(frames.Deltas(deltas, self._engine.trace))
             if self._witness is not None and not (self._engine.has_work or self._stopped):
                 self._witness.go_on()
             self._observe()
+
+    def _rest(self, asked: bool, of: object = None) -> None:
+        if self._witness is not None and not isinstance(of, frames.Ping):
+            self._witness.rest(asked)
 
     @property
     def _trying(self) -> bool:

@@ -112,11 +112,22 @@ def test_it_is_tried_again_once_nobody_asks(reader) -> None:
     for _ in range(3):
         witness.go_on()
     assert going(witness) and reader.pool.available < reader.pool.num_pages - 1
-    witness.rest()
+    witness.rest(asked=False)
     assert not going(witness) and whole(reader.pool)
+    clock.now += 19
     witness.go_on()
-    assert not going(witness), "somebody has just come"
-    clock.now += 10
+    assert not going(witness), "given up once, it waits twice as long"
+    witness.rest(asked=False)
+    clock.now += 1
+    witness.go_on()
+    assert going(witness), "a look at the engine is no request"
+    witness.rest(asked=True)
+    clock.now += 39
+    witness.rest(asked=True)
+    clock.now += 39
+    witness.go_on()
+    assert not going(witness), "somebody may come again"
+    clock.now += 1
     to_its_end(witness)
     clock.now += 1000
     witness.go_on()
@@ -164,14 +175,15 @@ def test_the_loop_tries_when_it_is_idle_and_rests_for_all_but_a_ping() -> None:
         def go_on(self) -> None:
             done.append("pass")
             if done[-3:] == ["pass"] * 3:
-                ours.sendall(frames.pack(frames.Stop() if "rest" in done else add))
+                ours.sendall(frames.pack(frames.Stop() if "request" in done else add))
 
-        def rest(self) -> None:
-            done.append("rest")
+        def rest(self, asked: bool) -> None:
+            done.append("request" if asked else "other")
 
     add = frames.Add(Request(id="one", prompt=[5, 6], params=SamplingParams(max_tokens=3, seed=1)))
     ours, theirs = socket.socketpair()
     with ours, theirs, contextlib.closing(Link(theirs)) as link:
         ours.sendall(frames.pack(frames.Ping()))
         Loop(House(TableModel(0)).engine, link, witness=cast(Witness, Noted())).run()
-    assert done == [*["pass"] * 3, "rest", *["pass"] * 3, "rest"]
+    assert done[:4] == [*["pass"] * 3, "other"] and done[-4:] == [*["pass"] * 3, "other"], "it adds, and it stops"
+    assert set(done[4:-4]) == {"request"}, "steps"
