@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.verifier.model.config import ModelConfig
 from tests.checking.planned import draft_of
+from tests.server.test_gpu_memory import RTX_4090, planned, refused
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -65,9 +67,24 @@ def test_anchors_of_links_are_headings(document: Path) -> None:
     ] == []
 
 
-def test_examples_in_help_are_commands_that_parse() -> None:
-    import shlex
+def commands(document: Path) -> list[list[str]]:
+    """The words of the lines that show a command of ours, without comments and what a shell does with the output."""
+    text = document.read_text("utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^(?:\$ |    )(?:\w+=\S+ )*foresay ((?:[a-z]+)(?= |$)[^#|>\n]*)", text, re.MULTILINE)
+    return [shlex.split(line) for line in lines]
 
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_that_are_shown_parse(document: Path) -> None:
+    for name, *arguments in commands(document):
+        build_parser(COMMANDS[name]).parse_strictly(arguments)
+
+
+def test_commands_are_found() -> None:
+    assert sum(len(commands(document)) for document in DOCUMENTS) > 60
+
+
+def test_examples_in_help_are_commands_that_parse() -> None:
     for command in COMMANDS.values():
         for example in command.examples:
             program, name, *arguments = shlex.split(example)
@@ -95,3 +112,16 @@ def memory(*shapes: ModelShape) -> tuple[str, str]:
 @pytest.mark.parametrize("shapes", [(QWEN_8B, QWEN_06B), (LLAMA_8B, LLAMA_1B), (QWEN_06B,), (LLAMA_1B,)])
 def test_the_memory_of_real_models_is_as_computed(shapes: tuple[ModelShape, ...]) -> None:
     assert f"| {' and '.join(shape.name for shape in shapes)} | {' | '.join(memory(*shapes))} |" in README
+
+
+def test_the_plans_of_the_recipes_are_as_computed() -> None:
+    recipes = (ROOT / "docs" / "recipes.md").read_text("utf-8")
+    target, draft = (
+        shape.config(ModelConfig.from_directory(BUNDLED / "target"), 40_960) for shape in (QWEN_8B, QWEN_06B)
+    )
+    lengths = [refused(RTX_4090, *models).remedy for models in ((target, draft), (target,))]
+    shorter = [int(found[1]) for found in map(re.compile(r"--max-model-len (\d+)").search, lengths) if found]
+    held = planned(RTX_4090, target, kv_dtype="int8").tokens
+    assert f"| bf16, drafted by Qwen3-0.6B | {shorter[0]:,} tokens" in recipes
+    assert f"| bf16, `--draft suffix` | {shorter[1]:,} |" in recipes
+    assert f"| 40,960, all it has; the KV cache then holds {held:,} |" in recipes

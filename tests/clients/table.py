@@ -49,7 +49,7 @@ CLIENTS = (
         "Ollama, Python",
         "PyPI",
         ("ollama",),
-        "chats, prompts, tools, thinking, schemas, streams, what there is of models",
+        "chats, prompts, tools, thinking, schemas, streams, lists of models",
         "tests/routes/test_clients.py, tests/routes/test_ollama.py",
     ),
     Client(

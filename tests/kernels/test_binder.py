@@ -54,7 +54,7 @@ def step(target: PagedModel, rows: int, context: int, temperature: float = 0.0) 
 
 
 def test_launches_of_a_step_of_an_8b(counted) -> None:
-    """What docs/latency.md says of them."""
+    """What bench/MEASUREMENTS.md says of them."""
     plain, drafting = counted["8B"]
     for step in (plain, drafting):
         print(

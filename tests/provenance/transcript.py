@@ -37,7 +37,7 @@ async def telling() -> str:
     async with serving(engine, byte_level_tokenizer()) as (http, _):
         async with http.ws_connect("/v1/responses") as socket:
             lines = Telling(socket)
-            lines.comment("Three tokens a step; the stop string ends inside the third. Deltas and the end alone.")
+            lines.comment("Three tokens a step; the stop string ends inside the third. Only deltas and the last event.")
             await lines.say({"type": "response.create", "input": "Tell me a story.", "store": False} | ask)
             await lines.hear(*LAST)
         lines.comment("The second step again, as a chunk of POST /v1/completions.")

@@ -67,17 +67,17 @@ async def conversation() -> str:
     engine = saying(tokenizer, "Once upon a time there was a fox.", run=3, pause=0.05)
     async with serving(engine, tokenizer) as (http, _), http.ws_connect("/v1/responses") as socket:
         lines = Transcript(socket)
-        lines.comment("Prepare a conversation: its KV is computed, nothing is said.")
+        lines.comment("Prepare a conversation: its KV is computed, no text is written.")
         await lines.say({"type": "response.create", "instructions": "Be brief.", "generate": False, "store": False})
         warm = (await lines.hear(*LAST))["response"]["id"]
-        lines.comment("Go on with it: only what is new is sent.")
+        lines.comment("Continue it: only what is new is sent.")
         create = {"type": "response.create", "instructions": "Be brief.", "input": "Tell me a story.", "store": False}
         await lines.say(create | {"previous_response_id": warm})
         await lines.hear(*LAST)
-        lines.comment("Something wrong: the socket stays open.")
+        lines.comment("An error: the socket stays open.")
         await lines.say({"type": "response.create", "input": "Hi", "temperature": 9, "stream_id": "a"})
         await lines.hear(*LAST)
-        lines.comment("End a response early.")
+        lines.comment("Cancel a response.")
         engine.pause = 0.3
         await lines.say({"type": "response.create", "input": "Again.", "store": False, "stream_id": "a"})
         await lines.hear("response.output_text.delta")

@@ -47,10 +47,16 @@ ASK: dict[str, dict[str, Any]] = {
 
 
 def table(heading: str) -> dict[str, str]:
-    """What the section says of each field."""
+    """What the section says of each field: those in its table are supported, its paragraphs list the others."""
     section = TEXT.partition(f"\n## {heading}")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| .*\|$", section, re.MULTILINE)
-    assert len(rows) == len(dict(rows)) == len(re.findall(r"^\| `", section, re.MULTILINE)), heading
+    rows = [(field, "supported") for field in re.findall(r"^\| `(\w+)` \|.*\|$", section, re.MULTILINE)]
+    assert len(rows) == len(re.findall(r"^\| `", section, re.MULTILINE)), heading
+    for status, listed in re.findall(
+        r"^\*\*(Refused|Ignored)\*\*: (.*?)(?:\n\n|\Z)", section, re.MULTILINE | re.DOTALL
+    ):
+        names = re.findall(r"`(\w+)`", re.sub(r"\([^()]*\)", "", listed))
+        rows += [(field, status.lower()) for field in names]
+    assert len(rows) == len(dict(rows)), heading
     return dict(rows)
 
 

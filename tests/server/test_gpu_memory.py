@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from foresay.server.engine.memory import MemoryPlan
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.units import bytes_in_words
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.sizes import parameters
@@ -26,6 +28,7 @@ from foresay.verifier.workspace import rope_bytes, workspace_bytes
 from tests.checking.planned import draft_of
 
 GIB = 1 << 30
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 H200 = Device("cuda:0", 139 * GIB, 138 * GIB, "NVIDIA H200", (9, 0))
 RTX_4090 = Device("cuda:0", 24 * GIB, 23 * GIB, "NVIDIA GeForce RTX 4090", (8, 9))
 T4 = Device("cuda:0", 15 * GIB, 15 * GIB - (1 << 28), "Tesla T4", (7, 5))
@@ -151,6 +154,20 @@ def test_a_long_context_does_not_fit_a_small_card() -> None:
     assert error.fault.endswith("but --gpu-memory-utilization 0.9 of its 24.0 GiB is 21.6 GiB")
     (length,) = remedies(error)
     assert length.startswith("--max-model-len ")
+
+
+def test_the_documents_have_these_plans() -> None:
+    devices = (DOCS / "devices.md").read_text("utf-8")
+    error = refused(RTX_4090)
+    assert f"{error.fault}: {error.remedy}" in " ".join(devices.split())
+    for device, length in ((H200, 131_072), (RTX_4090, 32_768)):
+        found = planned(device, max_model_len=length)
+        parts = [found.weights["target"], found.beside["workspace"], found.beside["graphs"]]
+        sizes = " | ".join(bytes_in_words(part) for part in parts)
+        kv_cache = f"{found.tokens:,} tokens, {bytes_in_words(found.kv_bytes)}"
+        assert f"| {device.total // GIB} GiB, {length:,} tokens | {sizes} | {kv_cache} |" in devices
+    halved = planned(RTX_4090, max_model_len=32_768, kv_dtype="int8").tokens
+    assert f"{found.tokens:,} become {halved:,}" in (DOCS / "quantization.md").read_text("utf-8")
 
 
 def typed_in(remedy: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How many ops a captured step launches: what docs/latency.md says."""
+"""How many ops a captured step launches: what bench/MEASUREMENTS.md says."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Attention of many sequences' rows over their pages, from static tensors: what a captured step calls.
 
 The whole batch is one call, lengths, page tables and trees are read from tensors only, and a row's bits depend on its
-own path alone (docs/same-tokens.md, docs/latency.md).
+own path alone (docs/same-tokens.md, docs/kernels.md).
 
 Legend: S sequences, R rows, H query heads, G kv heads, D head dim, P pages of a table.
 """

@@ -7,7 +7,7 @@
 A *block* is the keys of positions ``64j .. 64j+63``; its partial (largest score, sum of weights, weighted values) is
 a function of one row's query and of those keys in order of position. A *split* folds the partials of 8 blocks in
 order, and the result folds the splits in order. Which program forms which part of that sum is free; the sum is not.
-docs/latency.md has the whole argument.
+docs/kernels.md has the whole argument.
 
 Legend: S sequences, R rows, H query heads, G kv heads, D head dim, M stacked rows, B keys of a block, C value columns.
 """
