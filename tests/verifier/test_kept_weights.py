@@ -48,6 +48,8 @@ def parts(found: object) -> Iterator[object]:
     """Everything in it, tensors as their bytes, types, shapes and strides."""
     if isinstance(found, Tensor):
         yield found.dtype, found.shape, found.stride(), bytes(found.flatten().view(torch.uint8).numpy())
+    elif isinstance(found, dict):
+        yield from parts(list(found.items()))
     elif isinstance(found, list | tuple):
         for each in found:
             yield from parts(each)
