@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from foresay.server.cli.command import Command
+from foresay.server.cli.progress import stopping
 from foresay.server.settings.config import SamplingConfig
 from foresay.spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
-    from foresay.server.host.local import Engine, TextStream
+    from foresay.server.host.local import Engine
+    from foresay.server.host.text_stream import TextStream
     from foresay.spec.sampling import SamplingParams
 
 
@@ -25,10 +25,6 @@ def _add_generate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="the text to continue; - reads standard input")
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object, last, instead of the text")
-
-
-#: What people expect of a model that recommends nothing.
-_USUAL = {"temperature": 0.7, "top_p": 0.95}
 
 
 def sampling_params(config: SamplingConfig) -> SamplingParams:
@@ -46,12 +42,9 @@ def for_people(config: SamplingConfig) -> SamplingConfig:
     from foresay.server.settings.resolved import target_directory
     from foresay.server.text.tokenizer import SamplingDefaults
 
-    own = SamplingDefaults.read(target_directory(config))
+    usual = SamplingDefaults.read(target_directory(config)).for_people()
     unset = [name for name in ("temperature", "top_k", "top_p") if getattr(config, name) is None]
-    values = {name: getattr(own, name) for name in unset}
-    return msgspec.structs.replace(
-        config, **{name: _USUAL.get(name) if value is None else value for name, value in values.items()}
-    )
+    return msgspec.structs.replace(config, **{name: getattr(usual, name) for name in unset})
 
 
 def drawn(config: SamplingConfig) -> str:
@@ -64,7 +57,7 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
     """Generate, and print the text or the JSON line."""
     prompt = _prompt(arguments.prompt)
 
-    from foresay.server.cli.progress import dim, loaded, shadow_summary, summary
+    from foresay.server.cli.progress import loaded, say, shadow_summary, summary
 
     with loaded(config) as engine:
         config = for_people(config)
@@ -72,32 +65,32 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
         if arguments.json:
             print(_json_line(engine, stream.result()), flush=True)
             return 0
-        completion = write_out(stream)
+        completion = _writer(arguments.chat)(stream, False)
         if completion.statistics is not None:
             line = summary(completion.statistics, completion.finish_reason, completion.seed, completion.exact)
-            print(dim(f"{line} | {drawn(config)}"), file=sys.stderr)
+            say(f"{line} | {drawn(config)}")
         for report in engine.shadowed():
-            print(dim(shadow_summary(report)), file=sys.stderr)
+            say(shadow_summary(report))
     return 0
 
 
-def write_out(stream: TextStream) -> Completion:
-    """Print a stream's text as it comes; Ctrl-C ends the text, not the program."""
+def _writer(chat: bool) -> Callable[[TextStream, bool], Completion]:
+    """What prints an answer: on a terminal as a conversation does, with lines that end between words. A prompt that is
+    continued is text like any other, and stays as it is."""
+    if not (chat and sys.stdout.isatty()):
+        return write_out
+    from foresay.server.cli.terminal import AnswerWriter
+
+    return AnswerWriter()
+
+
+def write_out(stream: TextStream, coloured: bool = False) -> Completion:
+    """Print a stream's text as it comes, in no colours; Ctrl-C ends the text, not the program."""
     with stopping(stream):
         for piece in stream:
             print(piece, end="", flush=True)
     print(flush=True)
     return stream.result()
-
-
-@contextmanager
-def stopping(stream: TextStream) -> Iterator[None]:
-    """In this context Ctrl-C ends the text, after the step that runs: raised within one, it would leave half a step."""
-    before = signal.signal(signal.SIGINT, lambda *_: stream.close_soon())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _prompt(given: str) -> str:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 RENDERING_SECONDS = 10.0
 
 
+#: What people expect of a model that recommends nothing.
+_USUAL = {"temperature": 0.7, "top_p": 0.95}
+
+
 class SamplingDefaults(msgspec.Struct, frozen=True):
     """What the model's ``generation_config.json`` recommends; None where it says nothing."""
 
@@ -47,6 +51,12 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except msgspec.MsgspecError as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
+
+    def for_people(self) -> SamplingDefaults:
+        """With what is usual where the model recommends nothing, as chat, generate and the page sample. The API has
+        OpenAI's defaults instead."""
+        unset = {name: value for name, value in _USUAL.items() if getattr(self, name) is None}
+        return msgspec.structs.replace(self, **unset)
 
 
 #: The class of transformers' that takes tokenizer.json as it is, and its names in checkpoints.
