@@ -277,7 +277,7 @@ def test_every_error_is_exported() -> None:
 
 def test_errors_of_settings_speak_of_arguments() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"draft": "./no-such-drafter"}, "draft ./no-such-drafter: no such directory"),
+        ({"draft": "./no-such-drafter"}, "draft ./no-such-drafter: no such file or directory"),
         (
             {"draft": "none", "draft_layers": "1,2"},
             "draft_layers 1,2: is for EAGLE and DFlash heads, but draft is none",
