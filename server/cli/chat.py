@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.server.cli.command import Command
-from foresay.server.cli.generate import drawn, for_people, sampling_params, stopping, write_out
+from foresay.server.cli.generate import drawn, for_people, hint_of_models, sampling_params, stopping, write_out
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed
@@ -247,6 +247,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
     """Read until the end of input and answer."""
     from foresay.server.cli.progress import loaded
 
+    hint_of_models("chat", config, arguments)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         with loaded(config) as engine:
             conversation = Conversation(engine, config, arguments.system, lambda stream, _: write_out(stream))

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.server.cli.command import Command
+from foresay.server.cli.serve import URL, answers
 from foresay.server.settings.config import SamplingConfig
-from foresay.spec.errors import ConfigurationError
+from foresay.spec.errors import ConfigurationError, ForesayError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine, TextStream
     from foresay.spec.sampling import SamplingParams
@@ -44,14 +47,18 @@ def sampling_params(config: SamplingConfig) -> SamplingParams:
 def for_people(config: SamplingConfig) -> SamplingConfig:
     """With what the model's ``generation_config.json`` recommends, or else is usual, where the settings say nothing."""
     from foresay.server.settings.resolved import target_directory
+
+    values = recommended(target_directory(config))
+    return msgspec.structs.replace(config, **{name: values[name] for name in values if getattr(config, name) is None})
+
+
+def recommended(directory: Path) -> dict[str, float]:
+    """What the model in ``directory`` recommends, or else is usual."""
     from foresay.server.text.tokenizer import SamplingDefaults
 
-    own = SamplingDefaults.read(target_directory(config))
-    unset = [name for name in ("temperature", "top_k", "top_p") if getattr(config, name) is None]
-    values = {name: getattr(own, name) for name in unset}
-    return msgspec.structs.replace(
-        config, **{name: _USUAL.get(name) if value is None else value for name, value in values.items()}
-    )
+    own = SamplingDefaults.read(directory)
+    values = {name: getattr(own, name) for name in ("temperature", "top_k", "top_p")}
+    return _USUAL | {name: value for name, value in values.items() if value is not None}
 
 
 def drawn(config: SamplingConfig) -> str:
@@ -60,11 +67,35 @@ def drawn(config: SamplingConfig) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in shown if value is not None)
 
 
+def hint_of_models(command: str, config: SamplingConfig, arguments: Namespace) -> None:
+    """Where no model was named: say that this is the toy, and how to name another, such as a running server has."""
+    from foresay.server.cli.progress import dim
+
+    if config.target != "bundled" or "target" in arguments:
+        return
+    said, target = "smollm2 is a small real model", "smollm2"
+    for served in _served():
+        if served["root"] != "bundled":
+            said, target = f"the server at {URL} has {served['id']}", served["root"]
+            break
+    print(dim(f"no model is named, so this is the toy; {said}: foresay {command} {target}"), file=sys.stderr)
+
+
+def _served() -> list[dict[str, str]]:
+    """The models of a server of ours at the default address; a key of the user's is not for whatever listens there."""
+    try:
+        listed = next(answers(URL, "/v1/models", None, seconds=0.5), {}).get("data", [])
+        return [model for model in listed if model["owned_by"] == "foresay"]
+    except (ForesayError, AttributeError, KeyError, TypeError):  # nothing listens there, or another program
+        return []
+
+
 def generate(config: SamplingConfig, arguments: Namespace) -> int:
     """Generate, and print the text or the JSON line."""
-    prompt = _prompt(arguments.prompt)
-
     from foresay.server.cli.progress import dim, loaded, shadow_summary, summary
+
+    prompt = _prompt(arguments.prompt)
+    hint_of_models("generate", config, arguments)
 
     with loaded(config) as engine:
         config = for_people(config)

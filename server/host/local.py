@@ -159,8 +159,9 @@ class TextStream:
 class Engine:
     """A target, a drafter and a KV cache in this process. Not to be shared between threads.
 
-    target: ``"bundled"``, a directory or a hub id. draft: ``"auto"``, ``"none"``, ``"ngram"``, ``"suffix"``, a
-    directory or a hub id.
+    target: a short name such as ``"smollm2"`` (``foresay models`` lists them), a hub id, a directory or a GGUF file;
+    ``"bundled"`` is the toy. draft: ``"auto"``, ``"none"``, ``"ngram"``, ``"suffix"``, a hub id, a directory or a GGUF
+    file.
     settings: any other field of :class:`~foresay.server.settings.config.EngineConfig`, such as ``draft_tokens=6``.
     progress: called with what is being loaded and, where known, how much of it (0 to 1).
     Raises :class:`~foresay.spec.errors.ConfigurationError` for settings or models that do not fit together.

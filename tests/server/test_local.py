@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
@@ -327,7 +328,8 @@ def test_a_completion_is_short_to_read_and_coloured_in_a_notebook(engine: Engine
     assert set(drafted) == {"grammar"}
     html = said._repr_html_()
     assert html.count('title="drafted by grammar"') == 1 + len([t for t, d in said._spans() if d and t])
-    assert f"{len(said.token_ids)} tokens in {said.statistics.steps} passes" in html
+    assert re.search(rf">{len(said.token_ids)} tokens in {said.statistics.steps} passes, \d+\.\d\d s ", html)
+    assert str(said) == f"{said}" == said.text == " there was a king"
     assert repr(said) == f"Completion(' there was a king', {len(said.token_ids)} tokens, stop, seed={said.seed})"
     assert len(repr(msgspec.structs.replace(said, text="long " * 100))) < 120
 
