@@ -17,8 +17,6 @@ from foresay.server.settings.config import SamplingConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine, TextStream
     from foresay.spec.sampling import SamplingParams
@@ -28,10 +26,6 @@ def _add_generate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="the text to continue; - reads standard input")
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object, last, instead of the text")
-
-
-#: What people expect of a model that recommends nothing.
-_USUAL = {"temperature": 0.7, "top_p": 0.95}
 
 
 def sampling_params(config: SamplingConfig) -> SamplingParams:
@@ -47,18 +41,10 @@ def sampling_params(config: SamplingConfig) -> SamplingParams:
 def for_people(config: SamplingConfig) -> SamplingConfig:
     """With what the model's ``generation_config.json`` recommends, or else is usual, where the settings say nothing."""
     from foresay.server.settings.resolved import target_directory
-
-    values = recommended(target_directory(config))
-    return msgspec.structs.replace(config, **{name: values[name] for name in values if getattr(config, name) is None})
-
-
-def recommended(directory: Path) -> dict[str, float]:
-    """What the model in ``directory`` recommends, or else is usual."""
     from foresay.server.text.tokenizer import SamplingDefaults
 
-    own = SamplingDefaults.read(directory)
-    values = {name: getattr(own, name) for name in ("temperature", "top_k", "top_p")}
-    return _USUAL | {name: value for name, value in values.items() if value is not None}
+    values = SamplingDefaults.read(target_directory(config)).or_usual
+    return msgspec.structs.replace(config, **{name: values[name] for name in values if getattr(config, name) is None})
 
 
 def drawn(config: SamplingConfig) -> str:

@@ -17,7 +17,6 @@ from typing import Any, TextIO
 import msgspec
 
 from foresay.server.cli.command import told
-from foresay.server.cli.generate import recommended
 from foresay.server.cli.progress import Stages
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.gateway.keys import default_path
@@ -27,6 +26,7 @@ from foresay.server.http.life import BESIDE, CLOSING_SECONDS, run_server
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import cached_target, model_names
 from foresay.server.settings.units import span_in_words
+from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.request import EngineInfo
 from foresay.verifier.model.hub import resolve
 
@@ -148,8 +148,9 @@ def _sampling(config: ServeConfig) -> dict[str, float] | None:
         return None
     directory = resolve(place)
     tokenizer = directory / "tokenizer_config.json"
-    declared = tokenizer.exists() and b'"chat_template"' in tokenizer.read_bytes()
-    return recommended(directory) if declared or (directory / "chat_template.jinja").exists() else None
+    inside = tokenizer.exists() and b'"chat_template"' in tokenizer.read_bytes()
+    chats = inside or (directory / "chat_template.jinja").exists()
+    return SamplingDefaults.read(directory).or_usual if chats else None
 
 
 def warnings(config: ServeConfig) -> list[str]:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 RENDERING_SECONDS = 10.0
 
 
+#: What people expect of a model that recommends nothing.
+_USUAL = {"temperature": 0.7, "top_p": 0.95}
+
+
 class SamplingDefaults(msgspec.Struct, frozen=True):
     """What the model's ``generation_config.json`` recommends; None where it says nothing."""
 
@@ -47,6 +51,12 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except msgspec.MsgspecError as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
+
+    @property
+    def or_usual(self) -> dict[str, float]:
+        """What tokens are drawn by where a person asks and sets nothing."""
+        own = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return _USUAL | {name: value for name, value in own.items() if value is not None}
 
 
 class Tokenizer:
