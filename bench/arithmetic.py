@@ -83,7 +83,9 @@ class Product:
     def ahead(self, rows: int, blocks: int) -> linear.Prefetch:
         """What is prefetched, if it is so many blocks of each program."""
         weight = torch.empty(self.outer, self.inner, dtype=torch.bfloat16, device=DEVICE)
-        return linear.Prefetch.of(BlockedWeight.of(weight, gated=self.role == "gate_up"), rows, blocks)
+        return linear.Prefetch.of(
+            BlockedWeight.of(weight, gated="silu" if self.role == "gate_up" else ""), rows, blocks
+        )
 
 
 #: The products of a layer in order.

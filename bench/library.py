@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresay.verifier.model.config import AFTER_ATTENTION, BEFORE_ATTENTION
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.sizes import DOWN, GATE_UP, MODULES, OUTPUT, QKV
 from foresay.verifier.model.weights import LayerWeights, ModelWeights, places
 
 
@@ -20,10 +22,8 @@ def weights_of(decoder: Decoder) -> ModelWeights:
     """Of a decoder without biases; on a GPU the very tensors that are served."""
     layers = []
     for one in decoder.layers:
-        qkv, o, gate_up, down = (each._packed.plain() for each in (one.qkv, one.output, one.gate_up, one.down))
-        layers.append(
-            LayerWeights(qkv, None, o, None, gate_up, None, down, None, one.input_norm, one.post_norm, None, None)
-        )
+        products = {QKV: one.qkv, OUTPUT: one.output, GATE_UP: one.gate_up, DOWN: one.down}
+        layers.append(LayerWeights({name: each._packed.plain() for name, each in products.items()}, {}, one.norms))
     return ModelWeights(decoder.embedding, layers, decoder.final_norm, decoder.head._packed.plain())
 
 
@@ -45,10 +45,11 @@ class Library:
         """The step; the next token replaces this one."""
         x = functional.embedding(self.token, self.weights.embed)
         for layer, (keys, values) in zip(self.weights.layers, self.kept, strict=True):
-            mixed = self._attended(functional.linear(self._normed(x, layer.input_norm), layer.qkv), keys, values)
-            x = x + functional.linear(mixed, layer.o)
-            gate, up = functional.linear(self._normed(x, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
-            x = x + functional.linear(functional.silu(gate) * up, layer.down)
+            of, norms = layer.matrices, layer.norms
+            mixed = self._attended(functional.linear(self._normed(x, norms[BEFORE_ATTENTION]), of[QKV]), keys, values)
+            x = x + functional.linear(mixed, of[OUTPUT])
+            gate, up = functional.linear(self._normed(x, norms[AFTER_ATTENTION]), of[GATE_UP]).chunk(2, dim=-1)
+            x = x + functional.linear(functional.silu(gate) * up, of[DOWN])
         logits = functional.linear(self._normed(x, self.weights.final_norm), self.weights.lm_head)
         self.token.copy_(logits.argmax(-1))
         return logits
@@ -73,7 +74,7 @@ class Library:
     @torch.inference_mode()
     def products(self) -> None:
         """Its products alone, each weight once."""
-        layers = [(layer.qkv, layer.o, layer.gate_up, layer.down) for layer in self.weights.layers]
+        layers = [[layer.matrices[name] for name in MODULES] for layer in self.weights.layers]
         for weight in (*(each for layer in layers for each in layer), self.weights.lm_head):
             functional.linear(weight[:1], weight)
 

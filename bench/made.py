@@ -25,11 +25,11 @@ from foresay.kvpaging import KVStore, PagePool
 from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.eagle_config import EagleConfig
 from foresay.verifier.heads.eagle_weights import EagleWeights
-from foresay.verifier.heads.layer import LayerWeights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.weights import allocate, places
+from foresay.verifier.model.sizes import MODULES
+from foresay.verifier.model.weights import LayerWeights, allocate, places
 from foresay.verifier.paged_model import PagedModel
 
 BUNDLED = Path(foresay.server.__file__).parent / "bundled"
@@ -164,12 +164,8 @@ def _eagle(
         fc_bias=None,
         layers=(
             LayerWeights(
-                qkv=torch.cat([of(name) for name in PROJECTIONS[:3]]),
-                qkv_bias=None,
-                o=of(PROJECTIONS[3]),
-                o_bias=None,
-                gate_up=torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]),
-                down=of("mlp.down_proj"),
+                {name: torch.cat([of(module) for module in modules]) for name, modules in MODULES.items()},
+                biases={},
                 norms={"post_attention_layernorm": of("post_attention_layernorm")},
             ),
         ),

@@ -9,6 +9,7 @@ Legend: H hidden width, Q query heads, G kv heads, D head dim, I inner width, V 
 from __future__ import annotations
 
 from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.sizes import GATE_UP, QKV, products
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from foresay.verifier.ops.kernels.tree_attention import most_parts
 
@@ -34,22 +35,15 @@ def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
 
 def _row_numbers(model: ModelConfig) -> int:
     """Activations of one row: stream, its sum and norm; qkv, turned queries, attended; gate, up and their product."""
+    widths = {product.name: product.outer for product in products(model)}
     queries = model.num_heads * model.head_dim
-    qkv = queries + 2 * model.num_kv_heads * model.head_dim
-    return 3 * model.hidden_size + qkv + 2 * queries + 3 * model.intermediate_size
+    return 3 * model.hidden_size + widths[QKV] + 2 * queries + widths[GATE_UP] + model.intermediate_size
 
 
 def _linear_partials(model: ModelConfig) -> int:
     """fp32 sums of one row in the widest product that is cut into segments; 0 if none is. Counted in the
     smallest blocks, of which segments are the most.
     """
-    queries = model.num_heads * model.head_dim
-    shapes = (
-        (queries + 2 * model.num_kv_heads * model.head_dim, model.hidden_size),
-        (model.hidden_size, queries),
-        (2 * model.intermediate_size, model.hidden_size),
-        (model.hidden_size, model.intermediate_size),
-        (model.vocab_size, model.hidden_size),
-    )
+    shapes = [(product.outer, product.inner) for product in products(model)] + [(model.vocab_size, model.hidden_size)]
     cut = [(segments_of(outer, -(-inner // LEAST_BLOCK), LEAST_BLOCK)[0], outer) for outer, inner in shapes]
     return max(segments * outer if segments > 1 else 0 for segments, outer in cut)

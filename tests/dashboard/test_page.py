@@ -181,14 +181,14 @@ async def test_the_charts_can_be_read_with_the_keyboard(url):
             await page.keyboard.press("ArrowLeft")
             if "nothing" not in (await chart.get_attribute("aria-label") or ""):
                 break
-        assert re.search(r"verify [\d.]+ m?s", await chart.get_attribute("aria-label") or "")
+        assert re.search(r"model pass [\d.]+ m?s", await chart.get_attribute("aria-label") or "")
         await expect(page.locator("#time-per-step .when")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
         await expect(page.locator("#load .when")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
         depth = page.locator("#by-depth svg")
         await depth.focus()
         await page.keyboard.press("ArrowRight")
         await expect(page.locator("#by-depth .when")).to_have_text(
-            re.compile(r"^depth 1: cumulative \d+ %, conditional \d+ %; in the last hour")
+            re.compile(r"^token 1: right in \d+ % of the drafts, \d+ % of those right before it; in the last hour")
         )
 
 
@@ -279,6 +279,6 @@ async def test_a_server_that_drains_says_so(tmp_path):
             async with session.post(f"{url}/v1/completions", json=asked) as response:
                 assert response.status == 200
                 server.terminate()
-                await expect(visit.page.locator("#facts li.warn")).to_have_text("draining")
+                await expect(visit.page.locator("#facts li.warn button")).to_have_text("draining")
                 await expect(visit.page.locator("#notice")).to_contain_text("The server is shutting down")
                 await visit.keep_picture("draining", tmp_path)

@@ -87,7 +87,7 @@ async def test_the_drafter_that_is_chosen_drafts(url: str) -> None:
         colours = page.locator(".answer .coloured .t:not(.own)")
         await visit.run(max_output_tokens=40, seed=3)
         assert frames[-1]["speculation"] == {"method": "draft_model"}
-        await expect(page.locator("#requests small").first).to_have_text("draft_model, T 1.00, seed 3")
+        await expect(page.locator("#requests small").first).to_have_text("drafts by draft_model, temperature 1, seed 3")
         assert set(await colours.evaluate_all("all => all.map(one => one.dataset.colour)")) == {"draft_model"}
         await page.select_option("[name=method]", "auto")
         await visit.run(max_output_tokens=4)

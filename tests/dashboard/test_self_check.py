@@ -26,7 +26,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def shade(page: Page) -> str:
     """The colour of what the header says about checks."""
-    colour: str = await page.locator("#facts .check").evaluate("one => getComputedStyle(one).color")
+    colour: str = await page.locator("[data-fact=check] button").evaluate("one => getComputedStyle(one).color")
     return colour
 
 
@@ -39,19 +39,20 @@ async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, t
     ):
         await visit.go()
         await visit.ready()
-        said = visit.page.locator("#facts .check")
+        said = visit.page.locator("[data-fact=check] button")
         await expect(said).to_have_text("self-check: no answers yet")
         assert (await client.post("/v1/completions", json=ASK)).status == 200
         await expect(said).to_have_text("self-check: 1 answer, 0 differ")
-        await expect(said).to_have_attribute(
-            "title", re.compile(r"^100 % .*: 12 tokens compared, 0 waiting, 0 skipped$")
+        await said.click()
+        await expect(visit.page.locator(".why:popover-open")).to_have_text(
+            re.compile(r"^100 % .*: 12 tokens compared, 0 waiting, 0 skipped$")
         )
         good = await shade(visit.page)
         engine.place = 5
         assert (await client.post("/v1/completions", json=ASK)).status == 200
         await expect(said).to_have_text("self-check: 2 answers, 1 differs")
         assert await shade(visit.page) != good
-        assert await visit.page.locator("#facts .check.bad").count() == 1
+        assert await visit.page.locator("#facts .bad[data-fact=check]").count() == 1
         await visit.keep_picture("self-check", tmp_path)
         assert visit.complaints == []
 
@@ -64,4 +65,4 @@ async def test_nothing_is_said_where_nobody_asked_for_it(tokenizer: Tokenizer) -
         assert (await client.post("/v1/completions", json=ASK)).status == 200
         await expect(visit.page.locator("#footer li[data-total=generation_tokens] b")).to_have_text("12")
         await expect(visit.page.locator("#facts li")).not_to_have_count(0)
-        assert await visit.page.locator("#facts .check").count() == 0
+        assert await visit.page.locator("[data-fact=check] button").count() == 0

@@ -94,7 +94,7 @@ def asked(shapes: list[tuple[int, int]], folder: Path, capability: int = 90) -> 
     weight, then = (BlockedWeight.of(blank(*shape, dtype=torch.bfloat16)) for shape in shapes)
     x = blank(1, weight.inner, dtype=torch.bfloat16)
     (code, *_) = compile_launches(
-        lambda: linear.product(x, replace(weight, then=replace(then, gated=True)), x.dtype), folder, capability
+        lambda: linear.product(x, replace(weight, then=replace(then, gated="silu")), x.dtype), folder, capability
     ).values()
     parts = code.ptx.split("griddepcontrol.wait")
     return [part.count(BULK) for part in parts], [part.count(LINE) for part in parts]

@@ -9,6 +9,7 @@ import torch
 
 from foresay.verifier.ops.kernels import linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.linear import Gate
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from tests.kernels.compiling import Compiled, compile_launches
 from tests.kernels.test_compiled_linear import INSTRUCTION, NAMES, products
@@ -28,7 +29,7 @@ KINDS = {
 }
 
 
-def weight_of(kind: str, outer: int, inner: int, gated: bool) -> BlockedWeight:
+def weight_of(kind: str, outer: int, inner: int, gated: Gate) -> BlockedWeight:
     """Without numbers; with a bias."""
     if kind == "q4_k":
         matrix = QuantizedMatrix.empty(outer, inner, 4, 32, True, torch.int8, META).with_steps(256, minimums=True)
@@ -39,7 +40,7 @@ def weight_of(kind: str, outer: int, inner: int, gated: bool) -> BlockedWeight:
 
 
 def compiled(
-    kind: str, dtype: torch.dtype, folder: Path, capability: int, gated: bool = False, rows: int = 8, outer: int = 28672
+    kind: str, dtype: torch.dtype, folder: Path, capability: int, gated: Gate = "", rows: int = 8, outer: int = 28672
 ) -> dict[str, Compiled]:
     weight = weight_of(kind, outer, 4096, gated)
     x = torch.empty(rows, 4096, dtype=dtype, device=META)
@@ -47,7 +48,7 @@ def compiled(
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("gated", ["", "silu", "gelu"])
 @pytest.mark.parametrize("rows", [1, 64], ids="{} rows".format)
 @pytest.mark.parametrize("kind", [*KINDS, "q4_k"])
 def test_halves_are_made_in_registers_and_multiplied_by_one_instruction(

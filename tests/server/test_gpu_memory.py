@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from foresay.kvpaging import KVStore, PagePool
 from foresay.server.cli.main import COMMANDS, build_parser
@@ -80,10 +81,10 @@ def test_what_is_planned_is_what_is_allocated(tied) -> None:
     model = llama(LLAMA_8B, tie_word_embeddings=tied)
     found = planned(H200, model)
     weights = allocate(model, torch.bfloat16, "meta")
-    loaded = [getattr(layer, name) for layer in weights.layers for name in ("qkv", "o", "gate_up", "down")]
+    loaded = [matrix for layer in weights.layers for matrix in layer.matrices.values()]
     loaded += [weights.embed] if tied else [weights.embed, weights.lm_head]
-    assert found.weights["target"] == sum(tensor.nbytes for tensor in loaded)
-    norms = [getattr(layer, name).nbytes for layer in weights.layers for name in ("input_norm", "post_norm")]
+    assert found.weights["target"] == sum(tensor.nbytes for tensor in loaded if isinstance(tensor, Tensor))
+    norms = [norm.nbytes for layer in weights.layers for norm in layer.norms.values()]
     assert sum(norms) < 1e-4 * found.weights["target"]  # not counted
     store = KVStore(PagePool(found.pages, 16), 32, 8, 128, torch.bfloat16, "meta")
     assert found.kv_bytes == store.keys.nbytes + store.values.nbytes

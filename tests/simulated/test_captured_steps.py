@@ -57,19 +57,20 @@ def test_the_same_tokens_over_quantized_kv(elsewhere, kv) -> None:
     assert isinstance(engine.runner, WholeRunner) and engine.runner.counts["launched"] >= 5
 
 
+def there(made: Pair, quantize: str | None = None) -> Pair:
+    """The pair on the simulated device."""
+    directories = made.directory, made.draft_directory
+    with simulated():
+        target, draft = (load_decoder(each, torch.float32, DEVICE, quantize=quantize) for each in directories)
+    return Pair(*directories, target, draft)
+
+
 @pytest.fixture(scope="module")
 def elsewhere(pair):
     """A pair, and the same on the simulated device."""
     made = pair("llama3", layers=2)
     expected(made)
-    with simulated():
-        moved = Pair(
-            made.directory,
-            made.draft_directory,
-            load_decoder(made.directory, torch.float32, DEVICE),
-            load_decoder(made.draft_directory, torch.float32, DEVICE),
-        )
-    return made, moved
+    return made, there(made)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +94,25 @@ def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
 def test_weights_of_few_bits(pair, how, shape) -> None:
     """Target and draft model are quantised there; plain decoding is of the same numbers on a CPU."""
     made = pair("llama3", layers=2)
-    here = made.quantized(how, torch.float32)
+    here, moved = made.quantized(how, torch.float32), there(made, how)
+    sizes = [[linear.nbytes for linear in each.target.linears] for each in (moved, here)]
+    assert sizes[0] == sizes[1] < [linear.nbytes for linear in made.target.linears]
+    assert_same_tokens(here, moved, ROOT_ONLY if shape == "none" else TreeShape.parse(shape))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "smollm3", "phi4_mini"])
+def test_layers_that_differ(pair, family) -> None:
+    """Norms around attention and the MLP, two rotary embeddings and windows; layers without positions; parts of heads
+    that are rotated."""
+    made = pair(family, layers=2)
+    assert_same_tokens(made, there(made), TreeShape.parse("3,2,1"))
+
+
+def assert_same_tokens(here: Pair, moved: Pair, tree: TreeShape) -> None:
+    drafter = draft_model(moved) if tree.levels else lambda pool: None
     with simulated():
-        directories = (made.directory, made.draft_directory)
-        there = Pair(*directories, *(load_decoder(each, torch.float32, DEVICE, quantize=how) for each in directories))
-        sizes = [[linear.nbytes for linear in each.target.linears] for each in (there, here)]
-        assert sizes[0] == sizes[1] < [linear.nbytes for linear in made.target.linears]
-        tree = ROOT_ONLY if shape == "none" else TreeShape.parse(shape)
-        drafter = draft_model(there) if tree.levels else lambda pool: None
-        engine = captured_engine(there, drafter, tree, max_seqs=3, capture=captured)
-        texts = run_freely(engine, jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS))
+        engine = captured_engine(moved, drafter, tree, max_seqs=3, capture=captured)
+        texts = run_freely(engine, jobs_of(here.vocab_size, LENGTHS, MAX_TOKENS))
     assert_same(expected(here), texts)
     assert isinstance(engine.runner, WholeRunner)
     assert engine.runner.counts["launched"] >= 5

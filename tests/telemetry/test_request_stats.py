@@ -159,6 +159,29 @@ def test_gaps_between_chunks_and_the_time_of_a_token() -> None:
     assert counted(totals.token_times) == {0.0015: 3, 0.003: 2}
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_response_and_the_list_have_one_first_token_and_one_rate(whole: bool) -> None:
+    """Whether the answer comes in several deltas or in one, which ends it too."""
+    now = [100.0]
+    entry = stats(SharedStats(lambda: now[0]))
+    trace = SequenceTrace()
+    trace.record([], 0, 4)
+    statistics = trace.statistics(3, 0, 4, 0)
+    statistics.time_to_first_token, statistics.decode_tokens_per_second = 0.4, 61.0  # as the engine saw it
+    piece = Piece(text="abcd", token_ids=[7] * 4, offsets=[0, 1, 2, 3])
+    now[0] = 100.5
+    if not whole:
+        entry.kept(Delta(id="r", tokens=[7] * 4), piece)
+        entry.delivered(4)
+        now[0], piece = 101.0, Piece()
+    piece.finish_reason = "stop"
+    entry.kept(Delta(id="r", tokens=[], finish_reason="stop", statistics=statistics), piece)
+    entry.delivered(4 if whole else 0)
+    first = entry._shared.history.total().times["time_to_first_token"].sum
+    assert entry.summary().time_to_first_token == statistics.time_to_first_token == first == 0.5
+    assert entry.summary().tokens_per_second == statistics.decode_tokens_per_second == 61.0
+
+
 def counted(histogram: Histogram) -> dict[float, int]:
     bounds = [*histogram.bounds, float("inf")]
     return {bound: times for bound, times in zip(bounds, histogram.counts, strict=True) if times}

@@ -177,10 +177,10 @@ async def test_what_rests_on_a_doubtful_baseline_is_unsure(caplog: pytest.LogCap
     assert run.telemetry.verdict().pays is False
 
 
-async def test_the_tiles_tell_the_last_request_where_nothing_runs() -> None:
+async def test_the_figures_are_of_the_last_minute_in_which_anything_ran() -> None:
     run = Run()
     live = (await run.telemetry.snapshot()).live
-    assert (live.tokens_per_second, live.last_request_tokens_per_second) == (None, None)
+    assert (live.tokens_per_second, live.time_to_first_token.mean, live.until) == (None, None, int(run.now))
     request = Request(id="r", prompt=[1], params=SamplingParams())
     with run.telemetry.watching([request]) as [stats]:
         for number in range(1, 4):
@@ -200,12 +200,15 @@ async def test_the_tiles_tell_the_last_request_where_nothing_runs() -> None:
             piece = Piece(token_ids=[5, 5], offsets=[0, 0], finish_reason="stop" if number == 3 else None)
             stats.kept(Delta(id="r", tokens=[5, 5]), piece)
             run.now += 0.125
-    live = (await run.telemetry.snapshot()).live
-    assert live.tokens_per_second == pytest.approx(6 / 0.3)
-    run.now += 60
-    live = (await run.telemetry.snapshot()).live
-    assert live.tokens_per_second is None
-    assert live.last_request_tokens_per_second == pytest.approx(4 / 0.25)
+    ran = await run.telemetry.snapshot()
+    assert ran.live.tokens_per_second == pytest.approx(6 / 0.3)
+    assert ran.live.time_to_first_token.mean == pytest.approx(0)
+    assert ran.live.chunk_gap.mean == pytest.approx(0.125)
+    assert ran.live.time_per_token.mean == pytest.approx(0.125 / 2)
+    run.now += 3600
+    idle = await run.telemetry.snapshot()
+    assert idle.live == ran.live, "an idle server shows what it did last"
+    assert idle.verdict == ran.verdict
 
 
 async def test_a_busy_machine_is_named_at_once_and_not_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:

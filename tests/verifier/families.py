@@ -11,15 +11,23 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 SHAPE = {
@@ -31,6 +39,7 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
     "bos_token_id": 1,
+    "pad_token_id": 0,
     "eos_token_id": 2,
 }
 LLAMA3 = {
@@ -42,8 +51,25 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 16,
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 SMOLLM = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144, "tie_word_embeddings": True}
+
+GEMMA3 = {
+    "head_dim": 32,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 24,
+    "rope_parameters": {
+        "full_attention": {**LINEAR, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+}
 
 # Configuration class, model class, what differs from SHAPE.
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
@@ -61,9 +87,31 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     ),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": 24}),
+    "phi4_mini": (Phi3Config, Phi3ForCausalLM, {"rope_parameters": LONG, "original_max_position_embeddings": 16}),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [1, 0, 1]}),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA3),
+    "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
 }
 #: Families whose weights are of bf16, as in most published checkpoints: in fp32 a CPU multiplies them as fp16.
 OF_BF16 = {"smollm", "qwen3"}
+
+
+def config_of(family: str, **overrides: Any) -> Any:
+    """Its configuration, as transformers has it."""
+    config_class, _, differences = FAMILIES[family]
+    values = {**SHAPE, **differences, **overrides}
+    for by_layer in ("layer_types", "no_rope_layers"):
+        if by_layer in values:
+            values[by_layer] = values[by_layer][: values["num_hidden_layers"]]
+    if values.get("rope_parameters") == LONG:
+        pairs = values["hidden_size"] // values["num_attention_heads"] * 3 // 8
+        values["rope_parameters"] = {
+            **LONG,
+            "short_factor": [1.0] * pairs,
+            "long_factor": [1 + n / 2 for n in range(pairs)],
+        }
+    return config_class(**values)
 
 
 def make(family: str, directory: str | Path, *, seed: int = 0, max_shard_size: str = "1GB", **overrides: Any) -> Any:
@@ -71,8 +119,7 @@ def make(family: str, directory: str | Path, *, seed: int = 0, max_shard_size: s
 
     overrides: configuration keys, such as ``hidden_size`` or ``sliding_window``.
     """
-    config_class, model_class, differences = FAMILIES[family]
-    model: PreTrainedModel = model_class(config_class(**{**SHAPE, **differences, **overrides})).eval()
+    model: PreTrainedModel = FAMILIES[family][1](config_of(family, **overrides)).eval()
     randomise(model, seed)
     if family in OF_BF16:
         round_to_bf16(model)
@@ -94,7 +141,7 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
-            parameter.copy_(1 + 0.2 * noise)
+            parameter.copy_((0 if "gemma" in model.config.model_type else 1) + 0.2 * noise)
         elif name.endswith("bias"):
             parameter.copy_(0.3 * noise)
         elif name.endswith(("embed_tokens.weight", "lm_head.weight")):

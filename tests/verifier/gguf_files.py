@@ -17,12 +17,20 @@ from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.gguf.names import theirs
 from foresay.verifier.model.rope import inverse_frequencies
-from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, YarnScaling
+from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept
 
 gguf = pytest.importorskip("gguf")
 
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "SeedOssForCausalLM": "seed_oss",
+}
 #: The type of a matrix by its name there.
 TypeOf = Callable[[str], str]
 
@@ -92,12 +100,12 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
 
 
 def _added(writer: Any, config: ModelConfig, name: str, tensor: Tensor, kind: TypeOf, seed: int) -> Tensor:
-    there = theirs(name)
+    there = theirs(name, writer.arch)
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2], 0)
-    turned = heads and writer.arch == "llama"
+    turned = heads and writer.arch in ("llama", "smollm3")
     tensor = in_pairs(tensor, heads) if turned else tensor
     if tensor.dim() == 1:
-        writer.add_tensor(there, tensor.numpy())
+        writer.add_tensor(there, (tensor + config.how.plus_one * ("norm" in there)).numpy())
         found = tensor
     else:
         of = kind(there)
@@ -119,7 +127,8 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
-    if config.sliding_window is not None and config.architecture == "MistralForCausalLM":
+    writer.add_rope_dimension_count(config.rotated)
+    if config.sliding_window is not None and writer.arch in ("llama", "gemma3", "phi3"):
         writer.add_sliding_window(config.sliding_window)
     _add_scaling(writer, config)
     for key, value in (tokens or letters(config.vocab_size)).items():
@@ -141,6 +150,11 @@ def _add_scaling(writer: Any, config: ModelConfig) -> None:
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(factor)
             writer.add_rope_scaling_orig_ctx_len(original)
+        case LongScaling(short=short, long=long, original_positions=original, attention_factor=scale):
+            writer.add_rope_scaling_orig_ctx_len(original)
+            writer.add_rope_scaling_attn_factors(scale)
+            for kind, factors in (("short", short), ("long", long)):
+                writer.add_tensor(f"rope_factors_{kind}.weight", np.array(factors, dtype=np.float32))
         case Llama3Scaling():
             plain = config.rope.theta ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
             writer.add_tensor("rope_freqs.weight", (plain / inverse_frequencies(config)[0]).float().numpy())

@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
-from foresay.verifier.model.config import FAMILIES, ModelConfig
+from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError, UnsupportedArchitecture
+from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 from tests.verifier import families
 
@@ -120,12 +121,11 @@ def test_llama2(read):
         head_dim=128,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
-        attention_bias=False,
-        output_bias=False,
-        mlp_bias=False,
+        biases=frozenset(),
         qk_norm=False,
         sliding_window=None,
         sliding_layers=(False,) * 32,
+        turned_layers=(True,) * 32,
         max_positions=4096,
         rope=RopeConfig(10000.0),
         dtype="float16",
@@ -143,9 +143,9 @@ def test_llama31(read):
 
 def test_llama_biases(read):
     attention = read(LLAMA31_8B, attention_bias=True)
-    assert (attention.attention_bias, attention.output_bias, attention.mlp_bias) == (True, True, False)
+    assert attention.biases == {"qkv", "output"}
     mlp = read(LLAMA31_8B, mlp_bias=True)
-    assert (mlp.attention_bias, mlp.output_bias, mlp.mlp_bias) == (False, False, True)
+    assert mlp.biases == {"gate_up", "down"}
 
 
 def test_mistral_windows(read):
@@ -159,7 +159,7 @@ def test_mistral_windows(read):
 
 def test_qwen2(read):
     config = read(QWEN25_05B)
-    assert (config.attention_bias, config.output_bias, config.qk_norm) == (True, False, False)
+    assert (config.biases, config.qk_norm) == ({"qkv"}, False)
     assert (config.tie_word_embeddings, config.sliding_window, any(config.sliding_layers)) == (True, None, False)
 
 
@@ -180,10 +180,10 @@ def test_qwen_layer_types_win(read):
 
 def test_qwen3(read):
     config = read(QWEN3_06B)
-    assert (config.qk_norm, config.head_dim, config.attention_bias, config.output_bias) == (True, 128, False, False)
+    assert (config.qk_norm, config.head_dim, config.biases) == (True, 128, set())
     assert read(without(QWEN3_06B, "head_dim")).head_dim == 128
     biased = read(QWEN3_06B, attention_bias=True)
-    assert (biased.attention_bias, biased.output_bias) == (True, True)
+    assert biased.biases == {"qkv", "output"}
 
 
 @pytest.mark.parametrize(
@@ -244,10 +244,8 @@ def test_missing_keys_fall_back_to_what_transformers_assumes(read):
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_what_transformers_saves_now(tmp_path, family):
-    config_class, model_class, differences = families.FAMILIES[family]
-    theirs = config_class(
-        **{**families.SHAPE, **differences}, architectures=[model_class.__name__], dtype=torch.float16
-    )
+    model_class = families.FAMILIES[family][1]
+    theirs = families.config_of(family, architectures=[model_class.__name__], dtype=torch.float16)
     theirs.save_pretrained(tmp_path)
     ours = ModelConfig.from_directory(tmp_path)
     assert ours.architecture in FAMILIES
@@ -257,7 +255,8 @@ def test_what_transformers_saves_now(tmp_path, family):
     assert ours.sliding_window == getattr(theirs, "sliding_window", None)
     if hasattr(theirs, "layer_types"):
         assert ours.sliding_layers == tuple(kind == "sliding_attention" for kind in theirs.layer_types)
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    rope = theirs.rope_parameters
+    assert ours.rope.theta == rope.get("full_attention", rope)["rope_theta"]
     assert (ours.dtype, ours.eos_token_ids) == ("float16", (2,))
 
 
@@ -274,7 +273,8 @@ def test_other_architectures_are_refused_by_name(read):
     [
         ({"architectures": None}, ["architectures"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["'dynamic'", "llama3, yarn"]),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, ["'longrope'", "llama3, yarn"]),
+        ({"rope_scaling": {"rope_type": "longrope", "long_factor": [1.0]}}, ["short_factor", "positive numbers"]),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [2]}}, ["long_factor", "64 num"]),
         ({"rope_scaling": {"type": "linear"}}, ["rope_scaling", "factor is missing"]),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, ["low_freq_factor"]),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["per layer type"]),

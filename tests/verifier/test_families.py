@@ -8,18 +8,32 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PixtralVisionConfig,
+    SiglipVisionConfig,
+)
 
 from foresay.spec.protocols import Rows
 from foresay.spec.tree import DraftTree
-from tests.verifier.families import FAMILIES
-from tests.verifier.reading import Reader, paths, random_parents, random_tokens, random_tree
+from tests.verifier.families import FAMILIES, config_of, randomise
+from tests.verifier.reading import Reader, load_decoder, paths, random_parents, random_tokens, random_tree
 
 FP32, BF16 = torch.float32, torch.bfloat16
 #: One of each kind of attention: no grouping, groups of two and three, a window in all layers and in some.
 KINDS = ("llama2", "qwen3", "smollm", "mistral", "qwen2_window")
 #: Positions of the root around the borders of pages of 16 and 32, short of and past the window of 24.
 BASES = (0, 1, 15, 16, 20, 31, 33, 62)
-EVERY_KIND = [(kind, FP32) for kind in KINDS] + [("llama2", BF16), ("smollm", BF16), ("mistral", BF16)]
+EVERY_KIND = [(kind, FP32) for kind in KINDS] + [
+    ("llama2", BF16),
+    ("smollm", BF16),
+    ("mistral", BF16),
+    ("gemma3", FP32),
+    ("gemma3", BF16),
+]
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor, message: str = "") -> None:
@@ -51,6 +65,35 @@ def test_logits_are_those_of_transformers(family, name) -> None:
     in_chunks = reader.read_in_pieces(reader.open(), tokens, lambda: rng.choice((2, 3, 5, 8, 13, 21)))
     assert_same_bits(in_chunks, at_once, "in chunks")
     assert_same_bits(reader.read_in_pieces(reader.open(), tokens, lambda: 1), at_once, "row by row")
+
+
+IMAGES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "config", "images"),
+    [
+        ("gemma3", Gemma3ForConditionalGeneration, Gemma3Config, SiglipVisionConfig),
+        ("mistral", Mistral3ForConditionalGeneration, Mistral3Config, PixtralVisionConfig),
+    ],
+)
+def test_of_a_model_of_texts_and_images_the_texts_part_is_read(tmp_path, family, kind, config, images) -> None:
+    inside = config_of(family, sliding_window=24 if family == "gemma3" else None)
+    oracle = kind(config(text_config=inside, vision_config=images(**IMAGES), tie_word_embeddings=family == "gemma3"))
+    oracle.eval()
+    randomise(oracle.model.language_model, 0)
+    oracle.save_pretrained(tmp_path)
+    tokens = random_tokens(random.Random(2), 40, 300)
+    with torch.inference_mode():
+        expected = oracle(input_ids=torch.tensor([tokens])).logits[0]
+    assert (Reader(load_decoder(tmp_path, FP32)).alone(tokens) - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("scatter", [False, True], ids=["in_a_row", "scattered"])

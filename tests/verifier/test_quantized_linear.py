@@ -51,7 +51,7 @@ def test_it_multiplies(processor, shape, dtype, kind) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kind) -> None:
     twice = (shape[0], 2 * shape[1])
-    linear = Linear(matrix_of(twice, kind), bias_of(twice), dtype, gated=shape[1] == 100)
+    linear = Linear(matrix_of(twice, kind), bias_of(twice), dtype, gated="silu" if shape[1] == 100 else "")
     assert differing(linear, rows_of(shape, dtype), COUNTS) == []
 
 
@@ -79,7 +79,7 @@ def test_rounded_activations_have_the_bits_of_the_contract(processor, dtype, kin
 def test_rounded_activations_of_gates(processor) -> None:
     shape = (192, 100)
     linear, x = (
-        Linear(matrix_of(shape, "int4 zeros"), None, torch.bfloat16, gated=True, rounds=True),
+        Linear(matrix_of(shape, "int4 zeros"), None, torch.bfloat16, gated="silu", rounds=True),
         rows_of(shape, torch.bfloat16),
     )
     found = linear.gated(x)
@@ -93,8 +93,8 @@ def test_avx_vnni_has_its_instruction(monkeypatch, bits) -> None:
     """Which need not be there to run: what it does is what the narrow kind above does."""
     processor = Processor("alderlake", "+avx2,+fma,+f16c,+avxvnni,-avx512f")
     monkeypatch.setattr(Processor, "here", classmethod(lambda cls: processor))
-    has = False, False, bits, torch.float16, False, False
-    kernel = rounded.kernel_of.write(IntegerShape(16, torch.int8, torch.float32, *has, piece=32))
+    shape = IntegerShape(16, torch.int8, torch.float32, "", False, bits, torch.float16, False, False, piece=32)
+    kernel = rounded.kernel_of.write(shape)
     kernel.builder.ret_void()
     kernel._allocations.branch(kernel._first)
     text = processor.machine().emit_assembly(llvm.parse_assembly(str(kernel.module)))
@@ -126,7 +126,7 @@ def test_the_gate_rounds_as_a_step_of_its_own(processor, kind) -> None:
     shape = (192, 100)
     matrix, x = matrix_of(shape, kind), rows_of(shape, torch.bfloat16, 9)
     gate, up = Linear(matrix, None, torch.bfloat16)(x).chunk(2, dim=-1)
-    gated = Linear(matrix, None, torch.bfloat16, gated=True).gated(x)
+    gated = Linear(matrix, None, torch.bfloat16, gated="silu").gated(x)
     torch.testing.assert_close(gated, functional.silu(gate) * up, rtol=2e-2, atol=1e-6)
 
 

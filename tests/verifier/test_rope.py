@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -81,6 +81,26 @@ def test_table_equals_transformers(tmp_path, name):
     torch.testing.assert_close(table.cos[positions], cos[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(table.signed_sin[positions, 64:], sin[0, :, 64:], rtol=0, atol=1e-6)
     torch.testing.assert_close(table.signed_sin[positions, :64], -sin[0, :, :64], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("longest", "factors"), [(4096, "short_factor"), (4097, "long_factor")])
+def test_longrope_takes_one_list_of_factors_for_good(tmp_path, longest, factors):
+    lists = {"short_factor": [1.0 + n / 64 for n in range(48)], "long_factor": [1.0 + n for n in range(48)]}
+    scaling = {"rope_type": "longrope", **lists, "original_max_position_embeddings": 4096}
+    theirs = Phi3Config(
+        num_attention_heads=4,
+        hidden_size=512,
+        max_position_embeddings=131072,
+        pad_token_id=0,
+        rope_parameters={**scaling, "partial_rotary_factor": 0.75, "rope_theta": 1e4},
+        architectures=["Phi3ForCausalLM"],
+    )
+    theirs.save_pretrained(tmp_path)
+    expected, expected_factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, seq_len=longest)
+    frequencies, factor = inverse_frequencies(ModelConfig.from_directory(tmp_path), longest)
+    assert torch.equal(frequencies, expected)
+    assert torch.equal(frequencies, 1.0 / (torch.tensor(lists[factors]) * 1e4 ** (torch.arange(0, 96, 2) / 96)))
+    assert factor == pytest.approx(expected_factor)
 
 
 def test_rows_are_the_table_at_positions(tmp_path):

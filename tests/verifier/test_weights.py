@@ -28,6 +28,8 @@ def read(directory, dtype=torch.float32) -> ModelWeights:
 def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
     """Every fused tensor holds the projections of the state dict in the documented order, and nothing is left over."""
     state = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    if "gemma" in model.config.model_type:  # its norms multiply by one more
+        state = {name: tensor + ("norm.weight" in name) for name, tensor in state.items()}
 
     def take(prefix, *names):
         return torch.cat([state.pop(f"{prefix}{name}") for name in names])
@@ -37,20 +39,21 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
             assert actual.dtype == dtype
             assert torch.equal(actual, take(prefix, *names))
 
+    split = {
+        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "output": ("self_attn.o_proj",),
+        "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+        "down": ("mlp.down_proj",),
+    }
+    whole = {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
     for number, layer in enumerate(weights.layers):
-        attention, mlp = (f"model.layers.{number}.{part}." for part in ("self_attn", "mlp"))
-        check(layer.qkv, attention, "q_proj.weight", "k_proj.weight", "v_proj.weight")
-        check(layer.qkv_bias, attention, "q_proj.bias", "k_proj.bias", "v_proj.bias")
-        check(layer.o, attention, "o_proj.weight")
-        check(layer.o_bias, attention, "o_proj.bias")
-        check(layer.gate_up, mlp, "gate_proj.weight", "up_proj.weight")
-        check(layer.gate_up_bias, mlp, "gate_proj.bias", "up_proj.bias")
-        check(layer.down, mlp, "down_proj.weight")
-        check(layer.down_bias, mlp, "down_proj.bias")
-        check(layer.input_norm, f"model.layers.{number}.", "input_layernorm.weight")
-        check(layer.post_norm, f"model.layers.{number}.", "post_attention_layernorm.weight")
-        check(layer.q_norm, attention, "q_norm.weight")
-        check(layer.k_norm, attention, "k_norm.weight")
+        prefix = f"model.layers.{number}."
+        modules = {**split, **whole} if f"{prefix}self_attn.qkv_proj.weight" in state else split
+        for kind, tensors in (("weight", layer.matrices), ("bias", layer.biases)):
+            for name, tensor in tensors.items():
+                check(tensor, prefix, *(f"{module}.{kind}" for module in modules[name]))
+        for name, norm in layer.norms.items():
+            check(norm, prefix, f"{name}.weight")
     check(weights.embed, "model.", "embed_tokens.weight")
     check(weights.final_norm, "model.", "norm.weight")
     check(weights.lm_head, "", "lm_head.weight")
@@ -76,11 +79,16 @@ def test_cast_on_the_way(tmp_path, dtype):
 def test_matrices_of_16_bits_stay_as_they_are_stored_where_a_cpu_computes_in_fp32(tmp_path, family, stored):
     make(family, tmp_path).to(stored).save_pretrained(tmp_path)
     weights = read(tmp_path)
-    found = [matrix for layer in weights.layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    found = [matrix for layer in weights.layers for matrix in layer.matrices.values()]
     assert {matrix.dtype for matrix in found if isinstance(matrix, Tensor)} == {stored}
     assert isinstance(weights.lm_head, Tensor)
     assert weights.lm_head.dtype == (stored if family == "qwen3" else torch.float32)
-    assert weights.embed.dtype == weights.final_norm.dtype == weights.layers[0].input_norm.dtype == torch.float32
+    assert (
+        weights.embed.dtype
+        == weights.final_norm.dtype
+        == weights.layers[0].norms["input_layernorm"].dtype
+        == torch.float32
+    )
 
 
 def test_where_stored_types_differ_all_is_cast(tmp_path):

@@ -15,7 +15,8 @@ from foresay.spec.protocols import FeatureRequest
 from foresay.spec.shape import MAX_NODES
 from foresay.verifier.heads.eagle_config import layer_fields
 from foresay.verifier.heads.markov import KINDS, MarkovConfig
-from foresay.verifier.model.config import ModelConfig, layer_types
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.families import layer_types
 from foresay.verifier.model.fields import Fields
 
 #: Numbers that other targets scale embeddings and logits by; the targets that are served here have none.

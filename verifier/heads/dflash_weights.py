@@ -13,11 +13,11 @@ from torch import Tensor
 
 from foresay.verifier.heads.dflash_config import DFlashConfig
 from foresay.verifier.heads.files import HeadTensors
-from foresay.verifier.heads.layer import LayerWeights
 from foresay.verifier.heads.markov import MarkovHead
 from foresay.verifier.heads.reader import HeadReader
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear, Matrix
+from foresay.verifier.model.weights import LayerWeights
 
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight)$")
 #: transformers' names of what the authors call otherwise.

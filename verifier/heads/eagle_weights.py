@@ -15,10 +15,10 @@ from torch import Tensor
 
 from foresay.verifier.heads.eagle_config import EagleConfig
 from foresay.verifier.heads.files import HeadTensors
-from foresay.verifier.heads.layer import LayerWeights
 from foresay.verifier.heads.reader import HeadReader
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear, Matrix
+from foresay.verifier.model.weights import LayerWeights
 
 #: What checkpoints carry and nobody computes with: buffers, parts of the target.
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight)$")

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.heads.files import HeadTensors
-from foresay.verifier.heads.layer import LayerWeights
 from foresay.verifier.heads.vocabulary import token_ids
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Linear, Matrix
+from foresay.verifier.model.sizes import OUTPUT, QKV, products
+from foresay.verifier.model.weights import LayerWeights
 from foresay.verifier.ops.quantized import QuantizedMatrix
 
 
@@ -53,21 +54,14 @@ class HeadReader:
 
     def layer_weights(self, number: int, read: int, norms: tuple[str, ...]) -> LayerWeights:
         """Those of one layer. read: the width that its attention reads. norms: that lie in it, by name."""
-        layer, name = self.layer, f"layers.{number}"
-        hidden, inner = layer.hidden_size, layer.intermediate_size
-        q, kv = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-        sizes = {"q": q, "k": kv, "v": kv}
-        gate_up = [self.matrix(f"{name}.mlp.{part}_proj.weight", inner, hidden) for part in ("gate", "up")]
-        qkv = [self.matrix(f"{name}.self_attn.{part}_proj.weight", size, read) for part, size in sizes.items()]
-        return LayerWeights(
-            qkv=self._stacked(f"{name}.self_attn", qkv),
-            qkv_bias=self._qkv_bias(name, sizes),
-            o=self.matrix(f"{name}.self_attn.o_proj.weight", hidden, q),
-            o_bias=self.maybe(f"{name}.self_attn.o_proj.bias", hidden),
-            gate_up=self._stacked(f"{name}.mlp", gate_up),
-            down=self.matrix(f"{name}.mlp.down_proj.weight", hidden, inner),
-            norms=self._norms_of(name, norms),
-        )
+        name, matrices, biases = f"layers.{number}", dict[str, Matrix](), dict[str, Tensor]()
+        for product in products(self.layer):
+            rows, inner = self.layer.stored(product), read if product.name == QKV else product.inner
+            parts = [self.matrix(f"{name}.{module}.weight", outer, inner) for module, outer in rows.items()]
+            matrices[product.name] = self._stacked(f"{name}.{product.modules[0].partition('.')[0]}", parts)
+            if product.name in (QKV, OUTPUT) and (bias := self._bias(name, rows)) is not None:
+                biases[product.name] = bias
+        return LayerWeights(matrices, biases, self._norms_of(name, norms))
 
     def _stacked(self, name: str, parts: list[Matrix]) -> Matrix:
         """Rows of several matrices as one."""
@@ -82,11 +76,12 @@ class HeadReader:
         found = {norm: self.take(f"{name}.{norm}.weight", self.layer.hidden_size) for norm in norms}
         if f"{name}.self_attn.q_norm.weight" in self.files.tensors:
             for norm in ("q_norm", "k_norm"):
-                found[norm] = self.take(f"{name}.self_attn.{norm}.weight", self.layer.head_dim)
+                inside = f"self_attn.{norm}"
+                found[inside] = self.take(f"{name}.{inside}.weight", self.layer.head_dim)
         return found
 
-    def _qkv_bias(self, name: str, sizes: dict[str, int]) -> Tensor | None:
-        biases = [self.maybe(f"{name}.self_attn.{part}_proj.bias", size) for part, size in sizes.items()]
+    def _bias(self, name: str, rows: dict[str, int]) -> Tensor | None:
+        biases = [self.maybe(f"{name}.{module}.bias", size) for module, size in rows.items()]
         present = [bias for bias in biases if bias is not None]
         if present and len(present) < len(biases):
             raise WeightsError(f"{self.files.where}: some of q_proj, k_proj and v_proj have a bias, others have none")

@@ -6,7 +6,7 @@ Nothing but headers is read here, so a checkpoint that does not fit its configur
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import TYPES, GgufFile
-from foresay.verifier.model.gguf.names import FREQUENCIES, ours, theirs
+from foresay.verifier.model.gguf.names import CONFIGURATION, ours, theirs
 from foresay.verifier.model.hub import LINK
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -25,6 +25,10 @@ E4M3 = "F8_E4M3"
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, E4M3: 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 #: GGUF's types beside floats: bytes for each number, scales among them.
 BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one.numbers > 1}
+#: How the names of tensors begin in models of texts and images, and how they do in one of texts; and what belongs to
+#: images, which are not read.
+_INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
+_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers that old checkpoints carry and every decoder computes itself; scales by which activations would be rounded,
@@ -79,14 +83,16 @@ class Checkpoint:
     @classmethod
     def _of_gguf(cls, directory: Path) -> Checkpoint:
         file = GgufFile.read((directory / LINK).readlink())
-        own = ((name, tensor) for name, tensor in file.tensors.items() if name != FREQUENCIES)
-        tensors = {ours(name): StoredTensor(each.path, each.shape, each.type.name) for name, each in own}
+        own = ((name, tensor) for name, tensor in file.tensors.items() if name not in CONFIGURATION)
+        tensors = {
+            ours(name, file.architecture): StoredTensor(each.path, each.shape, each.type.name) for name, each in own
+        }
         return cls(directory, file.files, tensors, {}, file)
 
     def opened(self, file: Path) -> Any:
         """A reader of one of the files, to be entered: it has ``offset_keys()`` and ``get_tensor(name)``."""
         if self.gguf is None:
-            return safe_open(file, framework="pt")
+            return _Renamed(safe_open(file, framework="pt"))
         from foresay.verifier.model.gguf.weights import GgufTensors  # imports torch
 
         return GgufTensors.open(self.gguf, file)
@@ -104,7 +110,7 @@ class Checkpoint:
 
     def _missing(self, name: str) -> str:
         if self.gguf:
-            return f"{theirs(name)} is missing from {self.files[0]}"
+            return f"{theirs(name, self.gguf.architecture)} is missing from {self.files[0]}"
         place = self.index.get(name, INDEX if self.index else SINGLE)
         return f"{name} is missing from {self.directory / place}"
 
@@ -114,16 +120,49 @@ class Checkpoint:
             return (
                 None
                 if name.endswith(IGNORED)
-                else f"{theirs(name) if self.gguf else name} in {tensor.file} is unexpected"
+                else f"{theirs(name, self.gguf.architecture) if self.gguf else name} in {tensor.file} is unexpected"
             )
         shape, kinds = expected
         if self.gguf:  # of other types the file was refused as it was opened
-            name, kinds = theirs(name), (*kinds, *(BLOCK_BYTES if len(shape) == 2 else ()))
+            name, kinds = theirs(name, self.gguf.architecture), (*kinds, *(BLOCK_BYTES if len(shape) == 2 else ()))
         if tensor.shape != shape and (shape, tensor.shape) != ((1,), ()):
             return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
         if tensor.dtype not in kinds:
             return f"{name} in {tensor.file} has type {tensor.dtype}; supported: {', '.join(kinds)}"
         return None
+
+
+def _names(stored: Iterable[str]) -> dict[str, str]:
+    """What a file calls its tensors, by what they are called here."""
+    found = {}
+    for name in stored:
+        begun = next((prefix for prefix in _INSIDE if name.startswith(prefix)), None)
+        if not name.startswith(_IMAGES):
+            found[name if begun is None else _INSIDE[begun] + name.removeprefix(begun)] = name
+    return found
+
+
+class _Renamed:
+    """A file's reader, by our names."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __enter__(self) -> _Renamed:
+        self._reader = self._file.__enter__()
+        self._own = _names(self._reader.offset_keys())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
+
+    def offset_keys(self) -> list[str]:
+        """All names, in the order of the file."""
+        return list(self._own)
+
+    def get_tensor(self, name: str) -> Any:
+        """The tensor of this name."""
+        return self._reader.get_tensor(self._own[name])
 
 
 def _index(directory: Path) -> dict[str, str]:
@@ -147,8 +186,8 @@ def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise WeightsError(f"{file}: named by {INDEX}, but not there; the download may be incomplete")
     try:
         with safe_open(file, framework="pt") as tensors:
-            for name in tensors.offset_keys():
-                entry = tensors.get_slice(name)
+            for name, own in _names(tensors.offset_keys()).items():
+                entry = tensors.get_slice(own)
                 yield name, StoredTensor(file, tuple(entry.get_shape()), entry.get_dtype())
     except SafetensorError as error:
         raise WeightsError(f"{file}: not a complete safetensors file ({error})") from error

@@ -1,4 +1,4 @@
-"""One lean decoder for targets and draft models: Llama, SmolLM, Mistral, Qwen2/2.5, Qwen3.
+"""One lean decoder for targets and draft models of all families (:mod:`foresay.verifier.model.families`).
 
 The forward pass is :func:`foresay.verifier.model.paged_pass.paged_pass`. Legend: H hidden width, Q query heads, G kv
 heads, D head dim, I inner width, V vocabulary.
@@ -11,41 +11,77 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import AFTER_ATTENTION, BEFORE_ATTENTION, SANDWICH, ModelConfig
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.rope import RopeTable
+from foresay.verifier.model.rope import RopeTable, pairs_apart
+from foresay.verifier.model.sizes import DOWN, GATE_UP, OUTPUT, QKV
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
+from foresay.verifier.ops.linear import Gate
 
 
 @dataclass(slots=True)
 class Layer:
-    """The weights of one layer, packed. windowed: whether a sliding window hides what is far behind."""
+    """The weights of one layer, packed. norms: all, by name; window: how far its queries see; None: to the beginning.
+    table: by which of the model's rotary tables they and the keys are rotated; None: by none."""
 
     qkv: Linear
     output: Linear
     gate_up: Linear
     down: Linear
-    input_norm: Tensor
-    post_norm: Tensor
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    windowed: bool
+    norms: dict[str, Tensor]
+    sandwich: bool
+    window: int | None
+    table: int | None
 
     @classmethod
-    def of(cls, weights: LayerWeights, windowed: bool, rounds: bool) -> Layer:
-        dtype = weights.input_norm.dtype
-        gate_up = Linear(weights.gate_up, weights.gate_up_bias, dtype, gated=True, rounds=rounds)
-        return cls(
-            qkv=Linear(weights.qkv, weights.qkv_bias, dtype, rounds=rounds),
-            output=Linear(weights.o, weights.o_bias, dtype, then=gate_up, rounds=rounds),
-            gate_up=gate_up,
-            down=Linear(weights.down, weights.down_bias, dtype, rounds=rounds),
-            input_norm=weights.input_norm,
-            post_norm=weights.post_norm,
-            query_norm=weights.q_norm,
-            key_norm=weights.k_norm,
-            windowed=windowed,
-        )
+    def of(
+        cls, config: ModelConfig, number: int, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False
+    ) -> Layer:
+        """Layer ``number``. dtype: of activations."""
+        if config.rotated < config.head_dim:
+            weights = _pairs_apart(config, weights)
+
+        def linear(name: str, gated: Gate = "", then: Linear | None = None) -> Linear:
+            return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, then, rounds)
+
+        gate_up, slides = linear(GATE_UP, config.activation), config.sliding_layers[number]
+        products = linear(QKV), linear(OUTPUT, then=gate_up), gate_up, linear(DOWN)
+        table = int(slides and config.local_rope is not None) if config.turned_layers[number] else None
+        window = config.sliding_window if slides else None
+        return cls(*products, weights.norms, config.how.sandwich, window, table)
+
+    @property
+    def before_attention(self) -> Tensor:
+        """[H]: the weight of the norm of what attention reads."""
+        return self.norms[BEFORE_ATTENTION]
+
+    @property
+    def before_mlp(self) -> Tensor:
+        """[H]: of what the MLP reads."""
+        return self.norms[SANDWICH[0] if self.sandwich else AFTER_ATTENTION]
+
+    @property
+    def behind(self) -> tuple[Tensor, Tensor] | None:
+        """[H] each: of what attention puts out, and the MLP; None where that is added as it is."""
+        return (self.norms[AFTER_ATTENTION], self.norms[SANDWICH[1]]) if self.sandwich else None
+
+    @property
+    def of_heads(self) -> tuple[Tensor | None, Tensor | None]:
+        """[D] each: of the heads of queries, and of keys."""
+        return self.norms.get("self_attn.q_norm"), self.norms.get("self_attn.k_norm")
+
+
+def _pairs_apart(config: ModelConfig, weights: LayerWeights) -> LayerWeights:
+    """The same, heads of queries and keys in an order in which they are rotated as a whole: their products stay."""
+    order = pairs_apart(config.head_dim, config.rotated)
+    turning = config.num_heads + config.num_kv_heads
+    first = (torch.arange(turning)[:, None] * config.head_dim + order).flatten()
+    rows = torch.cat((first, len(first) + torch.arange(config.num_kv_heads * config.head_dim)))
+    whole = weights.matrices[QKV]
+    matrices = {**weights.matrices, QKV: whole[rows.to(whole.device)]}
+    biases = {name: bias[rows.to(bias.device)] if name == QKV else bias for name, bias in weights.biases.items()}
+    assert not config.qk_norm, "no family has norms of heads of which a part is rotated"
+    return LayerWeights(matrices, biases, weights.norms)
 
 
 class Decoder:
@@ -56,16 +92,18 @@ class Decoder:
         self.config = config
         self.max_positions = max_positions
         self.group = config.num_heads // config.num_kv_heads
-        self.window = config.sliding_window if any(config.sliding_layers) else None
         self._embed = weights.embed
-        self.scale = config.head_dim**-0.5
-        self.rope = RopeTable(config, max_positions, self.device, self.dtype)
-        self.layers = []
+        self.scale = config.scale
+        ropes = [config.rope] if config.local_rope is None else [config.rope, config.local_rope]
+        self.ropes = [RopeTable(config, max_positions, self.device, self.dtype, rope) for rope in ropes]
+        self.layers: list[Layer] = []
         for index in range(len(weights.layers)):  # packed one by one, so that no second copy of the model stands
-            self.layers.append(Layer.of(weights.layers[index], config.sliding_layers[index], rounds))
+            self.layers.append(Layer.of(config, index, weights.layers[index], self.dtype, rounds))
             weights.layers[index] = None  # type: ignore[call-overload]
         self.final_norm = weights.final_norm
         self._head = Linear(weights.lm_head, dtype=self.dtype, rounds=rounds)
+        if config.embedding_scale != 1.0:  # which the head, made of the same matrix, is not
+            self._embed = weights.embed * torch.tensor(config.embedding_scale).to(weights.embed)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,8 +117,20 @@ class Decoder:
 
     @property
     def embedding(self) -> Tensor:
-        """[V, H]: the input embedding, which heads share."""
+        """[V, H]: the input embedding, scaled where the model does that. Heads share it."""
         return self._embed
+
+    @property
+    def rope(self) -> RopeTable:
+        """The rotary table, of layers that see everything where others have one of their own."""
+        return self.ropes[0]
+
+    def rotations(self, positions: Tensor, count: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """By layer: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
+        tables = [rope.rows(positions, count) for rope in self.ropes]
+        if any(layer.table is None for layer in self.layers):
+            tables.append(self.rope.still(positions))
+        return [tables[-1 if layer.table is None else layer.table] for layer in self.layers]
 
     @property
     def head(self) -> Linear:

@@ -16,7 +16,7 @@ from torch import Tensor
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
-from foresay.verifier.ops.linear import PackedWeight, Partials, packed_linear, unfinished_linear
+from foresay.verifier.ops.linear import Gate, PackedWeight, Partials, packed_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.rounded import GROUP
 from foresay.verifier.ops.take import take_columns
@@ -41,7 +41,7 @@ class Linear:
         weight: Matrix,
         bias: Tensor | None = None,
         dtype: torch.dtype | None = None,
-        gated: bool = False,
+        gated: Gate = "",
         then: Linear | None = None,
         rounds: bool = False,
     ) -> None:
@@ -75,14 +75,14 @@ class Linear:
         return packed_linear(self._taken(x, count), self._packed, torch.float32, count)
 
     def gated(self, x: Tensor, count: Tensor | None = None) -> Tensor:
-        """[R, in] -> [R, out / 2]: ``silu(gate) * up`` of the two halves of the product, gate first."""
+        """[R, in] -> [R, out / 2]: ``act(gate) * up`` of the two halves of the product, gate first."""
         return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
 
     def _taken(self, x: Tensor, count: Tensor | None) -> Tensor:
         return x if self._was is None else take_columns(x, self._was, count)
 
 
-def _packed(weight: Matrix, bias: Tensor | None, gated: bool, compute: torch.dtype, rounds: bool) -> PackedWeight:
+def _packed(weight: Matrix, bias: Tensor | None, gated: Gate, compute: torch.dtype, rounds: bool) -> PackedWeight:
     if isinstance(weight, QuantizedMatrix):
         kept = replace(weight, scales=_kept(weight.scales, torch.float32))
         if weight.device.type != "cpu":

@@ -15,7 +15,9 @@ from foresay.kvpaging import KVStore
 from foresay.spec.features import Features
 from foresay.spec.protocols import FeatureRequest
 from foresay.verifier.model.decoder import Decoder, Layer
-from foresay.verifier.ops.norm import add_rms_norm, embed
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.norm import add_rms_norm, embed, rms_norm
 from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.ops.take import copy_rows, take_rows
 from foresay.verifier.ops.tree_attention import tree_attention
@@ -31,22 +33,27 @@ def paged_pass(
     Returns fp32[W, V] logits of the wanted rows and the features asked for, each [R, H], padding rows included.
     """
     asked, eps, count = features or FeatureRequest(), decoder.config.rms_norm_eps, rows.count
-    x, normed = embed(decoder.embedding, rows.tokens, decoder.layers[0].input_norm, eps, count)
-    rotation = decoder.rope.rows(rows.positions, count)
-    taken: Features = {}
-    norms = [*(layer.input_norm for layer in decoder.layers[1:]), decoder.final_norm]
+    first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
+    x, normed = embed(decoder.embedding, rows.tokens, first, eps, count)
+    rotations, taken = decoder.rotations(rows.positions, count), Features()
     for index, (layer, next_norm) in enumerate(zip(decoder.layers, norms, strict=True)):
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
-        mixed = attention(decoder, index, layer, normed, rotation, rows, store)
-        normed = add_rms_norm(x, layer.output.unfinished(mixed, count), layer.post_norm, eps, count)
-        added = layer.down.unfinished(layer.gate_up.gated(normed, count), count)
-        normed = add_rms_norm(x, added, next_norm, eps, count)
+        of_attention, of_mlp = layer.behind or (None, None)
+        mixed = attention(decoder, index, layer, normed, rotations[index], rows, store)
+        normed = add_rms_norm(x, _branch(layer.output, mixed, of_attention, eps, count), layer.before_mlp, eps, count)
+        gated = layer.gate_up.gated(normed, count)
+        normed = add_rms_norm(x, _branch(layer.down, gated, of_mlp, eps, count), next_norm, eps, count)
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
     if asked.final:
         taken["final"] = normed
     return _logits(decoder, normed, rows), taken
+
+
+def _branch(product: Linear, x: Tensor, norm: Tensor | None, eps: float, count: Tensor | None) -> Tensor | Partials:
+    """What is added to the residual stream: a product, normed where the model does that."""
+    return product.unfinished(x, count) if norm is None else rms_norm(product(x, count), norm, eps, count)
 
 
 def attention(
@@ -68,14 +75,12 @@ def attention(
         keys,
         values,
         rows.slots,
-        layer.query_norm,
-        layer.key_norm,
+        *layer.of_heads,
         decoder.config.rms_norm_eps,
         rows.count,
         scales,
     )
-    window = decoder.window if layer.windowed else None
-    return attended(query, (keys, values, scales), rows, decoder.scale, window)
+    return attended(query, (keys, values, scales), rows, decoder.scale, layer.window)
 
 
 def attended(

@@ -28,6 +28,10 @@ class Rooms:
         """One of floats."""
         return torch.empty(size, dtype=self.dtype, device=self.device)
 
+    def norm(self, size: int) -> Tensor:
+        """The weight of a norm: of fp32 where it is multiplied before the result is rounded."""
+        return self.vector(size).float() if self.config.how.plus_one else self.vector(size)
+
     def matrix(self, outer: int, inner: int, *modules: str) -> Matrix:
         """The matrix of these modules, one below the other: of floats, or of few bits."""
         scheme = self.scheme(modules, inner)

@@ -11,9 +11,17 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.rope_config import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
+from foresay.verifier.model.rope_config import (
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    RopeConfig,
+    YarnScaling,
+)
 from foresay.verifier.ops.take import take_both
 
 
@@ -30,10 +38,12 @@ class RopeTable:
         max_positions: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        rope: RopeConfig | None = None,
     ) -> None:
-        frequencies, scale = inverse_frequencies(config)
+        frequencies, scale = inverse_frequencies(config, max_positions, rope)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        cos, sin = angles.cos() * scale, angles.sin() * scale
+        still = (0, config.head_dim // 2 - len(frequencies))  # pairs that are not rotated
+        cos, sin = functional.pad(angles.cos() * scale, still, value=1.0), functional.pad(angles.sin() * scale, still)
         self.cos = torch.cat((cos, cos), dim=1).to(device, dtype)
         self.signed_sin = torch.cat((-sin, sin), dim=1).to(device, dtype)
 
@@ -45,12 +55,31 @@ class RopeTable:
         cos, signed_sin = take_both(self.cos, self.signed_sin, positions, count)
         return cos.unsqueeze(1), signed_sin.unsqueeze(1)
 
+    def still(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for layers that rotate nothing: position 0 for every row."""
+        return self.rows(torch.zeros_like(positions))
 
-def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
-    """Radians per position of each pair, (D/2,) float32, and the attention factor that scales cos and sin."""
-    pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
-    periods = config.rope.theta ** (pairs / config.head_dim)
-    match config.rope.parameters:
+
+def pairs_apart(head_dim: int, rotated: int) -> Tensor:
+    """int64[D]: which number of a head, of which the first ``rotated`` are rotated in halves, each one here is: those
+    that are rotated together are half a head apart, so that a head is rotated as a whole."""
+    first, second, still = torch.arange(head_dim).split((rotated // 2, rotated // 2, head_dim - rotated))
+    left, right = still.chunk(2)
+    return torch.cat((first, left, second, right))
+
+
+def inverse_frequencies(
+    config: ModelConfig, max_positions: int | None = None, rope: RopeConfig | None = None
+) -> tuple[Tensor, float]:
+    """Radians per position of each pair that is rotated, float32, and the attention factor that scales cos and sin.
+
+    max_positions: of the longest text, by which LongRoPE chooses its factors (None: the longest that the model holds).
+    rope: the embedding (None: the model's).
+    """
+    rope = rope or config.rope
+    pairs = torch.arange(0, config.rotated, 2, dtype=torch.float32)
+    periods = rope.theta ** (pairs / config.rotated)
+    match rope.parameters:
         case None:
             return 1.0 / periods, 1.0
         case LinearScaling(factor=factor):
@@ -59,8 +88,12 @@ def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
             return _llama3(1.0 / periods, scaling), 1.0
         case FrequencyFactors(factors=factors):
             return 1.0 / periods / torch.tensor(factors), 1.0
+        case LongScaling() as scaling:
+            longest = max_positions or config.max_positions
+            factors = scaling.long if longest > scaling.original_positions else scaling.short
+            return 1.0 / (torch.tensor(factors) * periods), scaling.attention_factor
         case YarnScaling() as scaling:
-            return _yarn(periods, scaling, config.rope.theta), _attention_factor(scaling)
+            return _yarn(periods, scaling, rope.theta), _attention_factor(scaling)
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

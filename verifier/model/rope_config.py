@@ -1,18 +1,20 @@
 """The rotary embedding as config.json describes it.
 
 transformers 4 writes ``rope_theta`` and ``rope_scaling`` (with ``type``, later ``rope_type``), transformers 5 only
-``rope_parameters``, which holds the base too. Scalings whose frequencies depend on the current length (dynamic
-NTK, longrope) are refused: a cached key would have to change while the sequence grows.
+``rope_parameters``, which holds the base too. A scaling whose frequencies depend on the current length (dynamic NTK) is
+refused: a cached key would have to change while the sequence grows. LongRoPE has two lists of them, of which one is
+taken for good, by the longest text that the engine holds.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from foresay.verifier.model.fields import LARGEST_FLOAT, Fields
 
-SCALINGS = ("default", "linear", "llama3", "yarn")
+SCALINGS = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +63,31 @@ class FrequencyFactors:
     factors: tuple[float, ...]
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors
+@dataclass(frozen=True, slots=True)
+class LongScaling:
+    """LongRoPE: every inverse frequency divided by a factor of its own, ``short`` for texts of up to
+    ``original_positions``, else ``long``; cos and sin are scaled by ``attention_factor``."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_positions: int
+    attention_factor: float
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors | LongScaling
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: base ``theta``, and how its frequencies are scaled to a longer context (None: not)."""
+    """Rotary embedding: base ``theta``, and how its frequencies are scaled to a longer context (None: not). share: of a
+    head, the first numbers, that are rotated."""
 
     theta: float
     parameters: Scaling | None = None
+    share: float = 1.0
 
     @property
-    def kind(self) -> Literal["none", "linear", "llama3", "yarn", "factors"]:
+    def kind(self) -> Literal["none", "linear", "llama3", "yarn", "factors", "longrope"]:
         """The scaling rule by its name in checkpoints, "none" for the plain embedding."""
         match self.parameters:
             case LinearScaling():
@@ -83,21 +98,26 @@ class RopeConfig:
                 return "yarn"
             case FrequencyFactors():
                 return "factors"
+            case LongScaling():
+                return "longrope"
             case None:
                 return "none"
 
 
-def read_rope(config: Fields) -> RopeConfig:
-    """The rotary embedding of a config.json; raises ConfigError for a kind that is not supported."""
+def read_rope(config: Fields, partial: bool = False) -> RopeConfig:
+    """The rotary embedding of a config.json; raises ConfigError for a kind that is not supported. partial: whether a
+    part of a head may be rotated."""
     old, new = config.section("rope_scaling"), config.section("rope_parameters")
     scaling = old or new or Fields({}, config.where)
     if any(isinstance(value, dict) for value in scaling.values.values()):
         raise scaling.error("a rotary embedding per layer type is not supported")
-    _refuse_partial(config, scaling)
+    share = _first_number("partial_rotary_factor", scaling, config) or 1.0
+    if share > 1.0 or (share < 1.0 and not partial):
+        raise config.error("partial_rotary_factor other than 1 is not supported for this architecture")
     theta = _first_number("rope_theta", scaling, config, new) or 10_000.0
     if theta <= 1.0:
         raise scaling.error(f"rope_theta must be above 1, got {theta:g}")
-    return RopeConfig(theta, _parameters(config, scaling))
+    return RopeConfig(theta, _parameters(config, scaling), share)
 
 
 def _parameters(config: Fields, scaling: Fields) -> Scaling | None:
@@ -109,9 +129,11 @@ def _parameters(config: Fields, scaling: Fields) -> Scaling | None:
         case "llama3":
             return _llama3(config, scaling)
         case "factors":
-            return _factors(scaling)
+            return FrequencyFactors(_factors(scaling, "factors"))
         case "yarn":
             return _yarn(config, scaling)
+        case "longrope" | "su":
+            return _long(config, scaling)
         case other:
             raise scaling.error(f"RoPE scaling {other!r} is not supported; supported: {', '.join(SCALINGS)}")
 
@@ -123,11 +145,22 @@ def _llama3(config: Fields, scaling: Fields) -> Llama3Scaling:
     return Llama3Scaling(scaling.number("factor"), low, high, _original_positions(config, scaling))
 
 
-def _factors(scaling: Fields) -> FrequencyFactors:
-    found = scaling.get("factors")
-    if not isinstance(found, list) or not all(type(each) is float and 0 < each < LARGEST_FLOAT for each in found):
-        raise scaling.error("factors must be a list of positive numbers")
-    return FrequencyFactors(tuple(found))
+def _factors(scaling: Fields, key: str) -> tuple[float, ...]:
+    found = scaling.get(key)
+    if not isinstance(found, list) or not all(
+        type(each) in (int, float) and 0 < each < LARGEST_FLOAT for each in found
+    ):
+        raise scaling.error(f"{key} must be a list of positive numbers")
+    return tuple(map(float, found))
+
+
+def _long(config: Fields, scaling: Fields) -> LongScaling:
+    original, positions = _original_positions(config, scaling), config.integer("max_position_embeddings")
+    factor = scaling.optional_number("factor") or positions / original
+    scale = scaling.optional_number("attention_factor")
+    if scale is None:
+        scale = 1.0 if factor <= 1.0 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongScaling(_factors(scaling, "short_factor"), _factors(scaling, "long_factor"), original, scale)
 
 
 def _yarn(config: Fields, scaling: Fields) -> YarnScaling:
@@ -154,11 +187,6 @@ def _original_positions(config: Fields, scaling: Fields) -> int:
     key = "original_max_position_embeddings"
     source = config if config.get(key) is not None else scaling
     return source.integer(key, config.integer("max_position_embeddings"))
-
-
-def _refuse_partial(config: Fields, scaling: Fields) -> None:
-    if _first_number("partial_rotary_factor", scaling, config) not in (None, 1.0):
-        raise config.error("partial_rotary_factor other than 1 is not supported")
 
 
 def _first_number(key: str, *sources: Fields | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -34,25 +35,67 @@ class Shape(Protocol):
     def tie_word_embeddings(self) -> bool: ...
 
 
-def _matrices(model: Shape) -> tuple[tuple[int, int], ...]:
-    """Inner and outer widths of a layer's products: qkv, output, gate_up, down."""
+#: Products of a layer: queries, keys and values; what attention puts out; gates and what they are for; back from there.
+QKV, OUTPUT, GATE_UP, DOWN = "qkv", "output", "gate_up", "down"
+#: The modules that each is made of, one below the other, as Llama's checkpoints name them.
+MODULES = {
+    QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    OUTPUT: ("self_attn.o_proj",),
+    GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
+    DOWN: ("mlp.down_proj",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What is multiplied as one in a layer. name: see above. rows: of each of its modules. inner: width of its input.
+    modules: what they are called."""
+
+    name: str
+    rows: tuple[int, ...]
+    inner: int
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return MODULES[self.name]
+
+    @property
+    def outer(self) -> int:
+        """Width of its output."""
+        return sum(self.rows)
+
+
+def products(model: Shape) -> tuple[Product, ...]:
+    """Those of a layer, in the order in which they are computed."""
     hidden, inner, queries = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
-    both = queries + 2 * model.num_kv_heads * model.head_dim
-    return (hidden, both), (queries, hidden), (hidden, 2 * inner), (inner, hidden)
+    keys = model.num_kv_heads * model.head_dim
+    return (
+        Product(QKV, (queries, keys, keys), hidden),
+        Product(OUTPUT, (hidden,), queries),
+        Product(GATE_UP, (inner, inner), hidden),
+        Product(DOWN, (hidden,), inner),
+    )
 
 
-def matrices(model: Shape) -> Iterator[tuple[str, int, int]]:
+class Stored(Shape, Protocol):
+    """A shape that also says what its files call things."""
+
+    def stored(self, product: Product) -> dict[str, int]:
+        """The modules that they have of a product, and the rows of each."""
+        ...
+
+
+def matrices(model: Stored) -> Iterator[tuple[str, int, int]]:
     """Each product's first module, and its inner and outer width; the output head last."""
-    modules = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
     for number in range(model.num_layers):
-        for module, widths in zip(modules, _matrices(model), strict=True):
-            yield f"model.layers.{number}.{module}", *widths
+        for product in products(model):
+            yield f"model.layers.{number}.{next(iter(model.stored(product)))}", product.inner, product.outer
     yield "lm_head", model.hidden_size, model.vocab_size
 
 
 def parameters(model: Shape) -> int:
     """The number of weights, near enough to plan with; an output head tied to the embedding is packed beside it."""
-    layer = sum(inner * outer for inner, outer in _matrices(model))
+    layer = sum(product.inner * product.outer for product in products(model))
     return model.num_layers * layer + 2 * model.vocab_size * model.hidden_size
 
 

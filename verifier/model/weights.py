@@ -4,11 +4,12 @@
     k_proj [Hk D, H] ├ qkv                             ├ gate_up
     v_proj [Hk D, H] ┘                  up_proj [I, H] ┘
 
-The fused tensors are allocated once; every tensor of a file has its place in one of them, a view of some rows, and is
-copied (and cast) straight there from the mapped file, onto a GPU too, so that no second copy of the model is ever held,
-here or there. Where a CPU computes in fp32, matrices of 16 bits stay as they are stored
-(:mod:`foresay.verifier.model.linear`). Of a quantised matrix whole numbers and scales are held: as files have them
-(:mod:`foresay.verifier.model.stored`), or made of each tensor of floats as it is read.
+Families whose files hold one of these already have it taken as it is. The fused tensors are allocated once; every
+tensor of a file has its place in one of them, a view of some rows, and is copied (and cast) straight there from the
+mapped file, onto a GPU too, so that no second copy of the model is ever held, here or there. Where a CPU computes in
+fp32, matrices of 16 bits stay as they are stored (:mod:`foresay.verifier.model.linear`). Of a quantised matrix whole
+numbers and scales are held: as files have them (:mod:`foresay.verifier.model.stored`), or made of each tensor of floats
+as it is read.
 Names, shapes and types are checked against the files' headers before the first byte is read.
 """
 
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
@@ -28,6 +28,7 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.quantization import HEAD, Scheme
 from foresay.verifier.model.rooms import Rooms
+from foresay.verifier.model.sizes import products
 from foresay.verifier.model.stored import Misfit, Stored, put, stored
 
 #: Told how much has been read, from 0 to 1.
@@ -38,24 +39,12 @@ EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer. H hidden size, I intermediate size, D head_dim; matrices are [out, in]; None where a family has none.
+    """One layer. matrices: of its products (:mod:`foresay.verifier.model.sizes`), by name, [out, in], the rows of their
+    modules one below the other. biases: of those that have one. norms: by the names that checkpoints have for them."""
 
-    qkv: ((Hq + 2 Hk) D, H), rows q, k, v.  o: (H, Hq D).  gate_up: (2 I, H), rows gate, up.  down: (H, I).
-    input_norm, post_norm: (H,), before attention and before the MLP.  q_norm, k_norm: (D,).
-    """
-
-    qkv: Matrix
-    qkv_bias: Tensor | None
-    o: Matrix
-    o_bias: Tensor | None
-    gate_up: Matrix
-    gate_up_bias: Tensor | None
-    down: Matrix
-    down_bias: Tensor | None
-    input_norm: Tensor
-    post_norm: Tensor
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    matrices: dict[str, Matrix]
+    biases: dict[str, Tensor]
+    norms: dict[str, Tensor]
 
 
 @dataclass(slots=True)
@@ -90,6 +79,9 @@ def load(
     _read(checkpoint, places, progress or (lambda share: None), fp16=dtype is torch.float16)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
+    if config.how.plus_one and checkpoint.gguf is None:  # there they are whole
+        for norm in (weights.final_norm, *(norm for layer in weights.layers for norm in layer.norms.values())):
+            norm.add_(1.0)
     return weights
 
 
@@ -147,7 +139,7 @@ def allocate(
     return ModelWeights(
         embed=embed,
         layers=[_allocate_layer(config, rooms, f"model.layers.{number}.") for number in range(config.num_layers)],
-        final_norm=rooms.vector(config.hidden_size),
+        final_norm=rooms.norm(config.hidden_size),
         lm_head=_allocate_head(config, rooms, embed),
     )
 
@@ -161,25 +153,13 @@ def _allocate_head(config: ModelConfig, rooms: Rooms, embed: Tensor) -> Matrix:
 
 
 def _allocate_layer(config: ModelConfig, rooms: Rooms, layer: str) -> LayerWeights:
-    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    heads_width, qkv_width = config.num_heads * head_dim, (config.num_heads + 2 * config.num_kv_heads) * head_dim
-    q, k, v, o = (f"{layer}self_attn.{name}_proj" for name in "qkvo")
-    gate, up, down = (f"{layer}mlp.{name}_proj" for name in ("gate", "up", "down"))
-    vector, matrix = rooms.vector, rooms.matrix
-    return LayerWeights(
-        qkv=matrix(qkv_width, hidden, q, k, v),
-        qkv_bias=vector(qkv_width) if config.attention_bias else None,
-        o=matrix(hidden, heads_width, o),
-        o_bias=vector(hidden) if config.output_bias else None,
-        gate_up=matrix(2 * inner, hidden, gate, up),
-        gate_up_bias=vector(2 * inner) if config.mlp_bias else None,
-        down=matrix(hidden, inner, down),
-        down_bias=vector(hidden) if config.mlp_bias else None,
-        input_norm=vector(hidden),
-        post_norm=vector(hidden),
-        q_norm=vector(head_dim) if config.qk_norm else None,
-        k_norm=vector(head_dim) if config.qk_norm else None,
-    )
+    matrices, biases = dict[str, Matrix](), dict[str, Tensor]()
+    for product in products(config):
+        modules = (f"{layer}{module}" for module in config.stored(product))
+        matrices[product.name] = rooms.matrix(product.outer, product.inner, *modules)
+        if product.name in config.biases:
+            biases[product.name] = rooms.vector(product.outer)
+    return LayerWeights(matrices, biases, {name: rooms.norm(size) for name, size in config.norms.items()})
 
 
 def places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Matrix]]:
@@ -194,27 +174,14 @@ def places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Ma
 
 
 def _layer_places(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Matrix]]:
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield from _split(
-        layer.qkv, layer.qkv_bias, {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
-    )
-    yield from _split(layer.o, layer.o_bias, {"self_attn.o_proj": config.hidden_size})
-    inner = config.intermediate_size
-    yield from _split(layer.gate_up, layer.gate_up_bias, {"mlp.gate_proj": inner, "mlp.up_proj": inner})
-    yield from _split(layer.down, layer.down_bias, {"mlp.down_proj": config.hidden_size})
-    yield "input_layernorm.weight", layer.input_norm
-    yield "post_attention_layernorm.weight", layer.post_norm
-    if layer.q_norm is not None and layer.k_norm is not None:
-        yield "self_attn.q_norm.weight", layer.q_norm
-        yield "self_attn.k_norm.weight", layer.k_norm
-
-
-def _split(weight: Matrix, bias: Tensor | None, rows: dict[str, int]) -> Iterator[tuple[str, Matrix]]:
-    """The rows of a fused matrix, and of its bias, that belong to each projection."""
-    sizes = list(rows.values())
-    yield from zip((f"{name}.weight" for name in rows), weight.split_with_sizes(sizes), strict=True)
-    if bias is not None:
-        yield from zip((f"{name}.bias" for name in rows), bias.split_with_sizes(sizes), strict=True)
+    for product in products(config):
+        rows = config.stored(product)
+        for kind, whole in (("weight", layer.matrices[product.name]), ("bias", layer.biases.get(product.name))):
+            if whole is not None:
+                parts = whole.split_with_sizes(list(rows.values()))
+                yield from zip((f"{module}.{kind}" for module in rows), parts, strict=True)
+    for name, norm in layer.norms.items():
+        yield f"{name}.weight", norm
 
 
 @torch.no_grad()
@@ -243,7 +210,7 @@ def _check_tied(checkpoint: Checkpoint, embed: Tensor) -> None:
     if LM_HEAD not in checkpoint.tensors:
         return
     file = checkpoint.tensors[LM_HEAD].file
-    with safe_open(file, framework="pt") as tensors:
+    with checkpoint.opened(file) as tensors:
         rows = zip(tensors.get_tensor(LM_HEAD).chunk(16), embed.chunk(16), strict=True)
         if not all(torch.equal(stored.to(kept.dtype), kept.cpu()) for stored, kept in rows):
             raise WeightsError(f"{file}: {LM_HEAD} differs from {EMBEDDING}, to which config.json ties it")

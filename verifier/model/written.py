@@ -22,6 +22,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
+from foresay.verifier.model.sizes import products
 from foresay.verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 
@@ -137,9 +138,9 @@ def _write_config(directory: Path, config: ModelConfig, matrices: Iterable[str],
 
 def _inner(config: ModelConfig, name: str) -> int:
     """Numbers of a row of the matrix of this name."""
-    if "o_proj" in name:
-        return config.num_heads * config.head_dim
-    return config.intermediate_size if "down_proj" in name else config.hidden_size
+    inner = {module: product.inner for product in products(config) for module in config.stored(product)}
+    module = name.removesuffix(".weight")
+    return next((width for each, width in inner.items() if module.endswith(f".{each}")), config.hidden_size)
 
 
 def quantization_config(config: ModelConfig, modules: Mapping[str, int]) -> dict[str, Any]:

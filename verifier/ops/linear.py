@@ -6,13 +6,17 @@ Legend: R rows, K inner width, O outer width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.ops.eager import compiled
+
+#: What the gates of a gated product go through: nothing where it is not gated, ``x * sigmoid(x)``, or GELU as tanh
+#: approximates it.
+Gate = Literal["", "silu", "gelu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Partials:
 class PackedWeight(Protocol):
     """A weight [O, K] with its bias, laid out for its device: everything that :func:`packed_linear` asks of one.
 
-    gated: the first half of the outputs are gates of the second.
+    gated: "" or how the first half of the outputs are gates of the second.
     """
 
     @property
@@ -48,8 +52,8 @@ class PackedWeight(Protocol):
         """O."""
 
     @property
-    def gated(self) -> bool:
-        """Whether what comes out is ``silu(gate) * up``."""
+    def gated(self) -> Gate:
+        """Whether, and how, what comes out is ``act(gate) * up``."""
 
     @property
     def nbytes(self) -> int:
@@ -72,7 +76,7 @@ class PackedWeight(Protocol):
 
 
 def packed_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` of a packed weight; of a gated one ``silu(gate) * up``, see below.
+    """``x @ weight.T + bias`` of a packed weight; of a gated one ``act(gate) * up``, see below.
 
     x: [R, K], contiguous. Returns [R, O] (or [R, O / 2]), rounded to ``dtype``. Sums are in fp32, and a row has the
     same bits with any number of rows. count: int64[1], of how many rows, read when it runs (of a CPU's kernels; None:
@@ -95,21 +99,26 @@ def unfinished_linear(
     if len(segments) > 1:
         sums = [functional.linear(x[:, part].float(), plain[:, part].float()) for part in segments]
         return Partials(torch.stack(sums), bias)
-    product = (gated_linear if weight.gated else linear)(x, plain, None if bias is None else bias.to(x.dtype))
-    return product.to(dtype)
+    whole_bias = None if bias is None else bias.to(x.dtype)
+    if weight.gated:
+        return gated_linear(x, plain, whole_bias, weight.gated).to(dtype)
+    return linear(x, plain, whole_bias).to(dtype)
 
 
-def finish(product: Partials, dtype: torch.dtype, gated: bool = False) -> Tensor:
+def finish(product: Partials, dtype: torch.dtype, gated: Gate = "") -> Tensor:
     """[R, O] of ``dtype``, or [R, O / 2] if gated."""
     if product.sums.is_cuda:
         from foresay.verifier.ops.kernels import segments
 
         return segments.finish(product, dtype, gated)
     whole = product.finished(dtype)
-    if not gated:
-        return whole
+    return _applied(whole, gated) if gated else whole
+
+
+def _applied(whole: Tensor, gated: Gate) -> Tensor:
     gate, up = whole.chunk(2, dim=-1)
-    return torch.mul(functional.silu(gate), up)
+    opened = functional.gelu(gate, approximate="tanh") if gated == "gelu" else functional.silu(gate)
+    return torch.mul(opened, up)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -125,15 +134,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``silu(gate) * up`` for the two halves of ``x @ weight.T + bias``, gate first. Returns [R, O / 2].
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gated: Gate = "silu") -> Tensor:
+    """``act(gate) * up`` for the two halves of ``x @ weight.T + bias``, gate first. Returns [R, O / 2].
 
-    Both halves are rounded to x's dtype before, and silu's result is too: the same steps as the product and the
-    activation one after the other.
+    Both halves are rounded to x's dtype before, and what comes of the gate is too: the same steps as the product and
+    the activation one after the other.
     """
     if x.is_cuda:
         from foresay.verifier.ops.kernels import linear as kernels
 
-        return kernels.gated_linear(x, weight, bias)
-    gate, up = functional.linear(x, weight, bias).chunk(2, dim=-1)
-    return torch.mul(functional.silu(gate), up)
+        return kernels.gated_linear(x, weight, bias, gated)
+    return _applied(functional.linear(x, weight, bias), gated)

@@ -15,7 +15,8 @@ from foresay.verifier.ops.take import copy_rows, take_rows
 def rms_norm(x: Tensor, weight: Tensor, eps: float, count: Tensor | None = None) -> Tensor:
     """``x / rms(x) * weight`` over the last dimension, statistics in fp32 (Llama's order: cast, then weight).
 
-    x: [..., D], weight: [D] of the same dtype. Each row's result depends on that row alone. count: int64[1], of how
+    x: [..., D], weight: [D] of the same dtype; one of fp32 where x is narrower is multiplied before the result is cast
+    (Gemma's order). Each row's result depends on that row alone. count: int64[1], of how
     many rows, read when it runs (of compiled kernels; None: all).
     """
     if x.is_cuda:
@@ -28,6 +29,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, count: Tensor | None = None)
         return functional.rms_norm(x, (x.shape[-1],), weight, eps)
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    if weight.dtype is torch.float32:
+        return wide.mul_(scale).mul_(weight).to(x.dtype)
     return wide.mul_(scale).to(x.dtype).mul_(weight)
 
 

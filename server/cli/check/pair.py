@@ -35,7 +35,8 @@ from foresay.server.settings.resolved import Resolved, choose_draft, named_in, t
 from foresay.server.settings.units import bytes_in_words, count_in_words
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.names import NONE
-from foresay.verifier.model.config import FAMILIES, ModelConfig
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.families import FAMILIES
 
 _SUPPORTED = ", ".join(family.models for family in FAMILIES.values())
 

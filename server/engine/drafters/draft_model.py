@@ -18,7 +18,8 @@ from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, overlap, 
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.tree import TreeShape
-from foresay.verifier.model.config import FAMILIES, ModelConfig
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.sizes import parameters
 from foresay.verifier.paged_model import PagedModel
 

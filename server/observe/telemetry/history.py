@@ -39,6 +39,10 @@ class Level:
         while windows[0].second < second.second - self._keep:
             windows.popleft()
 
+    def stepped(self) -> int | None:
+        """Where the last one begins in which the engine stepped."""
+        return next((window.second for window in reversed(self._windows) if window.steps), None)
+
     def between(self, begin: float, end: float = inf) -> list[Window]:
         """The spans that begin from ``begin`` on and before ``end``."""
         found = []
@@ -75,6 +79,12 @@ class History:
         total.add(self._total)
         total.add(self.running)
         return total
+
+    def stepped(self, now: float) -> int:
+        """The last second in which the engine stepped; the running one if there is none."""
+        if self.running.steps:
+            return self.running.second
+        return self._seconds.stepped() or int(now)
 
     def since(self, second: int) -> list[Window]:
         """The seconds from ``second`` on, the running one included, oldest first."""

@@ -22,8 +22,9 @@ def told(kind: type[S], counts: object, **own: Any) -> S:
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """The middle, and what one in a hundred exceeds."""
+    """The mean, exactly; the middle and what one in a hundred exceeds, as a histogram tells them."""
 
+    mean: float | None = None
     p50: float | None = None
     p99: float | None = None
 
@@ -39,17 +40,17 @@ class Gauges(msgspec.Struct, frozen=True):
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """The tiles. ``tokens_per_second`` is of the last 10 seconds, over the time that the engine stepped; the others but
-    the gauges are of the last 60.
+    """The tiles, of the 60 seconds up to ``until``, the last one in which the engine stepped: an idle server shows what
+    it did last. The gauges are as of now. ``tokens_per_second`` is over the time that the engine stepped.
 
     speed_up: estimated, how many times faster than plain decoding: tokens per step of one request, times
     ``root_seconds`` over the mean seconds of a decoding step. doubt: why that is unsure; empty if it is not.
-    root_seconds: of a step without drafts, as it would be now. crowded: of the last 10 seconds, the share of the steps'
-    time in which the engine waited for a core that something else had.
+    root_seconds: of a step without drafts, as it would be now. crowded: of the 10 seconds up to now, the share of the
+    steps' time in which the engine waited for a core that something else had.
     """
 
+    until: int
     tokens_per_second: float | None
-    last_request_tokens_per_second: float | None
     time_to_first_token: Quantiles
     time_per_token: Quantiles
     chunk_gap: Quantiles
@@ -206,10 +207,10 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole page but its charts. drafters: in the last minute; drafters_hour, shadows: in the last hour. nodes: of
-    the last minute, by depth and rank, of all shapes together. accepted_by_depth: of all drafters, in the last minute
-    and hour. totals: counters since the start, as in /metrics. startup: seconds of each phase of the engine's last
-    start. verdict: one sentence: does speculation pay, and if not, why."""
+    """The whole page but its charts. drafters: in the minute of :class:`Live`; drafters_hour, shadows: in the last
+    hour. nodes: of that minute, by depth and rank, of all shapes together. accepted_by_depth: of all drafters, in that
+    minute and in the hour. totals: counters since the start, as in /metrics. startup: seconds of each phase of the
+    engine's last start. verdict: one sentence: does speculation pay, and if not, why."""
 
     now: float
     server: Server
@@ -231,7 +232,8 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: the ``X-Request-Id`` of the HTTP request it came with. prompt: the first words of its prompt, or of what
     was said last in a conversation; None if its client wanted nothing stored. seed: gives the same text again, None
-    before it is known. drafters: trees of each. Times as the server saw them, from when the request was let in.
+    before it is known. drafters: trees of each. Times as the server saw them, from when the request was let in;
+    ``tokens_per_second`` of one that is over is the engine's, as in the response's ``metrics``.
     """
 
     id: str

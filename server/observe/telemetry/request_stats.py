@@ -81,6 +81,7 @@ class RequestStats:
         self._text: list[str] = []
         self._whole = True
         self._shared = shared
+        self._statistics: Statistics | None = None
 
     @property
     def bytes(self) -> int:
@@ -117,6 +118,7 @@ class RequestStats:
         if self._first is None:
             self._first, self._first_run = now, tokens
             window.times["time_to_first_token"].observe(now - self.began)
+            self._agree()
         else:
             gap = now - self._last
             window.chunk_gaps.observe(gap)
@@ -150,9 +152,17 @@ class RequestStats:
             tokens_per_step=tokens_per_step(self.tokens, self.runs),
         )
 
+    def _agree(self) -> None:
+        """One number for one thing: the statistics that the response shows have the time to the first token from here,
+        where histograms have it from; what is shown here has its rate from them."""
+        if self._statistics is not None and self._first is not None:
+            self._statistics.time_to_first_token = self._first - self.began
+
     @property
     def rate(self) -> float | None:
-        """Tokens per second behind the first ones; None if there were no others."""
+        """Tokens per second after the first ones; None if there were no others."""
+        if self._statistics is not None:
+            return self._statistics.decode_tokens_per_second or None
         rest = self.tokens - self._first_run
         decoding = self._last - self._first if self._first is not None else 0.0
         return rest / decoding if decoding > 0 and rest > 0 else None
@@ -215,11 +225,13 @@ class RequestStats:
         if self.leads:
             window.choices.observe(self.choices)
         if statistics is not None:
+            self._statistics = statistics
             queue, first = statistics.seconds.get("queue", 0.0), statistics.time_to_first_token
             times["request_queue_time"].observe(queue)
             times["request_prefill_time"].observe(max(first - queue, 0.0))
             times["request_decode_time"].observe(statistics.decode_seconds)
             times["request_inference_time"].observe(max(first - queue, 0.0) + statistics.decode_seconds)
+        self._agree()
         if self._first is not None and self.tokens > 1:
             window.mean_token_times.observe((now - self._first) / (self.tokens - 1))
 

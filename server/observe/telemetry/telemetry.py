@@ -84,7 +84,6 @@ class Telemetry:
         self._shared, self._recent = SharedStats(self.clock), Recent()
         self._history = self._shared.history
         self._root_seconds = 0.0
-        self._last_rate: float | None = None
 
     # -- counting ------------------------------------------------------------------------------------------------
 
@@ -145,7 +144,6 @@ class Telemetry:
             for stats in all_stats:
                 stats.failed(reason, failed)
                 self._recent.end(stats)
-                self._last_rate = stats.rate or self._last_rate
 
     # -- telling -------------------------------------------------------------------------------------------------
 
@@ -187,12 +185,12 @@ class Telemetry:
         hour = self._history.hour(self.clock())
         await asyncio.sleep(0)  # that was half of the work, and streams wait
         now, info = self.clock(), self.engine.info
-        recent = self._history.since(int(now) - views.RATE_SECONDS + 1)
-        whole, totals = self.window(views.LIVE_SECONDS), self.totals()
+        recent, until = self._history.since(int(now) - views.BUSY_SECONDS + 1), self._history.stepped(now)
+        whole, totals = self._history.window(until, views.LIVE_SECONDS), self.totals()
         return Snapshot(
             now=now,
             server=self._server(now, info),
-            live=views.live(recent, whole, self._last_rate, self.plain_seconds, self.gauges),
+            live=views.live(recent, whole, until, self.plain_seconds, self.gauges),
             drafters=views.drafters(whole),
             drafters_hour=views.drafters(hour),
             shadows=views.shadows(hour),

@@ -41,7 +41,7 @@ class Slices:
             self._began = time.perf_counter()
 
 
-RATE_SECONDS = 10
+BUSY_SECONDS = 10
 LIVE_SECONDS = 60
 
 
@@ -51,17 +51,17 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def quantiles(histogram: Histogram) -> Quantiles:
-    """The two that are shown."""
-    return Quantiles(histogram.quantile(0.5), histogram.quantile(0.99))
+    """The mean, and the two that are shown."""
+    return Quantiles(ratio(histogram.sum, histogram.count), histogram.quantile(0.5), histogram.quantile(0.99))
 
 
-def live(recent: Sequence[Window], whole: Window, last_rate: float | None, plain: float, gauges: Gauges) -> Live:
-    """The tiles. recent: the last ``RATE_SECONDS``. whole: the last ``LIVE_SECONDS``, summed up. last_rate: tokens per
-    second of the last request that is over. plain: seconds of a step without drafts."""
-    tokens, busy = sum(window.tokens for window in recent), sum(window.step_seconds.sum for window in recent)
+def live(recent: Sequence[Window], whole: Window, until: int, plain: float, gauges: Gauges) -> Live:
+    """The tiles. recent: the last ``BUSY_SECONDS``. whole: the ``LIVE_SECONDS`` up to second ``until``, summed up.
+    plain: seconds of a step without drafts."""
+    busy = sum(window.step_seconds.sum for window in recent)
     return Live(
-        tokens_per_second=ratio(tokens, busy),
-        last_request_tokens_per_second=last_rate,
+        until=until,
+        tokens_per_second=ratio(whole.tokens, whole.step_seconds.sum),
         time_to_first_token=quantiles(whole.times["time_to_first_token"]),
         time_per_token=quantiles(whole.token_times),
         chunk_gap=quantiles(whole.chunk_gaps),

@@ -71,7 +71,7 @@ def first_blocks(weight: BlockedWeight, blocks: int) -> Tensor:
 def test_it_is_the_beginning_of_each_program(rows, bulk, gated, monkeypatch) -> None:
     monkeypatch.setattr(linear, "BULK", bulk)
     monkeypatch.setattr(linear, "AHEAD", 2)
-    weight = BlockedWeight.of(placed(140, 1088), gated=gated)
+    weight = BlockedWeight.of(placed(140, 1088), gated="silu" if gated else "")
     assert weight.cut[0] > 1
     x = torch.randn(rows, 1088).half()
     without = linear.whole(x, weight, torch.float16)
@@ -98,7 +98,7 @@ def test_that_of_the_next_product_is_dealt_out_to_the_programs(rows, segments, r
     monkeypatch.setattr(linear, "AHEAD_OF_NEXT", 3)
     if not segments:
         monkeypatch.setattr(blocked, "_PROGRAMS", 1)
-    then = BlockedWeight.of(placed(400, 1088), gated=True)
+    then = BlockedWeight.of(placed(400, 1088), gated="silu")
     assert (then.cut[0] > 1) == segments
     weight = replace(BlockedWeight.of(placed(70, 640)), then=then)
     x = torch.randn(rows, 640).half()

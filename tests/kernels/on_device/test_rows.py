@@ -28,8 +28,9 @@ def close(result: Tensor, wanted: Tensor, ulps: float = 2.0) -> bool:
 
 
 @pytest.mark.parametrize("width", [1, 96, 128, 576, 1000, 4096])
-def test_norm(width, dtype, device) -> None:
-    x, weight = noise(device, ROWS, width, dtype=dtype), noise(device, width, dtype=dtype)
+@pytest.mark.parametrize("wide", [False, True], ids=["weight", "weight of fp32"])
+def test_norm(wide, width, dtype, device) -> None:
+    x, weight = noise(device, ROWS, width, dtype=dtype), noise(device, width, dtype=torch.float32 if wide else dtype)
     result = norm.rms_norm(x, weight, 1e-5)
     assert close(result, norm_op.rms_norm(x.cpu(), weight.cpu(), 1e-5), ulps=4.0)
     for row in range(ROWS):
@@ -72,11 +73,13 @@ class _Attention:
         return self.qkv.to(device), self.cos.to(device), self.sin.to(device), keys, values, self.slots.to(device)
 
 
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", [False, True, "wide"])
 @pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 96), (6, 1, 16), (8, 8, 128)], ids=str)
 def test_rotation_and_store(heads, normed, dtype, device) -> None:
     case = _Attention(device, dtype, *heads)
     q_norm, k_norm = case.norms if normed else (None, None)
+    if normed == "wide":
+        q_norm, k_norm = (noise(device, heads[2], dtype=torch.float32) * scale for scale in (1, -1))
     ours, plain = case.inputs(), case.inputs(torch.device("cpu"))
     result = rotate.rotate_and_store(*ours, q_norm, k_norm, 1e-6)
     q_norm, k_norm = (None if n is None else n.cpu() for n in (q_norm, k_norm))
@@ -140,7 +143,7 @@ def test_segments_are_added_as_the_product_itself_adds_them(biased, dtype, devic
     case = _Attention(device, dtype, 9, 3, 64)
     sums = noise(device, 3, *case.qkv.shape, dtype=torch.float32)
     partials = Partials(sums, noise(device, case.qkv.shape[1], dtype=dtype) if biased else None)
-    whole = segments.finish(partials, dtype, is_gated=False)
+    whole = segments.finish(partials, dtype)
     assert torch.equal(whole, partials.finished(dtype))
 
     def run(qkv: Tensor | Partials) -> tuple[Tensor, ...]:

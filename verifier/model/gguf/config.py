@@ -9,11 +9,23 @@ from typing import Any
 from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, Type
-from foresay.verifier.model.gguf.names import FREQUENCIES, ours
+from foresay.verifier.model.gguf.names import FACTORS, FREQUENCIES, ours
+from foresay.verifier.model.sizes import MODULES
 
-ARCHITECTURE = "general.architecture"
 #: Its names of families, and those of config.json.
-FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+}
+#: Those whose files have numbers of queries and keys that rotate together side by side.
+IN_PAIRS = ("llama", "smollm3")
+#: Those that may have a window, and how far apart Gemma's layers without one are, which files do not say.
+_WINDOWED, _PATTERN = ("llama", "gemma3", "phi3"), 6
 _MISTRAL = "MistralForCausalLM"
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 _DTYPES = {F16: "float16", BF16: "bfloat16"}
@@ -37,17 +49,24 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": fields.integer("context_length"),
         "tie_word_embeddings": tied,
-        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors or "blk.0.attn_q.bias" in file.tensors,
+        "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "sliding_window": fields.get("attention.sliding_window"),
         "dtype": _dtype(file),
         "rope_parameters": {
             "rope_theta": fields.number("rope.freq_base", 10_000.0),
             **_scaling(file, fields, head_dim),
+            **_rotated(fields, head_dim),
         },
+        **_own_values(file.architecture, fields, head_dim),
     }
-    types = {ours(name).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()}
-    rules = list(_rules(values["num_hidden_layers"], types, "lm_head" if not tied else ours(EMBEDDING)))
+    types = {
+        ours(name, file.architecture).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()
+    }
+    rules = list(
+        _rules(values["num_hidden_layers"], types, "lm_head" if not tied else ours(EMBEDDING, file.architecture))
+    )
     if rules:
         values["quantization_config"] = {"quant_method": "gguf", "modules": rules}
     return values
@@ -55,7 +74,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 def _own_fields(file: GgufFile) -> Fields:
     """The keys of the architecture, without its name."""
-    architecture = str(file.metadata.get(ARCHITECTURE, "unnamed"))
+    architecture = file.architecture
     if architecture not in FAMILIES:
         raise UnsupportedArchitecture(architecture, FAMILIES, str(file.path))
     prefix = f"{architecture}."
@@ -68,18 +87,32 @@ def _own_fields(file: GgufFile) -> Fields:
 
 def _architecture(file: GgufFile, fields: Fields) -> str:
     """Mistral's models are Llama's there; only its first ones had a window."""
-    name = str(file.metadata[ARCHITECTURE])
-    windowed = bool(fields.get("attention.sliding_window"))
-    if windowed and name != "llama":
+    name, windowed = file.architecture, bool(fields.get("attention.sliding_window"))
+    if windowed and name not in _WINDOWED:
         raise fields.error("attention.sliding_window is not supported for this architecture")
-    return _MISTRAL if windowed else FAMILIES[name]
+    return _MISTRAL if windowed and name == "llama" else FAMILIES[name]
+
+
+def _own_values(architecture: str, fields: Fields, head_dim: int) -> dict[str, Any]:
+    """What llama.cpp knows of a family without being told."""
+    if architecture != "gemma3":
+        return {}
+    largest = fields.integer("block_count") == _LARGEST_GEMMA
+    heads = fields.integer("attention.head_count")
+    return {
+        "sliding_window_pattern": fields.integer("attention.sliding_window_pattern", _PATTERN),
+        "query_pre_attn_scalar": fields.integer("embedding_length") // heads if largest else head_dim,
+    }
+
+
+#: Layers of Gemma 3 27B, whose attention has a scale that is not its head's.
+_LARGEST_GEMMA = 62
 
 
 def _head_dim(fields: Fields, absent: int) -> int:
     found = fields.integer("attention.key_length", absent)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if fields.integer(key, found) != found:
-            raise fields.error(f"{key} {fields.get(key)} that differs from the keys' length {found} is not supported")
+    if fields.integer("attention.value_length", found) != found:
+        raise fields.error(f"attention.value_length that differs from the keys' length {found} is not supported")
     return found
 
 
@@ -104,8 +137,27 @@ def _dtype(file: GgufFile) -> str:
     return _DTYPES.get(found.pop(), "float32") if len(found) == 1 else "float32"
 
 
+def _rotated(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """Of how much of a head."""
+    rotated = fields.integer("rope.dimension_count", head_dim)
+    return {"partial_rotary_factor": rotated / head_dim} if rotated != head_dim else {}
+
+
+def _long(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    """LongRoPE's two lists of factors."""
+    original, scale = fields.integer("rope.scaling.original_context_length"), "rope.scaling.attn_factor"
+    return {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": original,
+        "attention_factor": fields.optional_number(scale),
+        **{key: file.floats(name) for key, name in FACTORS.items()},
+    }
+
+
 def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
     """How the rotary embedding is scaled. Llama 3's scaling is a tensor of factors."""
+    if FACTORS["long_factor"] in file.tensors:
+        return _long(file, fields)
     if FREQUENCIES in file.tensors:
         factors = file.floats(FREQUENCIES)
         if len(factors) != head_dim // 2:
@@ -132,18 +184,13 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
 
 #: What llama.cpp does beyond YaRN as it was published.
 _YARN_BEYOND = ("yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "attn_factor")
-#: What is multiplied as one.
-_FUSED = (
-    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    ("self_attn.o_proj",),
-    ("mlp.gate_proj", "mlp.up_proj"),
-    ("mlp.down_proj",),
-)
 
 
 def _rules(layers: int, types: Mapping[str, Type], head: str) -> Iterator[list[Any]]:
     """Names of modules (a pattern) and the types that are multiplied as one there; of floats alone there are none."""
-    for modules in _FUSED:
+    stored = {name.partition(".")[2].partition(".")[2].partition(".")[2] for name in types}
+    whole = (modules for modules in (("self_attn.qkv_proj",), ("mlp.gate_up_proj",)) if modules[0] in stored)
+    for modules in (*MODULES.values(), *whole):
         found: dict[tuple[str, ...], list[str]] = {}
         for layer in range(layers):
             kinds = {types.get(f"model.layers.{layer}.{module}", F32).name for module in modules}

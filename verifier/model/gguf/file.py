@@ -94,6 +94,11 @@ class GgufFile:
         return cls(parts[0].path, parts[0].metadata, tensors)
 
     @property
+    def architecture(self) -> str:
+        """The family, by its own name of it."""
+        return str(self.metadata.get("general.architecture", "unnamed"))
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """All parts."""
         return parts_of(self.path)

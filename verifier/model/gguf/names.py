@@ -22,22 +22,35 @@ _IN_LAYERS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_THERE = {ours: theirs for theirs, ours in _IN_LAYERS.items()}
-#: By what the rotary embedding's periods are multiplied, one for each pair.
+#: What some families' files call theirs.
+_OWN = {
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
+}
+#: By what the rotary embedding's periods are multiplied, one for each pair; and LongRoPE's two lists.
 FREQUENCIES = "rope_freqs.weight"
+FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+#: Tensors that are part of the configuration.
+CONFIGURATION = (FREQUENCIES, *FACTORS.values())
 
 
-def ours(name: str) -> str:
+def ours(name: str, architecture: str) -> str:
     """The name here; one that nothing here has stays what it is."""
-    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if layer is None or layer[2] not in _IN_LAYERS:
+    layer, known = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name), {**_IN_LAYERS, **_OWN.get(architecture, {})}
+    if layer is None or layer[2] not in known:
         return _WHOLE.get(name, name)
-    return f"model.layers.{layer[1]}.{_IN_LAYERS[layer[2]]}.{layer[3]}"
+    return f"model.layers.{layer[1]}.{known[layer[2]]}.{layer[3]}"
 
 
-def theirs(name: str) -> str:
+def theirs(name: str, architecture: str) -> str:
     """The name there."""
     layer = re.fullmatch(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)", name)
-    if layer is None or layer[2] not in _THERE:
-        return {there: here for here, there in _WHOLE.items()}.get(name, name)
-    return f"blk.{layer[1]}.{_THERE[layer[2]]}.{layer[3]}"
+    there = {our: their for their, our in {**_IN_LAYERS, **_OWN.get(architecture, {})}.items()}
+    if layer is None or layer[2] not in there:
+        return {own: their for their, own in _WHOLE.items()}.get(name, name)
+    return f"blk.{layer[1]}.{there[layer[2]]}.{layer[3]}"

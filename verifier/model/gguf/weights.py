@@ -11,9 +11,9 @@ from torch import Tensor
 
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.gguf.blocks import matrix_of
-from foresay.verifier.model.gguf.config import ARCHITECTURE
+from foresay.verifier.model.gguf.config import IN_PAIRS
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.gguf.names import FREQUENCIES, ours, theirs
+from foresay.verifier.model.gguf.names import CONFIGURATION, ours, theirs
 from foresay.verifier.model.linear import Matrix
 
 
@@ -40,27 +40,31 @@ class GgufTensors:
     def offset_keys(self) -> list[str]:
         """Names, in the order of the part."""
         own = {name: one.start for name, one in self.file.tensors.items() if one.path == self.part}
-        return [ours(name) for name in sorted(own, key=own.__getitem__) if name != FREQUENCIES]
+        return [
+            ours(name, self.file.architecture) for name in sorted(own, key=own.__getitem__) if name not in CONFIGURATION
+        ]
 
     def get_tensor(self, name: str) -> Matrix:
         """The tensor of this name, its rows in the order that they have here."""
-        tensor = self.file.tensors[theirs(name)]
+        tensor = self.file.tensors[theirs(name, self.file.architecture)]
         raw = self.data[tensor.start : tensor.start + tensor.nbytes]
         if raw.data_ptr() % 4:
             raw = raw.clone()
         found = matrix_of(raw, tensor.shape, tensor.type)
-        heads = self._heads(theirs(name))
+        heads = self._heads(theirs(name, self.file.architecture))
         return found if heads is None else found[_halves(len_of(found), heads)]
 
     def _heads(self, name: str) -> int | None:
         """How many heads' rows a tensor has that lie in pairs, as Llama's files have them; None for others."""
-        if self.file.metadata[ARCHITECTURE] != "llama" or not name.startswith("blk."):
+        architecture = self.file.architecture
+        if architecture not in IN_PAIRS or not name.startswith("blk."):
             return None
         part = name.split(".")[2]
         if part not in ("attn_q", "attn_k"):
             return None
-        queries = self.file.metadata["llama.attention.head_count"]
-        found = queries if part == "attn_q" else self.file.metadata.get("llama.attention.head_count_kv", queries)
+        queries = self.file.metadata[f"{architecture}.attention.head_count"]
+        key = f"{architecture}.attention.head_count_kv"
+        found = queries if part == "attn_q" else self.file.metadata.get(key, queries)
         return int(found[0] if isinstance(found, list) else found)
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.linear import Gate, Partials
 from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
 
 #: Numbers of a block that are tried; a tile of 16 bits is multiplied by 16 of them at least.
@@ -55,7 +55,7 @@ class BlockedWeight:
     kind: str
     block: int
     inner: int
-    gated: bool
+    gated: Gate
     bias: Tensor | None = None
     scales: Tensor | None = None
     offsets: Tensor | None = None
@@ -63,7 +63,7 @@ class BlockedWeight:
     then: BlockedWeight | None = None
 
     @classmethod
-    def of(cls, weight: Tensor | QuantizedMatrix, bias: Tensor | None = None, gated: bool = False) -> BlockedWeight:
+    def of(cls, weight: Tensor | QuantizedMatrix, bias: Tensor | None = None, gated: Gate = "") -> BlockedWeight:
         """Lay it out. Floats stay where they are."""
         if isinstance(weight, Tensor):
             return cls(weight, FLOATS, _BLOCKS[0], weight.shape[1], gated, bias)

@@ -30,9 +30,9 @@ from triton import knobs
 
 from foresay.verifier.ops.kernels.blocked import FLOATS, TILE, BlockedWeight
 from foresay.verifier.ops.kernels.chain import capability, chained, wait_turn
-from foresay.verifier.ops.kernels.segments import ROWS, finish, finished, gated
+from foresay.verifier.ops.kernels.segments import GATES, ROWS, finish, finished, gated
 from foresay.verifier.ops.kernels.tile import DOT, added, bring_tile, columns_of, nothing, tile_product
-from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.linear import Gate, Partials
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Prefetch(NamedTuple):
     def of(cls, weight: BlockedWeight, rows: int, blocks: int) -> Prefetch:
         """blocks: of each program."""
         tile, programs, (_, segment) = _tile(weight, rows), _programs(weight, rows), weight.cut
-        tiles, gated = triton.cdiv(weight.outer, tile.outputs), weight.gated and programs == 1
+        tiles, gated = triton.cdiv(weight.outer, tile.outputs), bool(weight.gated) and programs == 1
         programs = min(tiles * programs, RESIDENT)
         width, of_block = weight.blocks * weight.block, weight.values.nbytes // (weight.outer * weight.blocks)
         bytes = programs * tile.outputs * min(blocks, segment // weight.block) * of_block
@@ -165,7 +165,7 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, then, out, R, OUTER: t
         result = finished(sums[chain], bias, columns[:, None], (columns < OUTER)[:, None], out.dtype.element_ty, BIAS)
         if GATED:
             gate, up = _halved(result)
-            result = gated(gate, up)
+            result = gated(gate, up, GATED)
         where = (tl.cast(part, tl.int64) * R + rows[None, :]) * outputs + own[:, None]
         tl.store(out + where, result, mask=(own < outputs)[:, None] & (rows < R)[None, :])
 
@@ -175,9 +175,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return whole(x, BlockedWeight.of(weight, bias), x.dtype)
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gated: Gate = "silu") -> Tensor:
     """As :func:`foresay.verifier.ops.linear.gated_linear`."""
-    return whole(x, BlockedWeight.of(weight, bias, gated=True), x.dtype)
+    return whole(x, BlockedWeight.of(weight, bias, gated), x.dtype)
 
 
 def whole(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor:
@@ -187,7 +187,7 @@ def whole(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor:
 
 
 def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor | Partials:
-    """``x @ weight.T + bias``, rounded to ``dtype``; if gated ``silu(gate) * up``: [R, O or O / 2]. If the weight is
+    """``x @ weight.T + bias``, rounded to ``dtype``; if gated ``act(gate) * up``: [R, O or O / 2]. If the weight is
     cut the sums of its segments. x: [R, K].
     """
     assert x.is_contiguous() and weight.values.is_contiguous(), "rows lie one behind the other"
@@ -226,10 +226,11 @@ def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs:
     bias = weight.bias if whole else None
     given = weight.scales, weight.offsets, weight.steps, bias, None if then is None else then.values
     stages = tile.stages if weight.scales is None else _STAGES[weight.block]
+    gate = GATES.index(weight.gated) if whole else 0
     linear_tiles[(*tile.grid(len(x), weight.outer), programs)](
         x, weight.values, *(_given(one, x) for one in given), out, len(x), **_about(weight), TILE=tile.outputs,
         ROWS=tile.rows, SEGMENT=weight.cut[1], ALL=programs < weight.cut[0], BIAS=bias is not None,
-        GATED=whole and weight.gated, **_prefetched(weight, len(x)), num_warps=tile.warps, num_stages=stages,
+        GATED=gate, **_prefetched(weight, len(x)), num_warps=tile.warps, num_stages=stages,
         enable_fp_fusion=False, **chained(),
     )  # fmt: skip
 

@@ -21,10 +21,17 @@ def inverse_rms(squares, WIDTH: tl.constexpr, eps):
 @triton.jit
 def normed(row, weight, columns, inside, eps, WIDTH: tl.constexpr):
     """One row's norm, times ``weight``, in its dtype."""
-    kind: tl.constexpr = row.dtype
     wide = row.to(tl.float32)
     scale = inverse_rms(tl.sum(wide * wide, axis=0), WIDTH, eps)
-    return ((wide * scale).to(kind).to(tl.float32) * tl.load(weight + columns, inside, 0.0).to(tl.float32)).to(kind)
+    return weighted(wide * scale, tl.load(weight + columns, inside, 0.0), row.dtype).to(row.dtype)
+
+
+@triton.jit
+def weighted(value, weight, KIND: tl.constexpr):
+    """``value * weight`` in fp32, ``value`` rounded to KIND before, unless the weight is wider."""
+    if weight.dtype == KIND:
+        value = value.to(KIND).to(tl.float32)
+    return value * weight.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=ROWS)

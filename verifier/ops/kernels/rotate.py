@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foresay.kvpaging.ops import LARGEST
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
-from foresay.verifier.ops.kernels.norm import inverse_rms
+from foresay.verifier.ops.kernels.norm import inverse_rms, weighted
 from foresay.verifier.ops.kernels.quantized_rows import as_stored, narrowed, scale_of
 from foresay.verifier.ops.kernels.segments import ROWS, as_read, product_at
 from foresay.verifier.ops.linear import Partials
@@ -72,14 +72,14 @@ def rotate_and_store_rows(
     if NORM:
         squares = tl.sum(wide_low * wide_low, axis=1) + tl.sum(wide_high * wide_high, axis=1)
         scale = inverse_rms(squares, DIM, eps)[:, None]
-        of_query = tl.load(query_weight + columns, whole, 0.0).to(tl.float32)
-        of_key = tl.load(key_weight + columns, whole, 0.0).to(tl.float32)
+        of_query = tl.load(query_weight + columns, whole, 0.0)
+        of_key = tl.load(key_weight + columns, whole, 0.0)
         weight_low = tl.where(heads < QUERIES, of_query, of_key)
-        of_query = tl.load(query_weight + HALF + columns, whole, 0.0).to(tl.float32)
-        of_key = tl.load(key_weight + HALF + columns, whole, 0.0).to(tl.float32)
+        of_query = tl.load(query_weight + HALF + columns, whole, 0.0)
+        of_key = tl.load(key_weight + HALF + columns, whole, 0.0)
         weight_high = tl.where(heads < QUERIES, of_query, of_key)
-        wide_low = ((wide_low * scale).to(kind).to(tl.float32) * weight_low).to(kind).to(tl.float32)
-        wide_high = ((wide_high * scale).to(kind).to(tl.float32) * weight_high).to(kind).to(tl.float32)
+        wide_low = weighted(wide_low * scale, weight_low, kind).to(kind).to(tl.float32)
+        wide_high = weighted(wide_high * scale, weight_high, kind).to(kind).to(tl.float32)
 
     turn = row * DIM + columns
     cos_low = tl.load(cos + turn, whole, 0.0).to(tl.float32)

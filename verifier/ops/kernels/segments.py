@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
-from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.linear import Gate, Partials
 
 #: A kernel is not compiled again for numbers of rows that are 1 or even.
 ROWS = ("R",)
@@ -53,17 +53,25 @@ def as_read(product: Tensor | Partials) -> tuple[tuple[Tensor, Tensor], dict[str
     return (sums, sums if bias is None else bias), {"SEGMENTS": len(sums), "BIAS": bias is not None}
 
 
+#: Numbers of the ways of a gate, for kernels.
+GATES = ("", "silu", "gelu")
+
+
 @triton.jit
-def silu(gate):
-    """Rounded to the dtype it came in."""
+def opened(gate, GATED: tl.constexpr):
+    """What a gate goes through, rounded to the dtype it came in. GELU is ``x * sigmoid(2 y)`` where tanh's form has
+    ``x * (1 + tanh(y)) / 2``."""
     wide = gate.to(tl.float32)
-    return (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    steep = wide
+    if GATED == 2:
+        steep = 1.5957691216057308 * (wide + 0.044715 * (wide * wide * wide))
+    return (wide / (1.0 + tl.exp(-steep))).to(gate.dtype)
 
 
 @triton.jit
-def gated(gate, up):
-    """``silu(gate) * up``, rounded."""
-    return (silu(gate).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+def gated(gate, up, GATED: tl.constexpr):
+    """``act(gate) * up``, rounded."""
+    return (opened(gate, GATED).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
 
 
 @triton.jit(do_not_specialize=ROWS)
@@ -77,17 +85,18 @@ def add_segments(product, bias, out, R, OUTER: tl.constexpr, SEGMENTS: tl.conste
     inside = columns < width
     result = product_at(product, bias, row, columns, inside, R, kind, OUTER, SEGMENTS, BIAS)
     if GATED:
-        result = gated(result, product_at(product, bias, row, columns + width, inside, R, kind, OUTER, SEGMENTS, BIAS))
+        up = product_at(product, bias, row, columns + width, inside, R, kind, OUTER, SEGMENTS, BIAS)
+        result = gated(result, up, GATED)
     tl.store(out + row.to(tl.int64) * width + columns, result, mask=inside)
 
 
-def finish(product: Partials, dtype: torch.dtype, is_gated: bool) -> Tensor:
+def finish(product: Partials, dtype: torch.dtype, gate: Gate = "") -> Tensor:
     """As :func:`foresay.verifier.ops.linear.finish`."""
     pointers, about = as_read(product)
     rows, outer = product.sums.shape[1:]
-    out = product.sums.new_empty(rows, outer // (2 if is_gated else 1), dtype=dtype)
+    out = product.sums.new_empty(rows, outer // (2 if gate else 1), dtype=dtype)
     add_segments[(rows, triton.cdiv(out.shape[1], _WIDTH))](
-        *pointers, out, rows, OUTER=outer, **about, GATED=is_gated, WIDTH=_WIDTH, num_warps=2, enable_fp_fusion=False,
-        **chained(),
+        *pointers, out, rows, OUTER=outer, **about, GATED=GATES.index(gate), WIDTH=_WIDTH, num_warps=2,
+        enable_fp_fusion=False, **chained(),
     )  # fmt: skip
     return out

@@ -1,8 +1,9 @@
 // Bars, and how things are spread, which they show: acceptance by depth, gaps between chunks, time per token.
 
 import { html, svg } from "./elements.js";
+import { FIGURES, title } from "./figures.js";
 import { count, percent, time } from "./format.js";
-import { card, empty, entries, LEFT, marked, Plot, RIGHT, scale, ticks, TOP } from "./plot.js";
+import { card, entries, LEFT, marked, Plot, RIGHT, scale, ticks, TOP } from "./plot.js";
 import { sum } from "./timeline.js";
 
 const [BOTTOM, HEIGHT] = [34, 178];
@@ -12,21 +13,26 @@ const APART = 8.5;
 const share = (mark) => `${Number((100 * mark).toPrecision(2))} %`;
 
 /** Shows shares: bars are { label, told, sizes }, a size in each colour of `legend`, which says what it means; lines
- * are { at, name, value }, in bars from the left. The axis goes up to `least` anyway; `foot` stands under the bars. */
+ * are { at, name, value }, in bars from the left. The axis goes up to `least` anyway; `foot` is under the bars. `table`
+ * is what its table says of the data. */
 class BarChart extends Plot {
-  constructor({ legend, empty, foot, least = 0, ...about }) {
+  constructor({ legend, foot, table, least = 0, ...about }) {
     super(about.title, html("li.when"), "bar");
-    Object.assign(this, { colours: Object.keys(legend), empty, foot, least, data: { bars: [], lines: [] } });
+    Object.assign(this, { colours: Object.keys(legend), foot, least, data: { bars: [], lines: [] } });
+    this.table = () => table(this.data);
     const named = Object.entries(legend).filter(([, name]) => name);
     const meanings = entries(named.map(([colour, name]) => ({ colour, name })));
-    this.element = card(about, html("ul.legend", meanings, this.told), this.svg);
+    this.element = card(about, html("ul.legend", meanings, this.told), this.svg, this.numbers);
+  }
+
+  get nothing() {
+    return !this.data.bars.length;
   }
 
   drawn(width) {
     const { bars, lines } = this.data,
       right = width - RIGHT,
       middle = (LEFT + right) / 2;
-    if (!bars.length) return { height: HEIGHT, marks: empty(middle, HEIGHT / 2, this.empty), all: this.empty };
     const marks = ticks(Math.max(this.least, ...bars.flatMap(({ sizes }) => sizes))),
       y = scale(0, marks.at(-1), HEIGHT - BOTTOM, TOP),
       slot = (right - LEFT) / bars.length,
@@ -41,8 +47,8 @@ class BarChart extends Plot {
         svg("text.foot", { x: middle, y: HEIGHT - 4 }, this.foot),
       ],
       parts,
-      hint: lines.map(({ name, value }) => html("span", `${name} `, html("b", value))),
-      all: [...lines.map(({ name, value }) => `${name} ${value}`), ...parts].join("; "),
+      hint: lines.map(({ name, value }) => html("span", `${name} within `, html("b", value))),
+      all: [...lines.map(({ name, value }) => `${name} within ${value}`), ...parts].join("; "),
     };
   }
 
@@ -80,8 +86,10 @@ function depths({ accepted_by_depth: now, accepted_by_depth_hour: hour }) {
     const shares = [now.cumulative, hour.cumulative, now.conditional, hour.conditional].map((all) => all[index]),
       [all, before, given, givenBefore] = shares.map((one) => percent(one)),
       label = depthName(index + 1),
-      told = `depth ${label}: cumulative ${all}, conditional ${given}; in the last hour ${before}, ${givenBefore}`;
-    return { label, told, sizes: shares.slice(0, 3).map((one) => one ?? 0) };
+      told =
+        `token ${label}: right in ${all} of the drafts, ${given} of those right before it; ` +
+        `in the last hour ${before}, ${givenBefore}`;
+    return { label, told, cells: [all, given, before, givenBefore], sizes: shares.slice(0, 3).map((one) => one ?? 0) };
   });
   return { bars, lines: [] };
 }
@@ -107,31 +115,44 @@ function histogram(counts, bounds) {
     const [low, high] = edges.slice(from + place),
       within = high < Infinity ? `${low ? time(low) : "0"} to ${time(high)}` : `above ${time(low)}`,
       label = high < Infinity ? String(Number((1000 * high).toPrecision(3))) : "∞";
-    return { label, told: `${within}: ${count(times)} (${percent(times / all, 1)})`, sizes: [times / all] };
+    const cells = [count(times), percent(times / all, 1)];
+    return { label, within, cells, told: `${within}: ${cells[0]} (${cells[1]})`, sizes: [times / all] };
   });
-  const lines = Object.entries({ p50: 0.5, p99: 0.99 }).map(([name, share]) => {
+  const lines = Object.entries({ half: 0.5, "99 %": 0.99 }).map(([name, share]) => {
     const { place, value } = quantile(counts, edges, share * all);
     return { at: place - from, name, value: time(value) };
   });
   return { bars, lines };
 }
 
+const DEPTH_HEADS = ["token of the draft", "right", "right if the one before was", "right, hour", "if before, hour"];
+
 /** The charts, and what redraws them. */
 export function spread(timeline, state) {
   const depth = new BarChart({
     id: "by-depth",
-    title: "Accepted by depth",
-    note: "Cumulative: of all drafts, accepted to this depth. Conditional: of those accepted to the depth before.",
-    legend: { now: "cumulative, last minute", before: "last hour", given: "conditional, last minute" },
-    empty: "nothing drafted yet",
-    foot: "depth",
+    title: "How far drafts were right",
+    term: "accepted by depth",
+    note: "The share of drafts that were right up to their first, second, third token and so on.",
+    legend: { now: "right, last minute", before: "last hour", given: "if the one before was right" },
+    foot: "token of the draft (depth)",
     least: 1,
+    table: ({ bars }) => ({ heads: DEPTH_HEADS, rows: bars.map(({ label, cells }) => [label, ...cells]) }),
   });
-  const times = { foot: "ms, up to", legend: { verify: null } };
-  const timesOf = (id, title, note, what) =>
-    new BarChart({ id, title, note, empty: `no ${what} in this time`, ...times });
-  const gaps = timesOf("chunk-gaps", "Time between chunks", "How long a reader waits for more text.", "chunks"),
-    tokens = timesOf("token-times", "Time per token", "The same, divided among the tokens of a chunk.", "tokens");
+  const times = {
+    foot: "ms, up to",
+    legend: { verify: null },
+    table({ bars, lines }) {
+      const middle = lines.map(({ name, value }) => [`${name} within`, value, ""]);
+      const rows = bars.map(({ within, cells }) => [within, ...cells]);
+      return { heads: ["time", "how many", "share"], rows: [...rows, ...middle] };
+    },
+  };
+  const timesOf = (id, figure, note) =>
+    new BarChart({ id, title: title(figure), term: figure.term, note, ...times });
+  const waited = "How often a reader waited how long for more text, in the time shown.";
+  const gaps = timesOf("chunk-gaps", FIGURES.gap, waited),
+    tokens = timesOf("token-times", FIGURES.perToken, "The same, shared by the tokens of a piece.");
   const draw = () => {
     const { chunk_gaps, token_times } = sum(timeline.shown());
     depth.draw(depths(state.snapshot));

@@ -2,8 +2,9 @@
 
 import { DEEPEST, depthName } from "./bars.js";
 import { html, svg, table } from "./elements.js";
+import { FIGURES, say } from "./figures.js";
 import { count, number, percent } from "./format.js";
-import { card, empty, entries, Plot } from "./plot.js";
+import { card, entries, Plot } from "./plot.js";
 
 const [LARGEST, PAD] = [19, 26];
 /** Places that fewer trees than this share had are left out. */
@@ -30,24 +31,35 @@ function laidOut(nodes, trees) {
 }
 
 function about({ depth, rank, drafted, accepted }) {
-  if (!depth) return `root: the last token of the text, in ${count(drafted)} trees`;
-  const choice = depth < DEEPEST ? `, ${rank + 1}. choice` : "",
-    times = `drafted ${count(drafted)} times, accepted ${percent(accepted / drafted, 1)}`;
-  return `depth ${depthName(depth)}${choice}: ${times}`;
+  if (!depth) return `the last token of the text, in ${count(drafted)} drafts`;
+  const choice = depth < DEEPEST ? `, guess ${rank + 1}` : "",
+    times = `drafted ${count(drafted)} times, right ${percent(accepted / drafted, 1)}`;
+  return `token ${depthName(depth)}${choice}: ${times}`;
 }
 
 class TreeChart extends Plot {
   constructor() {
-    super("Draft tree", html("p.note.told"), "node");
-    const note = "Each node shaded by how often it was accepted in the last minute.";
-    this.element = card({ id: "tree", title: "Draft tree", note }, this.svg, this.told);
+    const named = { id: "tree", title: "Which guesses were right", term: "draft tree" },
+      note = "From left to right: the first, second, third guessed token and so on; the darker, the more often right.";
+    super(named.title, html("p.note.told"), "node");
+    this.data = { nodes: [], trees: 0 };
+    this.element = card({ ...named, note }, this.svg, this.told, this.numbers);
+  }
+
+  get nothing() {
+    return !this.data.nodes.length;
+  }
+
+  table() {
+    const cells = ({ depth, rank, drafted, accepted }) =>
+      [depthName(depth), depth < DEEPEST ? rank + 1 : "any", count(drafted), percent(accepted / drafted, 1)];
+    const levels = laidOut(this.data.nodes, this.data.trees);
+    return { heads: ["token", "guess", "drafted", "right"], rows: levels.slice(1).flat().map(cells) };
   }
 
   drawn(width) {
     const { nodes, trees } = this.data,
-      none = empty(width / 2, 60, "nothing drafted in the last minute");
-    if (!nodes.length) return { height: 120, marks: none, all: "nothing drafted" };
-    const levels = laidOut(nodes, trees),
+      levels = laidOut(nodes, trees),
       flat = levels.flat(),
       widest = Math.max(...levels.map((level) => level.length)),
       across = Math.min((width - 2 * PAD) / Math.max(levels.length - 1, 1), 120),
@@ -62,7 +74,7 @@ class TreeChart extends Plot {
       height,
       marks: [flat.slice(1).map((node) => edge(node, trees)), flat.map((node) => circle(node, radius))],
       parts: flat.map(about),
-      hint: `${nodes.length} nodes over ${count(trees)} trees; rare ones are left out.`,
+      hint: `${count(trees)} drafts of the last minute; rare guesses are left out.`,
       all: flat.map(about).join("; "),
     };
   }
@@ -70,7 +82,7 @@ class TreeChart extends Plot {
 
 function circle({ depth, drafted, accepted, x, y }, radius) {
   const share = drafted ? accepted / drafted : 0,
-    name = depth ? `${Math.round(100 * share)}${radius > 16 ? "%" : ""}` : "root",
+    name = depth ? `${Math.round(100 * share)}${radius > 16 ? "%" : ""}` : "text",
     [line, shade, text] = depth ? ["now", "now", share > 0.55 ? "on-accent" : "ink"] : ["soft", "grid", "soft"],
     place = { cx: x, cy: y, r: radius };
   return svg(
@@ -89,10 +101,13 @@ function edge({ above, x, y, accepted }, trees) {
 
 // -- by drafter -------------------------------------------------------------------------------------------------------
 
-const HEADS = ["drafter", "trees", "accepted", "per tree", "last hour"];
-const NOTE = "What share of its drafts the target accepted in the last minute, and the tokens of a step with its tree.";
-const SHADOW_NOTE =
-  "A shadow drafts beside them, unverified: what would have been accepted, in requests of the last hour.";
+const HEADS = ["drafter", "drafts", FIGURES.right.name, "tokens per pass", "right, hour"];
+const NOTE =
+  "How many drafts each made in the last minute, how many of their tokens were right, and how many tokens a pass " +
+  "with one of them added (mean acceptance length).";
+const shadowNote = ({ drafter, milliseconds }) =>
+  `${drafter} (shadow) only guesses along, in ${number(milliseconds)} ms a pass: what would have been right, in ` +
+  "requests of the last hour.";
 
 /** A name that may go on in the next line behind a "+". */
 const breakable = (name) => html("span", name.split(/(?<=\+)/).map((part) => [html("wbr"), part]));
@@ -102,29 +117,29 @@ function row(name, now, hour, shadow) {
   meter.style.width = `${100 * (now?.acceptance_rate ?? 0)}%`;
   return html(
     "tr",
-    { title: shadow && `drafts unverified, ${number(shadow.milliseconds)} ms a step` },
     html("th", { scope: "row" }, html("ul", entries([{ name: breakable(name), colour: name }])), shadow && "(shadow)"),
     html("td", count(now?.drafts ?? 0)),
-    html("td", html("span.meter", { "aria-hidden": "true" }, meter), percent(now?.acceptance_rate)),
-    html("td", number(now?.mean_acceptance_length)),
-    html("td", percent(hour?.acceptance_rate)),
+    html("td", html("span.meter", { "aria-hidden": "true" }, meter), say(FIGURES.right, now?.acceptance_rate)),
+    html("td", now && number(now.mean_acceptance_length)),
+    html("td", say(FIGURES.right, hour?.acceptance_rate)),
   );
 }
 
 export function drafters(state) {
   const body = html("tbody"),
-    beside = html("p.note", { hidden: true }, SHADOW_NOTE),
+    beside = html("p.note"),
     tree = new TreeChart(),
-    none = html("tr", html("td.none", { colspan: HEADS.length }, "nothing drafted in the last hour"));
+    about = { id: "drafters", title: "Drafters compared", term: "acceptance by drafter", note: NOTE },
+    compared = card(about, table(`${about.title}: table`, HEADS, body), beside);
   const draw = () => {
     const { drafters: now, drafters_hour: hour, shadows, nodes, accepted_by_depth: depths } = state.snapshot;
     const names = [...new Set([...now, ...hour].map((one) => one.drafter))].sort(),
       rates = (all, name) => all.find((one) => one.drafter === name),
       rows = names.map((name) => row(name, rates(now, name), rates(hour, name)));
-    body.replaceChildren(...(rows.length ? rows : [none]), ...shadows.map((one) => row(one.drafter, one, one, one)));
-    beside.hidden = !shadows.length;
+    body.replaceChildren(...rows, ...shadows.map((one) => row(one.drafter, one, one, one)));
+    beside.textContent = shadows.map(shadowNote).join(" ");
+    compared.hidden = !body.children.length;
     tree.draw({ nodes, trees: depths.drafts });
   };
-  const about = { id: "drafters", title: "Acceptance by drafter", note: NOTE };
-  return { elements: [tree.element, card(about, table("Drafters", HEADS, body), beside)], draw };
+  return { elements: [tree.element, compared], draw };
 }

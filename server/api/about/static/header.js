@@ -1,31 +1,40 @@
-// Who runs: the header, the notice below it, the tiles, the footer.
+// What runs and how well: the header, the notice below it, the tiles, the footer.
 
 import { byId, html } from "./elements.js";
-import { count, number, percent, span, time, timeParts } from "./format.js";
+import { Explained, question } from "./explain.js";
+import { FIGURES, plainSeconds, say, title } from "./figures.js";
+import { clock, count, number, percent, span, time } from "./format.js";
 
-const fact = (text, title, kind) => html("li", { title, class: kind }, text);
+const fact = (name, text, why, kind = "") => ({ name, text, why, kind });
 const base = (path) => path.replace(/\/+$/, "").split("/").at(-1) || path;
+const times = (value, one, more) => (value === 1 ? one : `${count(value)} ${more}`);
+
+const TREE =
+  "A draft may have several branches: so many guesses for the next token, for the one after it, and so on. The model " +
+  "checks all of them in one pass and follows the branch that is right.";
 
 function shape(widths) {
-  if (!widths.length) return "no drafts";
-  return widths.every((width) => width === 1) ? `chain of ${widths.length}` : `tree ${widths.join(",")}`;
+  if (!widths.length) return fact("shape", "no drafts", "Every pass writes one token.");
+  if (widths.some((width) => width > 1)) return fact("shape", `drafts in a tree of ${widths.join(", ")}`, TREE);
+  const why = "The most tokens that are guessed ahead in one pass. Fewer are, where more would not pay.";
+  return fact("shape", `drafts up to ${times(widths.length, "1 token", "tokens")}`, why);
 }
 
 /** What the re-runs found; nothing where nobody asked for any. */
 function selfCheck({ share, checked, tokens, mismatches, waiting, skipped }) {
   if (!share && !checked) return [];
-  const how = `${percent(share, share < 0.1 ? 1 : 0)} of the answers are decoded again without drafts in idle time`;
-  const told = `${how}: ${count(tokens)} tokens compared, ${count(waiting)} waiting, ${count(skipped)} skipped`;
-  if (!checked) return [fact("self-check: no answers yet", told, "check")];
-  const answers = checked === 1 ? "1 answer" : `${count(checked)} answers`;
-  const differ = mismatches === 1 ? "1 differs" : `${count(mismatches)} differ`;
-  return [fact(`self-check: ${answers}, ${differ}`, told, mismatches ? "check bad" : "check good")];
+  const how = `${percent(share, share < 0.1 ? 1 : 0)} of the answers are decoded again without drafts in idle time`,
+    why = `${how}: ${count(tokens)} tokens compared, ${count(waiting)} waiting, ${count(skipped)} skipped`;
+  if (!checked) return [fact("check", "self-check: no answers yet", why)];
+  const differ = times(mismatches, "1 differs", "differ");
+  const text = `self-check: ${times(checked, "1 answer", "answers")}, ${differ}`;
+  return [fact("check", text, why, mismatches ? "bad" : "good")];
 }
 
 function replaced({ restarts, resumed }) {
   if (!restarts) return [];
-  const engines = restarts === 1 ? "engine replaced once" : `engine replaced ${count(restarts)} times`;
-  return [fact(engines, `Requests resumed in the next one: ${count(resumed)}`, "warn")];
+  const text = `engine replaced ${restarts === 1 ? "once" : `${count(restarts)} times`}`;
+  return [fact("replaced", text, `Requests resumed in the next one: ${count(resumed)}`, "warn")];
 }
 
 /** The engines, where there are several, and how each of them is. */
@@ -33,93 +42,155 @@ function engines({ replicas }) {
   if (!replicas.length) return [];
   const each = replicas.map(({ name, address, drafter, running, waiting }) =>
     `${name} at ${address}: ${running} running, ${waiting} waiting, drafted by ${drafter}`);
-  return [fact(replicas.length === 1 ? "1 replica" : `${count(replicas.length)} replicas`, each.join("\n"))];
+  return [fact("engines", times(replicas.length, "1 replica", "replicas"), each.join("\n"))];
 }
 
+const SAME = "Exact: the text is that of decoding without drafts, bit for bit.";
+
 function facts(server, checks) {
-  if (server.exact === null) return [fact(server.status, server.message)];
+  if (server.exact === null) return [fact("status", server.status, server.message)];
   return [
-    ...(server.status === "ready" ? [] : [fact(server.status, server.message, "warn")]),
-    fact(shape(server.draft_shape), "How deep and how wide each step drafts"),
+    ...(server.status === "ready" ? [] : [fact("status", server.status, server.message, "warn")]),
+    shape(server.draft_shape),
     server.exact
-      ? fact("exact", server.exact_reason || "The text is that of plain decoding, bit for bit", "good")
-      : fact("not exact", server.exact_reason, "warn"),
+      ? fact("exact", "same text as without drafts", [SAME, server.exact_reason].join(" ").trim(), "good")
+      : fact("exact", "text may differ from that without drafts", server.exact_reason, "warn"),
     ...selfCheck(checks),
     ...replaced(server),
     ...engines(server),
-    fact(`${server.dtype} on ${server.device}`, "Numbers and device"),
-    fact(`up ${span(server.uptime)}`, `since ${new Date(1000 * server.started).toLocaleString("en-GB")}`),
+    fact("device", `${server.dtype} on ${server.device}`, "The kind of numbers it calculates with, and on what."),
   ];
 }
 
-function speed({ speed_up, doubt }) {
-  const known = speed_up !== null;
-  const class_ = !known || doubt ? "big unknown" : speed_up >= 1 ? "big good" : "big warn";
-  return [
-    html("b", { class: class_ }, known ? `${number(speed_up)}×` : "–"),
-    html("span", {}, "speed-up now", html("small", {}, known && doubt ? "unsure" : "estimated")),
-  ];
+/** Chips that explain themselves, by name: one that is open or focused stays so while its numbers change. */
+const chips = new Map();
+function chip({ name, text, why, kind }) {
+  if (!chips.has(name)) {
+    const explained = new Explained("chip");
+    chips.set(name, { explained, element: html("li", { "data-fact": name }, explained.elements) });
+  }
+  const { explained, element } = chips.get(name);
+  explained.say(text, why || text);
+  element.className = kind;
+  return element;
 }
 
-function aboutSpeed({ speed_up, doubt, tokens_per_step, step_seconds, root_seconds }) {
-  if (speed_up === null) return "Nothing has run in the last minute";
+/** Puts children in their place unless they are there already. */
+function keep(place, children) {
+  if (children.length !== place.children.length || children.some((one, at) => one !== place.children[at]))
+    place.replaceChildren(...children);
+}
+
+const DRAFTER = "Guesses the next tokens quickly; the model checks the guesses, several in one pass.";
+const whoDrafts = new Explained("drafter");
+function showPair({ target, model, draft, drafter, drafter_reason }) {
+  const place = byId("pair");
+  if (!place.children.length) place.append(html("b"), html("span.by"), ...whoDrafts.elements);
+  place.children[0].textContent = base(target || model);
+  place.children[1].textContent = drafter ? "drafts by" : "";
+  whoDrafts.button.hidden = !drafter;
+  whoDrafts.say(drafter, [DRAFTER, [draft, drafter_reason].filter(Boolean).join(": ")].join("\n"));
+}
+
+const speed = { value: html("b.big"), doubt: html("small"), why: question("times as fast as without drafts", "") };
+function showSpeed(live) {
+  const { speed_up, doubt, tokens_per_step, step_seconds } = live,
+    place = byId("speed"),
+    known = speed_up !== null;
+  if (!place.children.length)
+    place.append(speed.value, html("span", "as fast as without drafts", speed.doubt), ...speed.why.elements);
+  place.hidden = !known;
+  if (!known) return;
+  speed.value.textContent = say(FIGURES.speedUp, speed_up);
+  speed.value.className = `big ${doubt ? "unknown" : speed_up >= 1 ? "good" : "warn"}`;
+  speed.doubt.textContent = doubt ? "unsure" : "estimated speed-up";
   const figures =
-    `${number(tokens_per_step)} tokens per step, ${time(step_seconds)} per step; ` +
-    `a step that drafts nothing takes ${time(root_seconds)}`;
-  return doubt ? `Unsure, since ${doubt}: ${figures}` : figures;
+    `${number(tokens_per_step)} tokens per pass, ${time(step_seconds)} per pass; ` +
+    `a pass without drafts would have taken ${time(plainSeconds(live))}`;
+  speed.why.say(null, doubt ? `Unsure, since ${doubt}: ${figures}` : `Estimated: ${figures}.`);
 }
 
-export function showHeader({ server, live, verdict, self_check: checks }) {
-  byId("pair").replaceChildren(
-    html("b", {}, base(server.target || server.model)),
-    html("span", { class: "arrow", "aria-label": "drafted by" }, "←"),
-    html("b", { class: "drafter", title: `${server.draft}: ${server.drafter_reason}` }, server.drafter || "none"),
-  );
-  byId("facts").replaceChildren(...facts(server, checks));
-  byId("speed").replaceChildren(...speed(live));
-  byId("speed").title = aboutSpeed(live);
-  byId("verdict").textContent = verdict;
-  const headline = live.speed_up === null || live.doubt ? "" : `${number(live.speed_up)}× · `;
+/** How old the figures are that are not of now. */
+function ofWhen({ until }, now) {
+  const age = now - until;
+  return age < 60 ? "Figures are of the last minute." : `Idle since ${clock(until)}; figures are of the minute before.`;
+}
+
+export function showHeader({ server, live, verdict, totals, now, self_check: checks }) {
+  showPair(server);
+  keep(byId("facts"), facts(server, checks).map(chip));
+  showSpeed(live);
+  const when = live.step_seconds === null && live.tokens_per_step === null ? "" : ofWhen(live, now);
+  byId("verdict").textContent = `${verdict} ${when}`;
+  const headline = live.speed_up === null || live.doubt ? "" : `${say(FIGURES.speedUp, live.speed_up)} · `;
   document.title = `${headline}Foresay: ${server.model}`;
+  const { running, waiting } = live.gauges,
+    begun = totals.engine_steps || totals.requests || running || waiting;
+  document.documentElement.toggleAttribute("data-empty", !begun);
 }
 
 // -- tiles ----------------------------------------------------------------------------------------------------------
 
-const pair = ([value, unit], rest) => ({ value, unit, rest });
-const share = (value, digits) => percent(value, digits).split(" ");
-const quantiles = ({ p50, p99 }) => pair(timeParts(p50), p99 === null ? "" : `p99 ${time(p99)}`);
-
-/** Of what runs; else of what ran last. */
-const rate = ({ tokens_per_second: now, last_request_tokens_per_second: last }) =>
-  pair([number(now ?? last), "tok/s"], now !== null ? "last 10 s" : last !== null ? "last request" : "");
+const tile = (figure, rest = () => figure.term) => ({
+  name: title(figure),
+  why: figure.why,
+  value: (live) => say(figure, figure.live(live)),
+  rest,
+});
+const late = ({ time_to_first_token: { p99 } }) => (p99 === null ? "" : `99 % within ${time(p99)}`);
 
 const TILES = [
-  ["Throughput", rate],
-  ["Tokens per step", (live) => pair([number(live.tokens_per_step), ""], "plain is 1")],
-  ["Acceptance", (live) => pair(share(live.acceptance_rate), "of drafted tokens")],
-  ["Time per token", (live) => quantiles(live.time_per_token)],
-  ["Chunk gap", (live) => quantiles(live.chunk_gap)],
-  ["First token", (live) => quantiles(live.time_to_first_token)],
-  [
-    "KV pages",
-    ({ gauges }) => pair(share(gauges.kv_used, 1), gauges.kv_kept ? `${percent(gauges.kv_kept, 1)} kept` : "in use"),
-  ],
-  ["Requests", ({ gauges }) => pair([count(gauges.running), "running"], `${count(gauges.waiting)} waiting`)],
+  tile(FIGURES.throughput),
+  tile(FIGURES.perPass),
+  tile(FIGURES.right),
+  tile(FIGURES.first, late),
+  tile(FIGURES.perToken),
+  tile(FIGURES.gap),
+  {
+    name: "Memory for texts",
+    why:
+      "What the model remembers of the texts at hand, in pages of a few tokens each: the share that running requests " +
+      "use. Pages that are only kept let a prompt with the same beginning start sooner; they make room when needed.",
+    value: ({ gauges }) => percent(gauges.kv_used, 1),
+    rest: ({ gauges }) => (gauges.kv_kept ? `KV cache; ${percent(gauges.kv_kept, 1)} kept` : "KV cache"),
+  },
+  {
+    name: "Requests",
+    why: "How many are being answered now, and how many wait until there is room for them.",
+    value: ({ gauges }) => `${count(gauges.running)} running`,
+    rest: ({ gauges }) => `${count(gauges.waiting)} waiting`,
+  },
 ];
 
-export function showTiles({ live }) {
-  byId("tiles").replaceChildren(
-    ...TILES.map(([name, read]) => {
-      const { value, unit, rest } = read(live);
-      return html(
-        "li",
-        { "data-tile": name },
-        html("span", { class: "name" }, name),
-        html("span", { class: "value" }, html("b", {}, value), unit ? html("small", {}, ` ${unit}`) : null),
-        html("span", { class: "rest" }, rest),
-      );
-    }),
+function made({ name, why }) {
+  const [value, unit, rest] = [html("b"), html("small"), html("span.rest")],
+    name_ = html("span.name", name, " ", question(name, why).elements);
+  const element = html("li", { "data-tile": name }, name_, html("span.value", value, " ", unit), rest);
+  return { element, value, unit, rest };
+}
+
+/** What is there instead of everything that has no data yet. */
+const NOTHING_YET = () =>
+  html(
+    "p.card.nothing",
+    "Nothing has been asked yet. After the first answer this page shows how fast it came, how many tokens each pass " +
+      "of the model wrote, and how much time drafting saved. To see that, ",
+    html("a", { href: "#playground" }, "ask something in the playground"),
+    " or send a request to the API.",
   );
+
+let tiles = null;
+/** Shows the tiles whose figures are known. */
+export function showTiles({ live }) {
+  if (!tiles) byId("tiles").before(NOTHING_YET());
+  tiles ??= TILES.map(made);
+  keep(byId("tiles"), tiles.map(({ element }) => element));
+  for (const [index, { element, value, unit, rest }] of tiles.entries()) {
+    const said = TILES[index].value(live);
+    element.hidden = !said;
+    [value.textContent, unit.textContent] = said.split(" ");
+    rest.textContent = TILES[index].rest(live);
+  }
 }
 
 // -- notice and footer ----------------------------------------------------------------------------------------------
@@ -132,18 +203,27 @@ export function notice(text, kind = "") {
   if (place.textContent !== text) place.textContent = text;
 }
 
+/** The counters in words; their names in /metrics are those of the data. */
+const COUNTERS = {
+  generation_tokens: "tokens written",
+  prompt_tokens: "prompt tokens",
+  prompt_tokens_cached: "of them known already",
+  engine_steps: "passes",
+  spec_decode_num_drafts: "drafts",
+  spec_decode_num_draft_tokens: "tokens drafted",
+  spec_decode_num_accepted_tokens: "of them right",
+  spec_decode_num_discarded_tokens: "discarded after an end",
+  requests: "requests",
+  request_errors: "failed",
+  num_preemptions: "interrupted for memory",
+};
+
 export function showFooter({ server, totals }) {
-  const said = Object.entries(totals).map(([name, value]) =>
-    html(
-      "li",
-      { "data-total": name },
-      html("b", {}, count(value)),
-      ` ${name.replace("spec_decode_", "").replace("num_", "").replaceAll("_", " ")}`,
-    ),
-  );
+  const counted = Object.entries(totals).map(([name, value]) =>
+    html("li", { "data-total": name, hidden: !value }, `${COUNTERS[name] ?? name} `, html("b", count(value))));
   byId("footer").replaceChildren(
-    html("span", {}, `Foresay ${server.version}, since it started:`),
-    html("ul", {}, said),
+    html("span", `Foresay ${server.version}, up ${span(server.uptime)}`),
+    html("ul", counted),
     html("a", { href: "metrics" }, "/metrics"),
     html("a", { href: "openapi.json" }, "/openapi.json"),
   );

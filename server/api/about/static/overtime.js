@@ -1,12 +1,16 @@
 // The charts on the time axis: panels one above the other that share it, a legend that tells the values, a cursor.
 
 import { html, svg } from "./elements.js";
-import { clock, count, number, percent, time } from "./format.js";
-import { card, empty, entries, LEFT, marked, Plot, pointing, RIGHT, scale, ticks, TOP } from "./plot.js";
+import { FIGURES, plainSeconds, ratio, say, title } from "./figures.js";
+import { clock, count, number, percent, span as spanned, time } from "./format.js";
+import { card, entries, LEFT, marked, Plot, pointing, RIGHT, scale, ticks, TOP } from "./plot.js";
 
 const [BOTTOM, GAP] = [20, 14];
 /** Seconds between the marks of the time axis, by what it spans. */
 const STEPS = { 60: 15, 180: 60, 600: 120, 3600: 900 };
+
+/** About so many rows has a table. */
+const ROWS = 20;
 
 const charts = [];
 /** The moment that the reader points at in one of the charts, in seconds since 1970; null if nobody points. */
@@ -22,15 +26,32 @@ function point(at) {
 const plainly = (value) => (value >= 1000 ? `${value / 1000}k` : String(Number(value.toPrecision(4))));
 
 /** Panels are { unit, height, series(bins), stacked?, marks?, mark?(mark) -> text, times?, least?, level?() }. Series
- * are { name, colour, of(bin), text(value) }, lines or stacked columns, drawn `times` as large. The axis goes up to
- * `least` and `level` anyway; at `level` there is a line for plain decoding. */
+ * are { name, colour, of(bin), text(value), live? }, lines or stacked columns, drawn `times` as large. The axis goes up
+ * to `least` and `level` anyway; at `level` there is a line for plain decoding. While nobody points, the legend has the
+ * figures of the last minute: those that tiles show too are read from where the tiles have them, by `live`. */
 class TimeChart extends Plot {
-  constructor(timeline, panels, about) {
+  constructor(timeline, state, panels, about) {
     super(about.title, html("ul.legend"));
-    Object.assign(this, { timeline, panels, when: html("span.when") });
-    this.element = card({ ...about, beside: this.when }, this.told, this.svg);
+    Object.assign(this, { timeline, state, panels, when: html("span.when") });
+    this.element = card({ ...about, beside: this.when }, this.told, this.svg, this.numbers);
     pointing(this.svg, point, ({ offsetX }) => this._momentAt(offsetX), () => this._keys());
     charts.push(this);
+  }
+
+  get nothing() {
+    return !this.timeline.shown().length;
+  }
+
+  /** The newest first, in about twenty rows. */
+  table() {
+    const { bins } = this.timeline.bins(ROWS, 1),
+      series = this.series(bins);
+    const row = (bin) => [clock(bin.at), ...series.map((one) => say(one, one.of(bin)))];
+    return { heads: ["from", ...series.map(({ name }) => name)], rows: bins.reverse().map(row) };
+  }
+
+  series(bins) {
+    return this.panels.flatMap(({ series }) => series(bins));
   }
 
   drawn(width) {
@@ -41,16 +62,17 @@ class TimeChart extends Plot {
     const panels = this.panels.map((panel) => this._panel(panel, bottom + GAP, (bottom += GAP + panel.height), right));
     const height = bottom + BOTTOM;
     this.cursor = svg("line", { y1: TOP, y2: bottom });
-    const none = !this.bins.length && empty((LEFT + right) / 2, height / 2, "no steps in this time");
-    return { height, marks: [this._times(height - 5), panels, none, this.cursor] };
+    return { height, marks: [this._times(height - 5), panels, this.cursor] };
   }
 
   _times(y) {
     const { now, span } = this.timeline,
-      step = STEPS[span];
+      step = STEPS[span],
+      crowded = this.width < 340;
     const mark = (_, index) => {
-      const age = index * step,
-        text = step < 60 ? `${age} s` : `${age / 60} min`,
+      const age = index * step;
+      if (crowded && age + step === span) return null; // the oldest one needs the room
+      const text = step < 60 ? `${age} s` : `${age / 60} min`,
         anchor = { 0: "end", [span]: "start" }[age] ?? "middle";
       return svg("text", { x: this.x(now - age), y, "text-anchor": anchor }, age ? text : "now");
     };
@@ -73,7 +95,7 @@ class TimeChart extends Plot {
       marked(marks, (value) => y(value / times), right, mark),
       series.map(line),
       plain && svg("line.level", { x1: LEFT, x2: right, y1: y(level), y2: y(level) }),
-      plain && svg("text.level", { colour: "ink", x: right - 4, y: y(level) - 4 }, "plain"),
+      plain && svg("text.level", { colour: "ink", x: right - 4, y: y(level) - 4 }, "without drafts"),
       svg("text.unit", { colour: "faint", x: LEFT + 4, y: top + 9 }, unit),
     ];
   }
@@ -95,20 +117,21 @@ class TimeChart extends Plot {
     return reaches.map(part).join("");
   }
 
-  /** Tells the bin pointed at; the last one while nobody points. */
+  /** Tells the bin pointed at; the last minute while nobody points. */
   tell() {
     if (!this.cursor) return;
     const { from, now } = this.timeline,
+      { live } = this.state.snapshot,
       here = (bin) => bin.at <= moment && moment < bin.at + this.size,
-      bin = moment === null ? this.bins.at(-1) : this.bins.find(here);
+      resting = moment === null,
+      bin = resting ? this.timeline.minute(live.until) : this.bins.find(here),
+      value = (one) => (resting && one.live ? one.live(live) : bin && one.of(bin));
     this.cursor.setAttribute("visibility", moment !== null && moment >= from ? "visible" : "hidden");
     this.cursor.setAttribute("transform", `translate(${this.x(Math.min(moment, now))})`);
-    this.when.textContent = moment === null ? "" : clock(moment);
-    const told = this.panels
-      .flatMap(({ series }) => series(this.bins))
-      .map(({ name, colour, of, text }) => ({ name, colour, value: bin && text(of(bin)) }));
+    this.when.textContent = resting ? "last minute" : clock(moment);
+    const told = this.series(this.bins).map((one) => ({ ...one, value: say(one, value(one)) }));
     const values = told.filter(({ value }) => value).map(({ name, value }) => `${name} ${value}`);
-    const what = bin ? `${clock(bin.at)}, ${values.join(", ")}` : "nothing at this time";
+    const what = bin ? `${resting ? "last minute" : clock(bin.at)}, ${values.join(", ")}` : "nothing at this time";
     this.read = { hint: entries(told), all: `${what}. Arrow keys move in time.` };
     super.tell();
   }
@@ -137,72 +160,91 @@ function reach(series, bin, stacked) {
 // -- what is shown ----------------------------------------------------------------------------------------------------
 
 const series = (name, colour, of, text) => ({ name, colour, of, text });
+const figured = ({ name, text, bin, live }, colour) => ({ name, colour, of: bin, text, live });
 const panel = (height, unit, of, more) => ({ height, unit, series: Array.isArray(of) ? () => of : of, ...more });
-const ratio = (part, whole) => (whole > 0 ? part / whole : NaN);
 
 const plain = { least: 2, level: () => 1 };
 const shares = { marks: [0, 0.5, 1], mark: percent, stacked: true };
 
-const rate = series("tok/s", "verify", (bin) => ratio(bin.tokens, bin.busy_seconds), number);
-const first = series("first token", "propose", (bin) => ratio(bin.first_token_seconds, bin.first_tokens), time);
-const perStep = series("tokens per step", "now", (bin) => ratio(bin.tokens, bin.runs), number);
-const nodes = series("drafted per tree", "ink", (bin) => ratio(bin.drafted, bin.drafts), number);
+const rate = figured(FIGURES.throughput, "verify");
+const first = figured(FIGURES.first, "propose");
+const perPass = figured(FIGURES.perPass, "now");
+const nodes = series("tokens drafted at a time", "ink", (bin) => ratio(bin.drafted, bin.drafts), number);
 const running = series("running", "now", (bin) => bin.running, count);
 const waiting = series("waiting", "propose", (bin) => bin.waiting, count);
 
 /** The speed-up where it is as unsure as asked for; elsewhere there is nothing to tell. */
-const speedUp = (name, colour, wanted) => {
-  const of = (bin) => (unsure(bin) === wanted ? ratio(bin.plain_seconds, bin.decode_seconds) : null);
-  return series(name, colour, of, (value) => (value === null ? "" : number(value)));
-};
 const unsure = (bin) => 2 * bin.doubted_seconds > bin.decode_seconds;
-const [SURE, UNSURE] = [speedUp("speed-up", "now", false), speedUp("unsure", "none", true)];
+const speedUp = (name, colour, wanted) => {
+  const { bin: of, live, text } = FIGURES.speedUp;
+  return {
+    ...series(name, colour, (bin) => (unsure(bin) === wanted ? of(bin) : null), text),
+    live: (now) => (Boolean(now.doubt) === wanted ? live(now) : null),
+  };
+};
+const [SURE, UNSURE] = [speedUp(FIGURES.speedUp.name, "now", false), speedUp("unsure", "none", true)];
 
 const phase = (name, colour, ...of) => {
   const seconds = (bin) => of.reduce((sum, one) => sum + (bin.phases[one] ?? 0), 0);
   return series(name, colour, (bin) => ratio(seconds(bin), bin.steps), time);
 };
 const PHASES = [
-  phase("draft", "propose", "propose"),
-  phase("verify", "verify", "forward"),
-  phase("draw + commit", "draw", "draw", "commit"),
-  phase("host", "host", "plan", "mask"),
+  phase("drafting", "propose", "propose"),
+  phase("model pass", "verify", "forward"),
+  phase("choosing", "draw", "draw", "commit"),
+  phase("preparing", "host", "plan", "mask"),
   phase("delivery", "deliver", "deliver"),
 ];
 
-/** The share of the steps in which somebody drafted, by name; "": nobody. */
+/** The share of the passes in which somebody drafted, by name; "": nobody. */
 const drafted = (who) => {
   const steps = (bin) => (who ? (bin.drafters[who] ?? 0) : bin.runs - bin.drafts);
-  return series(who || "none", who, (bin) => ratio(steps(bin), bin.runs), percent);
+  return series(who || "nobody", who, (bin) => ratio(steps(bin), bin.runs), (share) => percent(share));
 };
 const whoDrafted = (bins) => [...new Set(bins.flatMap((bin) => Object.keys(bin.drafters)))].sort().concat("");
 
+/** Says what is left out, since there is nothing of it. */
+function leftOut(timeline, state) {
+  const element = html("p.note.left-out");
+  const draw = () => {
+    const { accepted_by_depth: now, accepted_by_depth_hour: hour } = state.snapshot,
+      nothing = !timeline.shown().length && `Nothing ran in the last ${spanned(timeline.span).replace(" 0 min", "")}.`,
+      undrafted = !now.drafts && !hour.drafts && "Nothing was drafted yet, so there are no charts of drafts.";
+    element.textContent = [nothing, undrafted].filter(Boolean).join(" ");
+    element.hidden = !element.textContent;
+  };
+  return { element, draw };
+}
+
 /** All of them, in the order in which they are read. state: what the feed told last. */
 export function overTime(timeline, state) {
-  const chart = (id, title, note, panels) => new TimeChart(timeline, panels, { id, title, note });
-  const speed =
-    "Tokens per second of engine time; how many times as fast as plain decoding, estimated; time to the first token.";
-  const passes = "How many tokens of a text one pass of the target writes, plain passes included.";
-  const root = { times: 1000, stacked: true, level: () => state.snapshot.live.root_seconds };
+  const chart = (id, title, term, note, panels) => new TimeChart(timeline, state, panels, { id, title, term, note });
+  const speed = "How fast answers are written, how many times as fast as without drafts, and how soon they begin.";
+  const passes = "How many tokens one pass of the model adds to a text. Without drafts it is one.";
+  const step = "What the time of one pass goes to. The dashed line is a pass without drafts.";
+  const choices = "Which drafter guessed, in what share of the passes, and how many tokens it guessed at a time.";
+  const load = "Memory held by running requests, memory that only keeps old prompts for reuse, and who waits.";
+  const root = { times: 1000, stacked: true, level: () => plainSeconds(state.snapshot.live) };
   const all = () => state.snapshot.server.kv_tokens / state.snapshot.server.page_size;
   const pages = (name, colour, held) =>
     series(name, colour, (bin) => bin[held] / all(), (share) => percent(share, 1));
   return [
-    chart("speed-over-time", "Speed", speed, [
-      panel(64, "tok/s", [rate]),
-      panel(54, "speed-up", (bins) => (bins.some(unsure) ? [SURE, UNSURE] : [SURE]), plain),
-      panel(44, "first token, ms", [first], { times: 1000 }),
+    leftOut(timeline, state),
+    chart("speed-over-time", "Speed", "throughput, speed-up, time to first token", speed, [
+      panel(64, "tokens per second", [rate]),
+      panel(54, "times as fast", (bins) => (bins.some(unsure) ? [SURE, UNSURE] : [SURE]), plain),
+      panel(44, "first token after, ms", [first], { times: 1000 }),
     ]),
-    chart("tokens-per-step", "Tokens per step", passes, [panel(132, "tokens", [perStep], plain)]),
-    chart("time-per-step", "Time per step", "Where the time goes. The dashed line is a step without drafts.", [
-      panel(132, "ms", PHASES, root),
+    chart("tokens-per-step", title(FIGURES.perPass), FIGURES.perPass.term, passes, [
+      panel(132, "tokens", [perPass], plain),
     ]),
-    chart("choices", "Drafters and trees", "Each drafter's share of the steps, and how many tokens it drafted.", [
-      panel(78, "share of steps", (bins) => whoDrafted(bins).map(drafted), shares),
-      panel(54, "drafted tokens", [nodes], { least: 2 }),
+    chart("time-per-step", "Time per pass", "step", step, [panel(132, "ms", PHASES, root)]),
+    chart("choices", "Who drafted", "drafters", choices, [
+      panel(78, "share of passes", (bins) => whoDrafted(bins).map(drafted), shares),
+      panel(54, "tokens at a time", [nodes], { least: 2 }),
     ]),
-    chart("load", "KV cache and queue", "Pages held by requests, and those that only keep old prompts for reuse.", [
-      panel(78, "KV pages", [pages("in use", "verify", "pages"), pages("kept", "before", "kept_pages")], shares),
+    chart("load", "Memory and queue", "KV cache", load, [
+      panel(78, "memory", [pages("in use", "verify", "pages"), pages("kept", "before", "kept_pages")], shares),
       panel(54, "requests", [running, waiting], { least: 2 }),
     ]),
   ];

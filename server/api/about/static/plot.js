@@ -5,20 +5,27 @@ import { html, svg } from "./elements.js";
 /** Room around what is drawn, in pixels. */
 export const [LEFT, RIGHT, TOP] = [40, 8, 8];
 
-/** A card with a title, something beside it, a note, and the rest. */
-export const card = ({ id, title, note, beside }, ...rest) =>
-  html("section.card.chart", { id, "aria-label": title }, html("h3", title, beside), html("p.note", note), rest);
+/** A card with a title, the field's term for it, something beside it, a note, and the rest. */
+export const card = ({ id, title, term, note, beside }, ...rest) => {
+  const head = html("h2", html("span", title, term && html("small", ` ${term}`)), beside);
+  return html("section.card.chart", { id, "aria-label": title }, head, html("p.note", note), rest);
+};
 
 /** The entries of a legend, { name, colour, value }. */
 export const entries = (all) =>
   all.map(({ name, colour, value }) => html("li", html("i.swatch", { colour }), name, value && html("b", ` ${value}`)));
 
-/** Something that is drawn again when its width or its `data` is another one. Each kind has `drawn(width)`: its
- * `height`, its `marks`, and what is told: a sentence of each of its `parts`, which are the marks of class `part`, or
- * while a reader chooses none, `hint` in the element `told` for those who see it, and `all` for those who hear it. */
+/** Something that is drawn again when its width or its `data` is another one; while there is `nothing` to show, its
+ * `element` is hidden. Each kind has `drawn(width)`: its `height`, its `marks`, and what is told: a sentence of each of
+ * its `parts`, which are the marks of class `part`, or while a reader chooses none, `hint` in the element `told` for
+ * those who see it, and `all` for those who hear it. Those in a card have `table()` too: heads, and rows of cells. */
 export class Plot {
+  get nothing() {
+    return false;
+  }
+
   constructor(label, told, part) {
-    Object.assign(this, { label, told, svg: svg("svg.plot", { tabindex: 0, role: "img" }) });
+    Object.assign(this, { label, told, part, svg: svg("svg.plot", { tabindex: 0, role: "img" }) });
     new ResizeObserver(([{ contentRect }]) => {
       const before = this.width;
       this.width = Math.floor(contentRect.width);
@@ -29,26 +36,54 @@ export class Plot {
 
   draw(data = this.data) {
     this.data = data;
-    if (!this.width) return;
+    this.element.hidden = this.nothing;
+    if (!this.width || this.nothing) return;
     const { height, marks, ...read } = this.drawn(this.width);
     this.read = read;
     this.svg.setAttribute("height", height);
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
     this.svg.replaceChildren(svg("g", marks));
-    this.tell();
+    if (this.part) this.svg.querySelectorAll(`.${this.part}`)[this.index]?.classList.add("chosen");
+    this.tell(this.index);
+    this._tabulate();
+  }
+
+  /** The numbers of the plot in a table, for those who open it. */
+  get numbers() {
+    this.body = html("tbody");
+    this.heads = html("tr");
+    this.details = html(
+      "details.as-table",
+      { ontoggle: () => this._tabulate() },
+      html("summary", "Show as a table"),
+      html("table", html("thead", this.heads), this.body),
+    );
+    return this.details;
+  }
+
+  _tabulate() {
+    if (!this.details?.open) return;
+    const { heads, rows } = this.table();
+    const cells = ([name, ...values]) =>
+      html("tr", html("th", { scope: "row" }, name), values.map((one) => html("td", one)));
+    this.heads.replaceChildren(...heads.map((head) => html("th", { scope: "col" }, head)));
+    this.body.replaceChildren(...rows.map(cells));
   }
 
   tell(index) {
+    this.index = index;
     const { parts = [], hint = [], all } = this.read;
     this.told.replaceChildren(...[parts[index] ?? hint].flat());
     this.svg.setAttribute("aria-label", `${this.label}: ${parts[index] ?? all}`);
   }
 }
 
-/** Lets a reader point within `place`: `at(event)` says where with a pointer, `keys()` by key; null is nowhere. */
+/** Lets a reader point within `place`: `at(event)` says where with a pointer, `keys()` by key; null is nowhere. What a
+ * finger chose stays chosen when it is lifted, until another place is touched. */
 export function pointing(place, go, at, keys) {
-  place.addEventListener("pointermove", (event) => go(at(event)));
-  for (const end of ["pointerleave", "blur"]) place.addEventListener(end, () => go(null));
+  for (const move of ["pointerdown", "pointermove"]) place.addEventListener(move, (event) => go(at(event)));
+  place.addEventListener("pointerleave", ({ pointerType }) => pointerType === "mouse" && go(null));
+  place.addEventListener("blur", () => go(null));
   place.addEventListener("keydown", (event) => {
     const to = keys();
     if (!(event.key in to)) return;
@@ -97,6 +132,3 @@ export const marked = (marks, y, right, text) =>
     svg("line", { colour: "grid", x1: LEFT, x2: right, y1: y(mark), y2: y(mark) }),
     svg("text.mark", { x: LEFT - 6, y: y(mark) + 3.5 }, text(mark)),
   ]);
-
-/** What stands where nothing is to be drawn. */
-export const empty = (x, y, text) => svg("text.empty", { colour: "faint", x, y }, text);

@@ -3,30 +3,36 @@
 import { ask } from "./api.js";
 import { ColouredText, key, StepStrip } from "./coloured.js";
 import { html } from "./elements.js";
-import { clock, count, number, percent, time } from "./format.js";
+import { FIGURES, say } from "./figures.js";
+import { clock, count } from "./format.js";
+
+const figure = (one) => [one.name, (request) => say(one, one.request(request)) || "–"];
+const ENDS = { stop: "complete", length: "token limit", tool_calls: "tool call", null: "running" };
 
 const COLUMNS = [
   ["when", (one) => clock(one.started)],
-  ["prompt; drafter, temperature, seed", asked],
-  ["in", (one) => count(one.prompt_tokens)],
-  ["out", (one) => count(one.output_tokens)],
-  ["first token", (one) => time(one.time_to_first_token)],
-  ["tok/s", (one) => number(one.tokens_per_second)],
-  ["tokens per step", (one) => number(one.tokens_per_step)],
-  ["accepted", (one) => percent(one.acceptance_rate)],
-  ["end", (one) => one.finish_reason ?? "running"],
+  ["prompt, and how it was answered", asked],
+  ["prompt tokens", (one) => count(one.prompt_tokens)],
+  ["answer tokens", (one) => count(one.output_tokens)],
+  figure(FIGURES.first),
+  figure(FIGURES.rate),
+  figure(FIGURES.perPass),
+  figure(FIGURES.right),
+  ["end", (one) => ENDS[one.finish_reason] ?? one.finish_reason],
 ];
+/** So many are shown at first. */
+const FEW = 8;
 
 /** What was asked for, in two lines: the prompt's first words, and below who drafted how. */
 function asked({ prompt, drafters, temperature, seed }) {
-  const who = Object.keys(drafters).sort().join(", ") || "none";
-  return [
-    html("div", { class: "words", title: prompt }, prompt ?? "(not kept)"),
-    html("small", {}, `${who}, T ${number(temperature)}, seed ${seed ?? "–"}`),
-  ];
+  const who = Object.keys(drafters).sort().join(", ");
+  const how = [who ? `drafts by ${who}` : "no drafts", `temperature ${temperature}`];
+  if (seed !== null) how.push(`seed ${seed}`);
+  return [html("div", { class: "words" }, prompt ?? "(not kept)"), html("small", {}, how.join(", "))];
 }
 
 const NOT_KEPT = "Its text was not kept, as store was false.";
+const NOTE = "Those made with your key. Choose one to see its passes, and where each token of its text came from.";
 const STEP = ["step", "drafter", "drafted", "accepted", "tokens", "milliseconds"];
 const RUN = ["text", "drafter", "depth", "forced"];
 const named = (names) => (values) => Object.fromEntries(names.map((name, index) => [name, values[index]]));
@@ -42,7 +48,7 @@ function withSources(steps, runs) {
 
 function shown(detail) {
   const runs = detail.text.map(named(RUN)),
-    steps = new StepStrip("Steps of this request");
+    steps = new StepStrip("Passes of this request");
   steps.draw(withSources(detail.steps.map(named(STEP)), runs));
   const whole = detail.whole ? null : html("p", { class: "note" }, "Only the beginning of this request was kept.");
   if (!detail.text_kept) return [steps.element, html("p", { class: "note" }, NOT_KEPT), whole];
@@ -55,19 +61,20 @@ export class Requests {
   constructor(place) {
     this.list = [];
     this.open = null;
+    this.all = false;
     this.body = html("tbody");
     this.detail = html("div", { class: "detail", id: "request-detail" });
     const heads = COLUMNS.map(([name]) => html("th", { scope: "col" }, name));
-    this.table = html(
-      "div",
-      { class: "scroll list", tabindex: 0, role: "region", "aria-label": "Recent requests" },
-      html("table", { class: "requests" }, html("thead", {}, html("tr", {}, heads)), this.body),
-    );
-    const note = "Requests made with your key. Choose one to see its steps and where each token of its text came from.";
+    const onclick = () => {
+      this.all = !this.all;
+      this._draw();
+    };
+    this.more = html("button", { type: "button", class: "quiet more", onclick });
     place.append(
-      html("h3", { id: "requests-title" }, "Recent requests"),
-      html("p", { class: "note" }, note),
-      this.table,
+      html("h2", { id: "requests-title" }, "Recent requests"),
+      html("p", { class: "note" }, NOTE),
+      html("table", { class: "requests" }, html("thead", {}, html("tr", {}, heads)), this.body),
+      this.more,
       this.detail,
     );
     this._draw();
@@ -80,12 +87,13 @@ export class Requests {
   }
 
   _draw() {
-    const { list } = this;
-    const scrolled = this.table.scrollTop;
+    const { list, all } = this;
     const focused = document.activeElement?.closest?.("tr")?.dataset.id;
-    const none = html("td", { colspan: COLUMNS.length, class: "none" }, "None yet. The playground sends one.");
-    this.body.replaceChildren(...(list.length ? list.map((one) => this._row(one)) : [html("tr", {}, none)]));
-    this.table.scrollTop = scrolled;
+    const none = html("td", { colspan: COLUMNS.length, class: "none" }, "None with this key yet.");
+    const rows = list.slice(0, all ? list.length : FEW).map((one) => this._row(one));
+    this.body.replaceChildren(...(rows.length ? rows : [html("tr", {}, none)]));
+    this.more.hidden = list.length <= FEW;
+    this.more.textContent = all ? `Show the last ${FEW}` : `Show all ${list.length}`;
     if (focused) this.body.querySelector(`tr[data-id="${CSS.escape(focused)}"] button`)?.focus({ preventScroll: true });
   }
 
@@ -97,7 +105,7 @@ export class Requests {
       "tr",
       { "data-id": one.id, class: open ? "open" : null, onclick: () => this.choose(one.id) },
       html("td", {}, html("button", button, first)),
-      others.map((value) => html("td", {}, value)),
+      others.map((value, at) => html("td", { "data-head": COLUMNS[at + 1][0] }, value)),
     );
   }
 

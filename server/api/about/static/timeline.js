@@ -60,6 +60,12 @@ export class Timeline {
     return points.filter((point) => point.at + point.seconds > this.from);
   }
 
+  /** Everything in the minute up to the second `until`, as one point; nothing where nothing of it is known. */
+  minute(until) {
+    const points = this.seconds.filter(({ at }) => until - 60 < at && at <= until);
+    return points.length ? { ...sum(points), at: until } : undefined;
+  }
+
   /** The points of the span in bins of at least `least` pixels; bins without a step are left out. */
   bins(width, least = 4) {
     const finest = this.span > 600 ? 60 : 1;

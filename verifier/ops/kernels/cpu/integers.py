@@ -31,6 +31,7 @@ from foresay.verifier.ops.kernels.cpu.launch import counted, room
 from foresay.verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from foresay.verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
 from foresay.verifier.ops.kernels.cpu.types import LANES
+from foresay.verifier.ops.linear import Gate
 from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
 from foresay.verifier.ops.rounded import piece_of, rounded_product
 
@@ -52,7 +53,7 @@ class PackedIntegers:
     bits: int
     inner: int
     outer: int
-    gated: bool
+    gated: Gate
     pairs: bool
     minimums: Tensor | None = None
     steps: Tensor | None = None
@@ -74,7 +75,7 @@ class PackedIntegers:
 
     @classmethod
     def of(
-        cls, weight: QuantizedMatrix, bias: Tensor | None, gated: bool, compute: torch.dtype, rounds: bool = False
+        cls, weight: QuantizedMatrix, bias: Tensor | None, gated: Gate, compute: torch.dtype, rounds: bool = False
     ) -> PackedIntegers:
         """Pack it for inputs of this dtype, which are rounded if that is wanted."""
         processor, weight = Processor.here(), _without_ones(weight)

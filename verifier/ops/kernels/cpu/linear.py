@@ -22,6 +22,7 @@ from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
 from foresay.verifier.ops.kernels.cpu.product import Product, Shape, block_of, filled, from_turns, in_blocks, in_turns
 from foresay.verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.linear import Gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class PackedFloats:
     bias: Tensor | None
     inner: int
     outer: int
-    gated: bool
+    gated: Gate
     pairs: bool
 
     @property
@@ -50,7 +51,7 @@ class PackedFloats:
         return self.inner * self.outer * self.data.dtype.itemsize
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, gated: bool) -> PackedFloats:
+    def of(cls, weight: Tensor, bias: Tensor | None, gated: Gate) -> PackedFloats:
         """Pack a weight [O, K] of which 16 or 32 bits are kept."""
         pairs, block = weight.dtype is torch.bfloat16, block_of(Processor.here())
         data = in_turns(lambda part: _packed(part, block, pairs), weight, gated)
@@ -87,12 +88,12 @@ class PackedFloats:
         return out
 
 
-def packed_bias(bias: Tensor | None, block: int, gated: bool) -> Tensor | None:
+def packed_bias(bias: Tensor | None, block: int, gated: Gate) -> Tensor | None:
     """fp32, filled up to blocks, in the order of theirs."""
     return None if bias is None else in_turns(lambda part: filled(part, block), bias.float(), gated).flatten()
 
 
-def plain_bias(bias: Tensor | None, block: int, gated: bool, outer: int) -> Tensor | None:
+def plain_bias(bias: Tensor | None, block: int, gated: Gate, outer: int) -> Tensor | None:
     """The reverse."""
     return None if bias is None else from_turns(Tensor.flatten, bias.view(-1, block), gated, outer)
 

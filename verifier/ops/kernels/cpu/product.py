@@ -26,6 +26,7 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.linear import Gate
 
 #: Vectors of sums that are held at once where registers are 32 and wide, and rows where they are not.
 _SUMS, _ROWS = 24, 6
@@ -38,7 +39,7 @@ class Shape:
     block: int
     compute: torch.dtype
     out: torch.dtype
-    gated: bool
+    gated: Gate
     bias: bool
 
 
@@ -47,13 +48,13 @@ def block_of(processor: Processor, vectors: int = 4) -> int:
     return vectors * LANES if processor.wide else LANES
 
 
-def in_turns(part: Callable[[Tensor], Tensor], whole: Tensor, gated: bool) -> Tensor:
+def in_turns(part: Callable[[Tensor], Tensor], whole: Tensor, gated: Gate) -> Tensor:
     """What lies by outputs, in blocks; of gates and what they are for the blocks take turns. part: makes blocks."""
     turns = 2 if gated else 1
     return torch.stack([part(each) for each in whole.chunk(turns)], dim=1).flatten(0, 1).contiguous()
 
 
-def from_turns(part: Callable[[Tensor], Tensor], blocks: Tensor, gated: bool, outer: int) -> Tensor:
+def from_turns(part: Callable[[Tensor], Tensor], blocks: Tensor, gated: Gate, outer: int) -> Tensor:
     """The reverse. part: makes rows of blocks, those that fill the last block up among them."""
     turns = 2 if gated else 1
     parts = blocks.unflatten(0, (-1, turns)).unbind(1)
@@ -174,14 +175,16 @@ class Product:
                 self._put_some(value, where, self.width - column)
 
     def _finished(self, place: Value) -> Value:
-        """A sum, or of a gated product ``silu(gate) * up``, rounded after each step as the separate steps do."""
+        """A sum, or of a gated product ``act(gate) * up``, rounded after each step as the separate steps do."""
         k, of = self.k, OF_TORCH[self.shape.out]
         value = k.load(self.sums, vector(F32), place)
         if not self.shape.gated:
             return value
         gate = k.rounded(k.load(self.gates, vector(F32), place), of)
-        silu = gate / (k.exp(gate * -1.0) + 1.0)
-        return k.rounded(silu, of) * k.rounded(value, of)
+        steep = gate
+        if self.shape.gated == "gelu":  # of tanh's form: x * (1 + tanh(y)) / 2 is x * sigmoid(2 y)
+            steep = (gate + gate * gate * gate * 0.044715) * 1.5957691216057308
+        return k.rounded(gate / (k.exp(steep * -1.0) + 1.0), of) * k.rounded(value, of)
 
     def _put_some(self, value: Value, where: Value, lanes: Value) -> None:
         """Lane by lane."""

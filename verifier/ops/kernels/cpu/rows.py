@@ -29,7 +29,9 @@ def copy_rows(x: Tensor, out: Tensor, count: Tensor) -> None:
 
 def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, out: Tensor, eps: float, count: Tensor) -> None:
     """The norm of ``x``, or of ``x += added``. x, added, out: [R, D], contiguous."""
-    _norm(x.dtype, eps, added is not None)(x, 0 if added is None else added, weight, out, count, x.shape[-1])
+    _norm(x.dtype, weight.dtype, eps, added is not None)(
+        x, 0 if added is None else added, weight, out, count, x.shape[-1]
+    )
 
 
 def rotate_and_store(
@@ -50,7 +52,15 @@ def rotate_and_store(
     keys, values, scales = store
     groups, dim = keys.shape[-2:]
     heads = query.shape[1]
-    shape = (qkv.dtype, keys.dtype, tables[0].dtype, dim, heads, groups, None if norms is None else eps)
+    shape = (
+        qkv.dtype,
+        keys.dtype,
+        tables[0].dtype,
+        dim,
+        heads,
+        groups,
+        None if norms is None else (eps, norms[0].dtype),
+    )
     scaled = 0 if scales is None else scales
     _rotation(*shape)(qkv, *tables, keys, values, slots, *(norms or (0, 0)), query, count, scaled)
 
@@ -85,7 +95,7 @@ def _copying() -> Kernel:
 
 
 @Compiled
-def _norm(dtype: torch.dtype, eps: float, adds: bool) -> Kernel:
+def _norm(dtype: torch.dtype, weighted: torch.dtype, eps: float, adds: bool) -> Kernel:
     k, of = Kernel("rms_norm"), OF_TORCH[dtype]
     x, added, weight, out = (k.pointer(index) for index in range(4))
     width = k.number(5)
@@ -98,13 +108,16 @@ def _norm(dtype: torch.dtype, eps: float, adds: bool) -> Kernel:
                 k.write(k.read(x, of, index, lanes) + k.read(y, of, index, lanes), x, of, index)
 
             k.across(width, add)
-        _normed(k, row_of_x, weight, k.at(out, row * width, of), (width, eps), of)
+        _normed(k, row_of_x, weight, k.at(out, row * width, of), (width, eps), (of, OF_TORCH[weighted]))
     return k
 
 
-def _normed(k: Kernel, source: Value, weight: Value, out: Value, shape: tuple[Value | int, float], of: object) -> None:
-    """One row: its statistics in fp32, then each number rounded before it is multiplied by its weight."""
-    width, eps = shape
+def _normed(
+    k: Kernel, source: Value, weight: Value, out: Value, shape: tuple[Value | int, float], types: tuple[object, object]
+) -> None:
+    """One row: its statistics in fp32, then each number rounded before it is multiplied by its weight, unless that is
+    wider. types: of numbers and of weights."""
+    (width, eps), (of, weighted) = shape, types
     squares, rest = k.variable(k.constant(0.0, vector(F32))), k.variable(k.constant(0.0, F32))
 
     def add(index: Value, lanes: int) -> None:
@@ -116,8 +129,9 @@ def _normed(k: Kernel, source: Value, weight: Value, out: Value, shape: tuple[Va
     scale = k.constant(1.0, F32) / k.sqrt(mean + eps)
 
     def write(index: Value, lanes: int) -> None:
-        value = k.rounded(k.read(source, of, index, lanes) * scale, of)
-        k.write(value * k.read(weight, of, index, lanes), out, of, index)
+        value = k.read(source, of, index, lanes) * scale
+        value = k.rounded(value, of) if weighted == of else value
+        k.write(value * k.read(weight, weighted, index, lanes), out, of, index)
 
     k.across(width, write)
 
@@ -130,7 +144,7 @@ def _rotation(
     dim: int,
     heads: int,
     groups: int,
-    eps: float | None,
+    normed: tuple[float, torch.dtype] | None,
 ) -> Kernel:
     """Arguments: qkv, cosines, sines, keys, values, slots, norms of queries and of keys, query, count, scales."""
     k, of, kept, angle = Kernel("rotate_and_store"), OF_TORCH[dtype], OF_TORCH[stored], OF_TORCH[turned]
@@ -147,8 +161,8 @@ def _rotation(
             is_query = begin == 0
             with k.when((head >= begin) & (head < end)):
                 turning = source
-                if eps is not None:
-                    _normed(k, source, norm, room, (dim, eps), of)
+                if normed is not None:
+                    _normed(k, source, norm, room, (dim, normed[0]), (of, OF_TORCH[normed[1]]))
                     turning = room
                 place = (row * heads + head) if is_query else (slot + (head - heads))
                 into = of if is_query else kept

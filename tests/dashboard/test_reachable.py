@@ -1,0 +1,123 @@
+"""All that the page says is reached by touch and by keyboard; axe-core finds nothing, in both themes, at all widths."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources, util
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+
+from foresay.server.text.tokenizer import Tokenizer
+from tests.dashboard.browsing import needs_chromium, visiting
+from tests.dashboard.showing import asked, shown, step
+from tests.models.serving import serving
+from tests.server.scripted import ScriptedEngine
+
+pytestmark = [needs_chromium, pytest.mark.slow]
+
+WIDTHS = (390, 768, 1200, 1600)
+THEMES = ("light", "dark")
+AXE = """async () => (await axe.run()).violations.map(
+  ({ id, nodes }) => `${id}: ${nodes.map((node) => node.target.join(" ")).join(", ")}`)"""
+#: What is said only to those who can hover, and what scrolls within the page that scrolls.
+HIDDEN = "() => [...document.querySelectorAll('main [title], header [title], svg title')].map((one) => one.outerHTML)"
+SCROLLERS = """() => [...document.querySelectorAll("#tiles, #charts *, #requests, #requests > *, #requests table *")]
+  .filter((one) => ["auto", "scroll"].includes(getComputedStyle(one).overflowY) && one.scrollHeight > one.clientHeight)
+  .map((one) => one.outerHTML.slice(0, 200))"""
+
+
+async def sound(page: Page) -> None:
+    """Nothing is wrong with the page, at any width."""
+    if util.find_spec("axe_playwright_python") is None:
+        pytest.skip("needs axe-core (pip install axe-playwright-python)")
+    await page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
+    assert await page.evaluate(HIDDEN) == []
+    for width in WIDTHS:
+        await page.set_viewport_size({"width": width, "height": 900})
+        await page.wait_for_timeout(150)  # plots are drawn again
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width
+        assert await page.evaluate(SCROLLERS) == [], width
+        assert await page.evaluate(AXE) == [], width
+
+
+@pytest.mark.parametrize("theme", THEMES)
+async def test_the_dashboard_is_sound_before_and_after_the_first_request(tokenizer: Tokenizer, theme: str) -> None:
+    async with shown(ScriptedEngine([5], run=3), tokenizer, color_scheme=theme) as (service, visit):
+        page = visit.page
+        await sound(page)
+        for number in range(200):
+            service.telemetry.step(step(number))
+        for seed in range(9):
+            await asked(visit, prompt="a prompt that is much longer than a column " * 3, seed=seed)
+        await expect(page.locator("#requests tr[data-id]")).to_have_count(8)
+        for summary in await page.locator("#charts summary").all():
+            await summary.click()
+        await page.get_by_role("button", name="Show all 9").click()
+        await page.locator("#requests tr[data-id] button").first.click()
+        await page.locator("#tiles .ask").first.click()
+        await expect(page.locator("#request-detail .coloured")).to_be_visible()
+        await sound(page)
+        assert visit.complaints == []
+
+
+@pytest.mark.parametrize("theme", THEMES)
+async def test_the_page_of_several_models_is_sound(tokenizer: Tokenizer, theme: str) -> None:
+    texts = {"fox": "said the fox", "a-model-of-a-very-long-name-and-then-some-more-of-it": "said the owl"}
+    async with (
+        serving(tokenizer, texts) as server,
+        visiting(str(server.client.make_url("")).rstrip("/"), color_scheme=theme) as visit,
+    ):
+        await visit.go("/dashboard")
+        await visit.ready()
+        await sound(visit.page)
+
+
+async def test_explanations_open_by_keyboard_and_close_with_escape(tokenizer: Tokenizer) -> None:
+    async with shown(ScriptedEngine([5], run=3), tokenizer) as (_, visit):
+        page, open_ = visit.page, visit.page.locator(".why:popover-open")
+        await asked(visit)
+        asks = page.locator("button.ask:visible, button.chip, #pair button")
+        await expect(page.locator("[data-tile='Drafts right']")).to_be_visible()
+        assert await asks.count() >= 10
+        for ask in await asks.all():
+            await ask.focus()
+            await page.keyboard.press("Enter")
+            await expect(open_).to_have_count(1)
+            await expect(open_).to_have_text(re.compile(r"\w"))
+            await page.keyboard.press("Escape")
+            await expect(open_).to_have_count(0)
+            assert await ask.evaluate("(ask) => ask === document.activeElement")
+
+
+async def test_an_open_explanation_stays_open_while_numbers_change(tokenizer: Tokenizer) -> None:
+    async with shown(ScriptedEngine([5], run=3), tokenizer) as (_, visit):
+        page, open_ = visit.page, visit.page.locator(".why:popover-open")
+        await asked(visit)
+        await page.get_by_role("button", name="What is meant: Tokens per pass").click()
+        await asked(visit)
+        await expect(page.locator("[data-total=requests] b")).to_have_text("2")
+        await expect(open_).to_contain_text("one pass of the model")
+
+
+async def test_a_finger_reads_explanations_and_charts(tokenizer: Tokenizer) -> None:
+    phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    async with shown(ScriptedEngine([5], run=3), tokenizer, **phone) as (_, visit):
+        page = visit.page
+        await asked(visit)
+        why = page.get_by_role("button", name="What is meant: Drafts right")
+        await why.tap()
+        box = await page.locator(".why:popover-open").bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390
+        await why.tap()
+        await expect(page.locator(".why:popover-open")).to_have_count(0)
+        depth, told = page.locator("#by-depth svg"), page.locator("#by-depth .when")
+        await depth.scroll_into_view_if_needed()
+        plot = await depth.bounding_box()
+        assert plot is not None
+        await page.touchscreen.tap(plot["x"] + 80, plot["y"] + 60)
+        await expect(told).to_have_text(re.compile("^token 1: right in"))
+        await page.wait_for_timeout(1500)  # it is drawn again every second
+        await expect(told).to_have_text(re.compile("^token 1: right in"))
+        await expect(page.locator("#by-depth .bar").first).to_have_class("bar chosen")
