@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
-    from foresay.server.host.local import Engine, TextStream
+    from foresay.server.host.local import Engine
+    from foresay.server.host.text_stream import TextStream
     from foresay.spec.errors import (
         ConfigurationError,
         ContextLengthExceeded,
@@ -52,7 +53,7 @@ _HOMES = {
     "InvalidRequest": "foresay.spec.errors",
     "NumericalError": "foresay.spec.errors",
     "SamplingParams": "foresay.spec.sampling",
-    "TextStream": "foresay.server.host.local",
+    "TextStream": "foresay.server.host.text_stream",
 }
 
 

@@ -26,11 +26,10 @@ from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.plan import Plan
 from foresay.spec.plain import PLAIN_EVERY, PlainPace
 from foresay.spec.sequence import SequenceState
+from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.step import ScheduledSequence, StepPlan
 from foresay.spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
-#: Rows of prompts in one step, at most.
-MAX_CHUNK = 256
 #: As deep a draft may be where the request brought a prediction: beyond, a row costs more than one more token is worth,
 #: even if all is accepted but one in fifty.
 PREDICTED_LEVELS = 32

@@ -11,6 +11,8 @@ from foresay.spec.template import Template
 
 #: One ancestor word holds this many nodes, the root among them.
 MAX_NODES = 64
+#: Rows of prompts in one step, at most.
+MAX_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)

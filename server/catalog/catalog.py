@@ -12,17 +12,17 @@ import msgspec
 
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
+from foresay.verifier.model.quantization import Quantization
+from foresay.verifier.model.rope_config import RopeConfig
 from foresay.verifier.model.sizes import Shape, numbers_per_token, stored_parameters
 from foresay.verifier.model.wheel import Wheel
 
 FILE = Path(__file__).parent / "catalog.toml"
-#: Bytes of a number in bfloat16.
-ITEM = 2
 Kind = Literal["draft_model", "eagle3", "medusa"]
 
 
 class KnownShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decoder's shape, as in config.json."""
+    """A decoder's shape and context length, as in config.json."""
 
     num_layers: int
     hidden_size: int
@@ -32,6 +32,25 @@ class KnownShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     head_dim: int
     vocab_size: int
     tie_word_embeddings: bool
+    max_positions: int
+
+    def model(self, quantize: str | None = None) -> ModelConfig:
+        """A model of this shape, to plan the memory of. quantize: as ``--quantize`` has it. What takes no memory is
+        made up."""
+        return ModelConfig(
+            **{name: getattr(self, name) for name in self.__struct_fields__},
+            architecture="",
+            rms_norm_eps=1e-6,
+            biases=frozenset(),
+            qk_norm=False,
+            sliding_window=None,
+            sliding_layers=(False,) * self.num_layers,
+            turned_layers=(True,) * self.num_layers,
+            rope=RopeConfig(10_000.0),
+            dtype="bfloat16",
+            eos_token_ids=(),
+            quantization=None if quantize is None else Quantization.made(quantize),
+        )
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,12 +76,14 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class KnownDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """What drafts for a target. parameters: its weights. numbers_per_token: that its KV cache keeps of a token."""
+    """What drafts for a target. parameters: its weights. numbers_per_token: that its KV cache keeps of a token. shape:
+    of a draft model."""
 
     id: str
     kind: Kind
     parameters: int
     numbers_per_token: int
+    shape: KnownShape | None = None
 
     @property
     def setting(self) -> str:
@@ -86,12 +107,6 @@ class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
     def parameters(self) -> int:
         """Its weights."""
         return stored_parameters(self.shape)
-
-    def bytes(self, draft: KnownDraft | None, tokens: int) -> int:
-        """What weights and the KV cache of so many tokens take in bfloat16, with a draft or without."""
-        weights = self.parameters + (draft.parameters if draft else 0)
-        kept = numbers_per_token(self.shape) + (draft.numbers_per_token if draft else 0)
-        return ITEM * (weights + tokens * kept)
 
 
 #: msgspec looks at a class when it is asked for it first, and crashes where two threads ask at once.
@@ -121,7 +136,8 @@ def _draft(file: _File, target: KnownShape, id: str) -> KnownDraft:
         return KnownDraft(id=id, kind="eagle3", parameters=_eagle3(target, head), numbers_per_token=kept)
     shape = file.shapes[file.draft_models[id]]
     kept = numbers_per_token(shape)
-    return KnownDraft(id=id, kind="draft_model", parameters=stored_parameters(shape), numbers_per_token=kept)
+    parameters = stored_parameters(shape)
+    return KnownDraft(id=id, kind="draft_model", parameters=parameters, numbers_per_token=kept, shape=shape)
 
 
 def _medusa(target: KnownShape, head: _Head) -> int:
@@ -174,7 +190,7 @@ def of_files(directory: Path) -> KnownTarget | None:
 
 
 def _numbers(shape: Shape) -> tuple[int, ...]:
-    return tuple(int(getattr(shape, name)) for name in KnownShape.__struct_fields__)
+    return tuple(int(getattr(shape, name)) for name in KnownShape.__struct_fields__ if name != "max_positions")
 
 
 def last_part(name: str) -> str:

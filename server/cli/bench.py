@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ def _add_bench_arguments(parser: ArgumentParser) -> None:
 
 def bench(config: BenchConfig, arguments: Namespace) -> int:
     """Measure, and print a table or, if that is asked for, JSON."""
+    from foresay.drafters.training.progress import Progress
     from foresay.server.cli.progress import loaded
 
     if config.shadow is not None or config.trace is not None:
@@ -57,14 +58,21 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
     with loaded(config) as drafted, loaded(plain) as bare:
         if drafted.info.drafter == bare.info.drafter:
             raise ConfigurationError("there is nothing to compare: choose a drafter with --draft")
-        report = measure({"on": drafted, "off": bare}, config, prompts)
+        with Progress("measured", 2 * (config.rounds + 1) * len(prompts), "answers") as progress:
+            report = measure({"on": drafted, "off": bare}, config, prompts, progress.to)
         report |= {"target": drafted.info.target, "drafter": drafted.info.drafter, "dtype": drafted.info.dtype}
     print(msgspec.json.encode(report).decode() if arguments.json else table(report))
     return 0
 
 
-def measure(engines: dict[str, Engine], config: BenchConfig, prompts: tuple[str, ...]) -> dict[str, Any]:
-    """Run the rounds, after one that is not counted; returns the report."""
+def measure(
+    engines: dict[str, Engine],
+    config: BenchConfig,
+    prompts: tuple[str, ...],
+    progress: Callable[[int], None] = lambda written: None,
+) -> dict[str, Any]:
+    """Run the rounds, after one that is not counted; returns the report. progress: called with the answers so far."""
+    written = 0
     from foresay.server.cli.check.summary import Speeds
 
     kept: dict[str, list[Completion]] = {name: [] for name in engines}
@@ -73,6 +81,7 @@ def measure(engines: dict[str, Engine], config: BenchConfig, prompts: tuple[str,
             for name in list(engines) if number % 2 else list(engines)[::-1]:
                 params = msgspec.structs.replace(sampling_params(config), seed=(config.seed or 0) + number)
                 completion = engines[name].generate(prompt, params, stop=config.stop)
+                progress(written := written + 1)
                 if number > 0:
                     kept[name].append(completion)
     pairs = list(zip(kept["on"], kept["off"], strict=True))
@@ -218,7 +227,7 @@ def _show(report: Report, as_json: bool, lines: Sequence[str]) -> None:
 
 SELFCHECK = Command(
     "selfcheck",
-    "decode prompts with the drafter and plainly, and compare every token",
+    "decode prompts with and without drafts, and compare every token",
     (
         "foresay selfcheck",
         "foresay selfcheck Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --prompts prompts.txt --temperature 0.7",

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.server.cli.command import Command
-from foresay.server.cli.generate import drawn, for_people, hint_of_models, sampling_params, stopping, write_out
-from foresay.server.settings.config import SamplingConfig
+from foresay.server.cli.generate import drawn, for_people, hint_of_models, sampling_params, write_out
+from foresay.server.cli.progress import say, stopping
+from foresay.server.settings.config import USUAL_TOKENS, SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 
 if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
-    from foresay.server.host.local import Engine, TextStream
+    from foresay.server.host.local import Engine
+    from foresay.server.host.text_stream import TextStream
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.trace import ShadowReport, Statistics
 
@@ -44,12 +46,6 @@ KEYS = "Enter sends; Alt+Enter or a backslash begins another line. Ctrl-C clears
 
 def _add_chat_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-
-
-def _say(line: str) -> None:
-    from foresay.server.cli.progress import dim
-
-    print(dim(line), file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +93,16 @@ class Conversation:
             case "/bye":
                 return False
             case "/help":
-                _say("\n".join([*(f"{name:<12} {help}" for name, help in COMMANDS.items()), KEYS]))
+                say("\n".join(f"{name:<12} {help}" for name, help in COMMANDS.items()), indent=13)
+                say(KEYS)
             case "/system":
                 self._set_system(rest.strip())
+                say("the system message is set" if self._system else "there is no system message")
             case "/set":
                 self._set(rest.split())
             case "/new":
                 self._messages, self._last = [], None
+                say("a new conversation")
             case "/compare":
                 self._compare(rest.strip())
             case "/provenance":
@@ -111,7 +110,7 @@ class Conversation:
             case "/stats":
                 self._show_statistics()
             case _:
-                _say(f"unknown command {name}{nearest(name, [*COMMANDS, *ALIASES])} (/help lists them, /bye leaves)")
+                say(f"unknown command {name}{nearest(name, [*COMMANDS, *ALIASES])} (/help lists them, /bye leaves)")
         return True
 
     # -- answers -----------------------------------------------------------------------------------------------------
@@ -125,13 +124,13 @@ class Conversation:
         except ForesayError as error:
             if not self._terminal and not isinstance(error, InvalidRequest):
                 raise
-            _say(f"{error} (/new begins a new conversation)")
+            say(f"{error} (/new begins a new conversation)")
             return
         self._last = _Answer(asked, params, completion, len(stream.steps), self._engine.shadowed())
         if completion.text or completion.finish_reason != "cancelled":
             self._messages = [*asked[len(self._system) :], {"role": "assistant", "content": completion.text}]
         if self._terminal:
-            _say(_in_words(self._last))
+            say(_in_words(self._last))
         if self._comparing:
             self._decode_again(self._last)
 
@@ -149,26 +148,26 @@ class Conversation:
         if text:
             self._answer(text)
         else:
-            _say("the next question is answered with drafts and without")
+            say("the next question is answered with drafts and without")
 
     def _decode_again(self, last: _Answer) -> None:
         from foresay.server.cli.progress import Stages
 
         self._comparing = False
         if (drafted := last.completion.statistics) is None:
-            _say("that answer was stopped: /compare TEXT asks again")
+            say("that answer was stopped: /compare TEXT asks again")
             return
         stream = self._stream(last.asked, msgspec.structs.replace(last.params, seed=last.completion.seed), False)
         with stopping(stream), Stages() as stages:
             stages("the same answer without drafts")
             again = stream.result()
         if again.statistics is None:
-            _say("stopped")
+            say("stopped")
             return
         same = again.token_ids == last.completion.token_ids
         reason = "" if same else f" ({self._engine.info.exact_reason})"
-        _say(f"with drafts:    {_timed(drafted)}\nwithout drafts: {_timed(again.statistics)}")
-        _say(f"{'the same text' if same else 'NOT the same text'}{reason}")
+        say(f"with drafts:    {_timed(drafted)}\nwithout drafts: {_timed(again.statistics)}")
+        say(f"{'the same text' if same else 'NOT the same text'}{reason}")
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -179,37 +178,38 @@ class Conversation:
         known = _settable()
         match words:
             case []:
-                _say("  ".join(f"{name} {_shown(getattr(self._config, name))}" for name in known))
+                say("\n".join(f"{name:<18} {_shown(name, getattr(self._config, name))}" for name in known))
             case [name, value]:
                 try:
                     self._config = changed(self._config, {name: value}, known)
+                    say(f"{name} {_shown(name, getattr(self._config, name))}")
                 except ConfigurationError as error:
-                    _say(str(error))
+                    say(str(error))
             case [name, *_]:
                 setting = known.get(name)
                 what = f"{name} is {setting.expected}" if setting else f"the names are {', '.join(known)}"
-                _say(f"/set NAME VALUE: {what}, such as /set temperature 0.7")
+                say(f"/set NAME VALUE: {what}, such as /set temperature 0.7")
 
     def _toggle_colours(self) -> None:
         if not self._terminal:
-            _say("/provenance colours text on a terminal; this output goes elsewhere")
+            say("/provenance colours text on a terminal; this output goes elsewhere")
             return
         self._coloured = not self._coloured
-        _say("tokens have the colour of their drafter" if self._coloured else "answers are shown as Markdown")
+        say("tokens have the colour of their drafter" if self._coloured else "answers are shown as Markdown")
 
     def _show_statistics(self) -> None:
         from foresay.server.cli.progress import shadow_summary, summary
 
         if self._last is None or self._last.completion.statistics is None:
-            _say("nothing to tell yet")
+            say("nothing to tell yet")
             return
         completion, statistics = self._last.completion, self._last.completion.statistics
-        _say(summary(statistics, completion.finish_reason, completion.seed, completion.exact))
+        say(summary(statistics, completion.finish_reason, completion.seed, completion.exact))
         cached = f"{statistics.cached_tokens} of {statistics.prompt_tokens} prompt tokens were in the KV cache"
         accepted = statistics.by_depth if statistics.drafts else "nothing was drafted"
-        _say(f"{cached} | accepted by depth: {accepted}")
+        say(f"{cached} | accepted by depth: {accepted}")
         for report in self._last.shadowed:
-            _say(shadow_summary(report))
+            say(shadow_summary(report))
 
 
 def _settable() -> dict[str, Setting]:
@@ -218,8 +218,9 @@ def _settable() -> dict[str, Setting]:
     return {name: one for name, one in settings.items() if one.group in ("sampling", "stopping") and not one.is_list}
 
 
-def _shown(value: object) -> str:
-    return "unset" if value is None else str(value)
+def _shown(name: str, value: object) -> str:
+    usual = {"max_tokens": f"{USUAL_TOKENS}, or what the context leaves", "seed": "another for each answer"}
+    return usual.get(name, "unset") if value is None else str(value)
 
 
 def _in_words(answer: _Answer) -> str:
@@ -250,7 +251,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
     hint_of_models("chat", config, arguments)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         with loaded(config) as engine:
-            conversation = Conversation(engine, config, arguments.system, lambda stream, _: write_out(stream))
+            conversation = Conversation(engine, config, arguments.system, write_out)
             return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
     from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
 
@@ -263,7 +264,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
 
 def _converse(conversation: Conversation, engine: Engine, read: Callable[[], str | None]) -> int:
     who = f"{engine.info.target}, drafted by {engine.info.drafter}"
-    _say(f"{who}, {conversation.sampling}. /help shows the commands, /bye leaves.")
+    say(f"{who}, {conversation.sampling}\n/help shows the commands, /bye leaves.")
     while (line := read()) is not None and conversation.obey(line):
         pass
     return 0

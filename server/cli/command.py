@@ -25,7 +25,7 @@ class Command:
     config: whose fields become flags; None for a command that needs no engine. run: called with the loaded config (None
     without one) and the parsed arguments, returns the exit status. add_arguments: declares what is no setting.
     elsewhere: the target is one of another process, which may see other files. add_after_target: declares what is given
-    without a flag, behind TARGET. familiar: it is there for those who know Ollama, and does what other commands do.
+    without a flag, after TARGET.
     """
 
     name: str
@@ -36,7 +36,6 @@ class Command:
     add_arguments: Callable[[ArgumentParser], None] = _no_arguments
     elsewhere: bool = False
     add_after_target: Callable[[ArgumentParser], None] = _no_arguments
-    familiar: bool = False
 
 
 def told(name: str, error: BaseException) -> int:

@@ -15,7 +15,9 @@ from foresay.server.settings.load import load
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show",), help="print the settings in force")
+    parser.add_argument(
+        "action", nargs="?", default="show", metavar="ACTION", choices=("show",), help="show: print them (default)"
+    )
     parser.add_argument("--origin", action="store_true", help="show where each value comes from")
     parser.add_argument("--config", metavar="FILE", help="a TOML file to read (default: FORESAY_CONFIG)")
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from foresay.server.cli.command import Command
+from foresay.server.cli.progress import say, stopping
 from foresay.server.cli.serve import URL, answers
 from foresay.server.settings.config import SamplingConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
 
 if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
-    from foresay.server.host.local import Engine, TextStream
+    from foresay.server.host.local import Engine
+    from foresay.server.host.text_stream import TextStream
     from foresay.spec.sampling import SamplingParams
 
 
@@ -43,8 +43,9 @@ def for_people(config: SamplingConfig) -> SamplingConfig:
     from foresay.server.settings.resolved import target_directory
     from foresay.server.text.tokenizer import SamplingDefaults
 
-    values = SamplingDefaults.read(target_directory(config)).or_usual
-    return msgspec.structs.replace(config, **{name: values[name] for name in values if getattr(config, name) is None})
+    usual = SamplingDefaults.read(target_directory(config)).for_people()
+    unset = [name for name in ("temperature", "top_k", "top_p") if getattr(config, name) is None]
+    return msgspec.structs.replace(config, **{name: getattr(usual, name) for name in unset})
 
 
 def drawn(config: SamplingConfig) -> str:
@@ -55,8 +56,6 @@ def drawn(config: SamplingConfig) -> str:
 
 def hint_of_models(command: str, config: SamplingConfig, arguments: Namespace) -> None:
     """Where no model was named: say that this is the toy, and how to name another, such as a running server has."""
-    from foresay.server.cli.progress import dim
-
     if config.target != "bundled" or "target" in arguments:
         return
     said, target = "smollm2 is a small real model", "smollm2"
@@ -64,7 +63,7 @@ def hint_of_models(command: str, config: SamplingConfig, arguments: Namespace) -
         if served["root"] != "bundled":
             said, target = f"the server at {URL} has {served['id']}", served["root"]
             break
-    print(dim(f"no model is named, so this is the toy; {said}: foresay {command} {target}"), file=sys.stderr)
+    say(f"no model is named, so this is the toy; {said}: foresay {command} {target}")
 
 
 def _served() -> list[dict[str, str]]:
@@ -78,10 +77,10 @@ def _served() -> list[dict[str, str]]:
 
 def generate(config: SamplingConfig, arguments: Namespace) -> int:
     """Generate, and print the text or the JSON line."""
-    from foresay.server.cli.progress import dim, loaded, shadow_summary, summary
-
     prompt = _prompt(arguments.prompt)
     hint_of_models("generate", config, arguments)
+
+    from foresay.server.cli.progress import loaded, shadow_summary, summary
 
     with loaded(config) as engine:
         config = for_people(config)
@@ -89,32 +88,32 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
         if arguments.json:
             print(_json_line(engine, stream.result()), flush=True)
             return 0
-        completion = write_out(stream)
+        completion = _writer(arguments.chat)(stream, False)
         if completion.statistics is not None:
             line = summary(completion.statistics, completion.finish_reason, completion.seed, completion.exact)
-            print(dim(f"{line} | {drawn(config)}"), file=sys.stderr)
+            say(f"{line} | {drawn(config)}")
         for report in engine.shadowed():
-            print(dim(shadow_summary(report)), file=sys.stderr)
+            say(shadow_summary(report))
     return 0
 
 
-def write_out(stream: TextStream) -> Completion:
-    """Print a stream's text as it comes; Ctrl-C ends the text, not the program."""
+def _writer(chat: bool) -> Callable[[TextStream, bool], Completion]:
+    """What prints an answer: on a terminal as a conversation does, with lines that end between words. A prompt that is
+    continued is text like any other, and stays as it is."""
+    if not (chat and sys.stdout.isatty()):
+        return write_out
+    from foresay.server.cli.terminal import AnswerWriter
+
+    return AnswerWriter()
+
+
+def write_out(stream: TextStream, coloured: bool = False) -> Completion:
+    """Print a stream's text as it comes, in no colours; Ctrl-C ends the text, not the program."""
     with stopping(stream):
         for piece in stream:
             print(piece, end="", flush=True)
     print(flush=True)
     return stream.result()
-
-
-@contextmanager
-def stopping(stream: TextStream) -> Iterator[None]:
-    """In this context Ctrl-C ends the text, after the step that runs: raised within one, it would leave half a step."""
-    before = signal.signal(signal.SIGINT, lambda *_: stream.close_soon())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _prompt(given: str) -> str:

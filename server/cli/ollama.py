@@ -157,14 +157,13 @@ def stop(config: None, arguments: Namespace) -> int:
 COMMANDS = (
     Command(
         "run",
-        "talk to a model, or have it answer one prompt: foresay chat, foresay generate --chat",
+        "talk to a model, or have it answer one prompt",
         ("foresay run smollm2", 'foresay run smollm2 "Why is the sky blue?" --max-tokens 100'),
         SamplingConfig,
         run,
         add_after_target=_add_prompt,
-        familiar=True,
     ),
-    Command("list", "list the models on disk", ("foresay list",), None, list_models, familiar=True),
+    Command("list", "list the models on disk", ("foresay list",), None, list_models),
     Command(
         "ps",
         "list the models that a running server has loaded",
@@ -172,7 +171,6 @@ COMMANDS = (
         None,
         ps,
         _add_server_arguments,
-        familiar=True,
     ),
     Command(
         "stop",
@@ -181,7 +179,6 @@ COMMANDS = (
         None,
         stop,
         _add_stop_arguments,
-        familiar=True,
     ),
     Command(
         "rm",
@@ -190,6 +187,5 @@ COMMANDS = (
         None,
         remove,
         _add_rm_arguments,
-        familiar=True,
     ),
 )

@@ -5,18 +5,25 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
+import textwrap
 import threading
 import time
-from typing import TYPE_CHECKING, Self, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from foresay.server.host.child import PASSIVE
 from foresay.server.host.imports import import_tokenizers, uncollected
-from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.config import EngineConfig, SamplingConfig
+from foresay.server.settings.resolved import check_config
+from foresay.spec.errors import ConfigurationError
 from foresay.spec.trace import ShadowReport, Statistics
 
 if TYPE_CHECKING:
     from foresay.server.host.local import Engine
+    from foresay.server.host.text_stream import TextStream
 
 #: Seconds between two looks at the clock: the line shows that time passes even where nothing is told.
 TICK_SECONDS = 0.2
@@ -113,6 +120,7 @@ def loaded(config: EngineConfig) -> Engine:
 
     Called in a process of ours, which runs none of transformers' models: its tokenizers are imported without torch.
     """
+    _refuse_early(config)
     os.environ.update(PASSIVE | os.environ)
     with Stages() as stages:
         stages("importing")
@@ -126,9 +134,42 @@ def loaded(config: EngineConfig) -> Engine:
     return engine
 
 
-def dim(line: str) -> str:
-    """The line in the terminal's faint style, or as it is where stderr is no terminal."""
-    return f"\x1b[2m{line}\x1b[0m" if sys.stderr.isatty() else line
+def _refuse_early(config: EngineConfig) -> None:
+    """Raise an error for a model that cannot be loaded, or an answer that it cannot hold, before a second of
+    importing."""
+    model = check_config(config)
+    if model is None or not isinstance(config, SamplingConfig) or config.max_tokens is None:
+        return
+    longest = model.max_positions
+    length = min(config.max_model_len or longest, config.kv_tokens or longest, longest)
+    if config.max_tokens >= length:
+        raise ConfigurationError(
+            f"--max-tokens {config.max_tokens}: prompt and answer together have at most {length} tokens, so "
+            f"--max-tokens {length - 1} is the most"
+        )
+
+
+@contextmanager
+def stopping(stream: TextStream) -> Iterator[None]:
+    """In this context Ctrl-C ends the text, after the step that runs: raised within one, it would leave half a step."""
+    before = signal.signal(signal.SIGINT, lambda *_: stream.close_soon())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def say(text: str, indent: int = 0) -> None:
+    """Print lines on stderr: on a terminal faint, and between words where they are too long; elsewhere as they are.
+    indent: of what is continued."""
+    if not sys.stderr.isatty():
+        print(text, file=sys.stderr)
+        return
+    width = shutil.get_terminal_size().columns - 1
+    kept: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    for line in text.split("\n"):
+        shown = textwrap.fill(line, max(width, indent + 20), subsequent_indent=" " * indent, **kept)
+        print(shown if os.environ.get("NO_COLOR") else f"\x1b[2m{shown}\x1b[0m", file=sys.stderr)
 
 
 def summary(statistics: Statistics, finish_reason: str, seed: int, exact: bool) -> str:

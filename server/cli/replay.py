@@ -32,6 +32,8 @@ def run(config: None, arguments: Namespace) -> int:
     """Read, evaluate, print."""
     import msgspec
 
+    if not Path(arguments.file).is_file():
+        raise ConfigurationError(f"{arguments.file}: no such file")
     from foresay.server.engine.trace import read
     from foresay.server.observe.replay.evaluate import evaluate, largest
     from foresay.server.observe.replay.ways import parse, usual

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from foresay.server.host.imports import uncollected
 from foresay.server.host.spare import Spares
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.fields import settings_of
+from foresay.server.settings.resolved import check_config
 from foresay.spec.errors import ConfigurationError, ForesayError
 
 
@@ -33,6 +35,8 @@ def serve(config: ServeConfig, arguments: Namespace) -> int:
     # Several models come when they are asked for; one alone is wanted at once, and the server has much to import.
     alone = not config.models and not config.replicas
     with Stages(lines=True) as stages, Spares(ahead=alone) as spawning:
+        if alone:
+            check_config(config)
         with uncollected():
             from foresay.server.cli import serving
         gc.freeze()
@@ -108,6 +112,7 @@ def answers(
 ) -> Iterator[dict[str, Any]]:
     """The lines that the server answers with, to a GET if there is no body; an error is one line. seconds: how long to
     wait for each; without it forever."""
+    url = url if "://" in url else f"http://{url}"
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
     try:
@@ -120,8 +125,12 @@ def answers(
                 told = json.loads(error.read())["error"]
             told = {"message": told, "type": ""} if isinstance(told, str) else told  # Ollama's routes say it so
             yield {"status": "error", "error": {"message": told["message"], "type": told["type"]}}
-    except (OSError, ValueError, TypeError, KeyError) as error:  # nobody there, no URL, or not ours
-        raise ForesayError(f"--url {url}: no Foresay server answers there ({error})") from None
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        words = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
+        raise ForesayError(f"--url {url}: no Foresay server answers there ({words})") from None
+    except (ValueError, TypeError, KeyError):
+        raise ForesayError(f"--url {url}: this is not a Foresay server") from None
 
 
 def _refused(last: dict[str, Any]) -> ForesayError:
@@ -132,7 +141,7 @@ def _refused(last: dict[str, Any]) -> ForesayError:
 
 RELOAD = Command(
     "reload",
-    "replace the engine of a running server; its streams continue with the same text",
+    "replace a server's engine; its streams go on with the same text",
     (
         "foresay reload --draft Qwen/Qwen3-0.6B",
         "foresay reload --draft ngram --draft-tokens 6 --url http://127.0.0.1:8001",
@@ -153,7 +162,7 @@ DEPLOYED = (*EngineConfig.__struct_fields__, "engine_timeout", "replicas")
 
 
 def _add_deploy_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("what", choices=("ray",), help="ray: a config file of Ray Serve, on stdout")
+    parser.add_argument("what", metavar="WHAT", choices=("ray",), help="ray: a config file of Ray Serve, on stdout")
 
 
 def deploy(config: ServeConfig, arguments: Namespace) -> int:

@@ -150,7 +150,9 @@ def _sampling(config: ServeConfig) -> dict[str, float] | None:
     tokenizer = directory / "tokenizer_config.json"
     inside = tokenizer.exists() and b'"chat_template"' in tokenizer.read_bytes()
     chats = inside or (directory / "chat_template.jinja").exists()
-    return SamplingDefaults.read(directory).or_usual if chats else None
+    usual = SamplingDefaults.read(directory).for_people() if chats else None
+    names = ("temperature", "top_k", "top_p")
+    return usual and {name: value for name in names if (value := getattr(usual, name)) is not None}
 
 
 def warnings(config: ServeConfig) -> list[str]:

@@ -32,11 +32,11 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from foresay.server.cli.generate import stopping
+from foresay.server.cli.progress import stopping
 
 if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
-    from foresay.server.host.local import TextStream
+    from foresay.server.host.text_stream import TextStream
     from foresay.server.schemas.tokens import TokenProvenance
 
 #: Seconds between two drawings of the block that grows.

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foresay.server.cli.command import Command
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import check_model_name, target_directory
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE, canonical
 
@@ -67,9 +69,10 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.usage = "foresay train {dflash,draft_model,eagle3,medusa,peagle} --prompts PATH --out DIR [flags]"
+    parser.usage = "foresay train KIND --prompts PATH --out DIR [flags]"
     parser.add_argument(
         "kind",
+        metavar="KIND",
         type=canonical,
         choices=sorted(_DEPTHS),
         help="dflash: a few layers that guess a block of tokens at once; draft_model: a small model; eagle3: one layer "
@@ -82,7 +85,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _add_needed(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("what to make, from what").add_argument
-    add("--target", default="bundled", help="bundled, a directory, or a Hugging Face hub id (default: bundled)")
+    add("--target", default="bundled", help="bundled, a short name, a directory or a hub id (default: bundled)")
     add("--prompts", type=Path, required=True, metavar="PATH", help="prompts for the target: .txt, .jsonl or a folder")
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder; DIR.work beside it holds unfinished work")
     add(
@@ -130,10 +133,10 @@ def _add_learning(parser: ArgumentParser) -> None:
 
 def run(config: None, arguments: Namespace) -> int:
     """Train; the table of held-out acceptance goes to stdout."""
+    if not arguments.prompts.exists():
+        raise ConfigurationError(f"--prompts {arguments.prompts}: no such file or directory")
+    check_model_name(f"--target {arguments.target}", arguments.target)
     from foresay.drafters.training.work import Work
-    from foresay.server.settings.config import EngineConfig
-    from foresay.server.settings.resolved import target_directory
-    from foresay.spec.errors import ConfigurationError
     from foresay.verifier.model.config import ModelConfig
     from foresay.verifier.model.hub import LINK
 
@@ -258,7 +261,7 @@ def farewell(settings: Settings, out: Path) -> str:
 
 COMMAND = Command(
     name="train",
-    summary="train a draft model, a DFlash, EAGLE-3 or P-EAGLE head or a Medusa set for a target",
+    summary="train a draft model or a head (EAGLE-3, DFlash, Medusa) for a model",
     examples=(
         "foresay train eagle3 --prompts prompts.txt --out my-head",
         "foresay train draft_model --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft",

@@ -29,11 +29,9 @@ from foresay.server.engine.memory import (
     MemoryPlan,
     check_beside,
     footprint,
-    kept_in_16_bits,
-    packed_bytes,
     plan_cpu,
 )
-from foresay.server.engine.parameters import in_words, kv_kind, quantized
+from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, quantized
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
 from foresay.spec.engine import Engine
@@ -68,7 +66,7 @@ def plan(
         from foresay.server.engine.gpu_memory import plan_gpu  # knows the kernels, which a CPU does without
 
         return plan_gpu(config, length, dtype, target, drafters, device)
-    return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device)
+    return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device.total)
 
 
 #: A prompt and an answer of one token each.
@@ -81,14 +79,11 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Re
         raise Unfit("--dtype float32: the kernels for a GPU are made for 16-bit weights", "leave --dtype out")
     if config.dtype != "auto":
         return Resolved(config.dtype, "asked for")
+    if not device.is_gpu:
+        return cpu_dtype(model, device.has_bf16, device.total)
     if device.has_bf16:
-        return Resolved("bfloat16", f"the {'GPU' if device.is_gpu else 'processor'} multiplies bf16")
-    if device.is_gpu:
-        return Resolved("float16", "the GPU has no bf16 instructions")
-    if packed_bytes(model, "float32") < device.total / 2:
-        kept = ", with weights kept in 16 bits" if kept_in_16_bits(model, "float32") else ""
-        return Resolved("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
-    return Resolved("bfloat16", "fp32 would take more than half of the memory")
+        return Resolved("bfloat16", "the GPU multiplies bf16")
+    return Resolved("float16", "the GPU has no bf16 instructions")
 
 
 def choose_activations(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:

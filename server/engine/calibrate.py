@@ -26,8 +26,9 @@ from foresay.spec.price import Price
 from foresay.spec.protocols import Drafter, FeatureRequest, Rows, Verifier
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.scheduler import MAX_CHUNK, Scheduler
+from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
+from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 

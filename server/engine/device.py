@@ -5,9 +5,7 @@ loaded for and into: one engine's settings, target, device and pages.
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,10 +13,11 @@ from typing import Protocol
 import torch
 
 from foresay.kvpaging import KVStore, PagePool
+from foresay.server.engine.machine import free_bytes, machine_bytes, multiplies_bf16
 from foresay.server.engine.parameters import kv_kind
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
-from foresay.spec.scheduler import MAX_CHUNK
+from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
@@ -26,8 +25,6 @@ from foresay.verifier.model.weights import load
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
 from foresay.verifier.paged_model import PagedModel
 
-#: Where a container's limit is written (cgroup v2, v1); on a bare machine there is none.
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 #: GPUs multiply bf16 from this compute capability on.
 _BF16_SINCE = (8, 0)
 #: Rows of prompts in one step of a GPU that has tiles of 128 rows: four beside each other, so that the smallest weights
@@ -64,8 +61,7 @@ class Device:
         """Whether it multiplies bf16 natively."""
         if self.capability is not None:
             return self.capability >= _BF16_SINCE
-        able = torch.cpu.get_capabilities()
-        return bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16"))
+        return multiplies_bf16()
 
     def __str__(self) -> str:
         """For people: ``cpu``, or ``cuda:0 (NVIDIA H200)``."""
@@ -104,24 +100,6 @@ def find_device(config: EngineConfig) -> Device:
     if reason := unsupported():
         raise Unfit(f"--device {config.device}: {reason}", "only --device cuda is left, and it needs a GPU")
     return Device.cpu()
-
-
-def machine_bytes() -> int:
-    """What this process may hold at most: the machine's memory, or the container's share of it."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [physical]
-    for file in _LIMITS:
-        with suppress(OSError, ValueError):  # "max" where there is no limit
-            limits.append(int(Path(file).read_text()))
-    return min(limits)
-
-
-def free_bytes() -> int | None:
-    """What is free now, files that are merely cached counted as free; None where the system does not say."""
-    with suppress(OSError, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * int(next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), "none"))
-    return None
 
 
 # -- what is loaded ----------------------------------------------------------------------------------------------------

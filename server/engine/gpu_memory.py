@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from foresay.server.engine.device import Device
-from foresay.server.engine.drafters.entry import Entry
 from foresay.server.engine.drafting import DEFAULT_TOKENS, pinned
-from foresay.server.engine.memory import MOST_UTILIZATION, Demand, MemoryPlan, item_bytes, listed
+from foresay.server.engine.memory import MOST_UTILIZATION, Demand, Drafting, MemoryPlan, listed
+from foresay.server.engine.parameters import item_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
@@ -38,7 +38,7 @@ _LEAST_CONTEXT = 512
 
 
 def plan_gpu(
-    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Entry], device: Device
+    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Drafting], device: Device
 ) -> MemoryPlan:
     """As :func:`foresay.server.engine.build.plan`. What does not fit is refused with the flags that would make it
     fit."""
@@ -76,7 +76,7 @@ class _Case:
     length: int
     dtype: str
     target: ModelConfig
-    drafters: tuple[Entry, ...]
+    drafters: tuple[Drafting, ...]
     device: Device
 
     @property

@@ -9,26 +9,25 @@
     KV cache    pages * page_size tokens, each as many numbers as all models together keep of it
 
 On a CPU the KV cache takes a share of what other programs use too. On a GPU it takes all that
-``--gpu-memory-utilization`` leaves.
+``--gpu-memory-utilization`` leaves. Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
-from foresay.server.engine.device import Device
-from foresay.server.engine.drafters.entry import Entry
-from foresay.server.engine.parameters import kv_kind
+from foresay.server.engine.parameters import model_bytes, token_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.request import Footprint
-from foresay.spec.scheduler import MAX_CHUNK
-from foresay.spec.shape import MAX_NODES, TreeShape
+from foresay.spec.shape import MAX_CHUNK, MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.quantization import HEAD
-from foresay.verifier.model.sizes import matrices, numbers_per_token
+
+if TYPE_CHECKING:
+    from foresay.server.engine.device import Device  # imports torch
 
 #: Share of the machine's memory that the KV cache takes when no size is given, and the most that all may take then.
 _KV_SHARE = 0.25
@@ -71,6 +70,22 @@ class MemoryPlan:
         return f"{parts}, KV cache of {self.tokens:,} tokens {bytes_in_words(self.kv_bytes)}"
 
 
+class Drafting(Protocol):
+    """What the memory plan asks of a drafter, as :class:`foresay.server.engine.drafters.entry.Entry` has it."""
+
+    def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        """The models that it runs."""
+        ...
+
+    def token_bytes(self, target: ModelConfig, dtype: str) -> int:
+        """What it keeps of each token of the KV cache."""
+        ...
+
+    def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
+        """Bytes of its weights, by whose they are."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What the models ask for, whatever the KV cache's size.
@@ -88,7 +103,7 @@ class Demand:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, dtype: str, target: ModelConfig, drafters: Sequence[Entry], packed: bool = True
+        cls, config: EngineConfig, dtype: str, target: ModelConfig, drafters: Sequence[Drafting], packed: bool = True
     ) -> Demand:
         """packed: as on a CPU, where an output head tied to the embedding stands beside it.
 
@@ -116,9 +131,9 @@ class Demand:
         return (count // (self.page_size * self.per_token) - 1) * self.page_size - self.scratch
 
 
-def plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device) -> MemoryPlan:
-    """All sequences at full length, within a share of the memory."""
-    weights, machine, alone = demand.weights, device.total, sum(demand.weights.values())
+def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) -> MemoryPlan:
+    """All sequences at full length, within a share of the memory. machine: bytes of it."""
+    weights, alone = demand.weights, sum(demand.weights.values())
     if alone > machine:
         raise Unfit(
             _too_much("the weights alone", alone, weights, machine), _smaller_weights(demand.dtype, config.quantize)
@@ -136,7 +151,7 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device) 
     return MemoryPlan(weights, tokens, demand.pages(tokens), kv_bytes, machine, demand.per_token, others)
 
 
-def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[Entry]) -> int:
+def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[Drafting]) -> int:
     """What a CPU's recordings hold when all have been made: of each model the rows of its largest pass, of which those
     of trees want logits; and of each that drafts the logits of its levels, for one, two, four .. sequences, twice: of
     trees that are always alike, and of those that end early."""
@@ -182,46 +197,6 @@ def check_beside(own: Footprint, beside: int) -> None:
     if own.held + beside > own.capacity:
         fault = f"the engine would take {bytes_in_words(own.held)} beside the {bytes_in_words(beside)} of others"
         raise NoRoom(fault, f"all together may hold {bytes_in_words(own.capacity)} of {own.device}", own)
-
-
-def kept_in_16_bits(model: ModelConfig, dtype: str) -> bool:
-    """Whether a CPU that computes in fp32 keeps the matrices in 16 bits, by what config.json says of them."""
-    return dtype == "float32" and model.dtype in ("bfloat16", "float16")
-
-
-def packed_bytes(model: ModelConfig, dtype: str) -> int:
-    """What the weights take on a CPU, output head and embedding beside each other."""
-    return model_bytes(model, dtype, packed=True)
-
-
-def model_bytes(model: ModelConfig, dtype: str, packed: bool) -> int:
-    """What a model's weights take. packed: see :meth:`Demand.of`."""
-    item = 2 if packed and kept_in_16_bits(model, dtype) else item_bytes(dtype)
-    inside = sum(_matrix_bytes(model, *each, item, packed) for each in matrices(model))
-    return inside + item_bytes(dtype) * model.vocab_size * model.hidden_size
-
-
-def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item: int, packed: bool) -> int:
-    """item: bytes of a number that is a float."""
-    quantization, tied = model.quantization, module == HEAD and model.tie_word_embeddings
-    scheme = None if quantization is None else quantization.scheme(module, inner)
-    if quantization is None or scheme is None or (tied and not quantization.with_head):
-        same = tied and not packed and model.embedding_scale == 1.0  # it is the embedding itself
-        return 0 if same else item * inner * outer
-    return scheme.nbytes(outer, inner, packed)
-
-
-def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str) -> int:
-    """What a model's KV cache keeps of a token, in bytes; of quantised ones each head has a scale of fp32 too."""
-    numbers = numbers_per_token(model)
-    return (
-        numbers * item_bytes(dtype) if kv_kind(model, kv_dtype) == "auto" else numbers + 4 * numbers // model.head_dim
-    )
-
-
-def item_bytes(dtype: str) -> int:
-    """Bytes of one number."""
-    return 4 if dtype == "float32" else 2
 
 
 def listed(parts: Mapping[str, int]) -> str:

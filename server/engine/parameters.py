@@ -1,12 +1,13 @@
-"""What a model's weights and its KV cache are kept in. Imports no torch."""
+"""What a model's weights and its KV cache are kept in, and the bytes that these take. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import Resolved, Unfit
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.quantization import Quantization
+from foresay.verifier.model.quantization import HEAD, Quantization
+from foresay.verifier.model.sizes import matrices, numbers_per_token
 
 
 def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
@@ -34,3 +35,54 @@ def in_words(model: ModelConfig, dtype: str, activations: str) -> str:
     rounded = f"not rounded to {found.activations}" if found.activations else "not rounded"
     stay = "activations rounded to int8" if activations == "int8" else f"activations stay {dtype}, {rounded}"
     return f"{found} ({source}; {stay})"
+
+
+def cpu_dtype(model: ModelConfig, has_bf16: bool, machine: int) -> Resolved:
+    """What a processor computes in. has_bf16: whether it multiplies that natively. machine: bytes of its memory."""
+    if has_bf16:
+        return Resolved("bfloat16", "the processor multiplies bf16")
+    if packed_bytes(model, "float32") < machine / 2:
+        kept = ", with weights kept in 16 bits" if kept_in_16_bits(model, "float32") else ""
+        return Resolved("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
+    return Resolved("bfloat16", "fp32 would take more than half of the memory")
+
+
+def kept_in_16_bits(model: ModelConfig, dtype: str) -> bool:
+    """Whether a CPU that computes in fp32 keeps the matrices in 16 bits, by what config.json says of them."""
+    return dtype == "float32" and model.dtype in ("bfloat16", "float16")
+
+
+def packed_bytes(model: ModelConfig, dtype: str) -> int:
+    """What the weights take on a CPU, output head and embedding beside each other."""
+    return model_bytes(model, dtype, packed=True)
+
+
+def model_bytes(model: ModelConfig, dtype: str, packed: bool) -> int:
+    """What a model's weights take. packed: as on a CPU, where an output head tied to the embedding
+    is a matrix of its own."""
+    item = 2 if packed and kept_in_16_bits(model, dtype) else item_bytes(dtype)
+    inside = sum(_matrix_bytes(model, *each, item, packed) for each in matrices(model))
+    return inside + item_bytes(dtype) * model.vocab_size * model.hidden_size
+
+
+def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item: int, packed: bool) -> int:
+    """item: bytes of a number that is a float."""
+    quantization, tied = model.quantization, module == HEAD and model.tie_word_embeddings
+    scheme = None if quantization is None else quantization.scheme(module, inner)
+    if quantization is None or scheme is None or (tied and not quantization.with_head):
+        same = tied and not packed and model.embedding_scale == 1.0  # it is the embedding itself
+        return 0 if same else item * inner * outer
+    return scheme.nbytes(outer, inner, packed)
+
+
+def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str) -> int:
+    """What a model's KV cache keeps of a token, in bytes; of quantised ones each head has a scale of fp32 too."""
+    numbers = numbers_per_token(model)
+    return (
+        numbers * item_bytes(dtype) if kv_kind(model, kv_dtype) == "auto" else numbers + 4 * numbers // model.head_dim
+    )
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one number."""
+    return 4 if dtype == "float32" else 2

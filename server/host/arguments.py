@@ -49,6 +49,8 @@ def is_one(prompt: str | list[Any]) -> bool:
 
 
 def of_arguments(message: str) -> str:
-    """A message that names flags, in the words of Python: ``--draft-tokens`` is ``draft_tokens`` there."""
+    """A message that names flags, in the words of Python: ``--draft-tokens`` is ``draft_tokens`` there, and ``TARGET``
+    is ``target``."""
     names = {name.replace("_", "-"): name for name in EngineConfig.__struct_fields__}
-    return re.sub(r"--([a-z][a-z-]*)", lambda flag: names.get(flag[1], flag[0]), message)
+    of_flags = re.sub(r"--([a-z][a-z-]*)", lambda flag: names.get(flag[1], flag[0]), message)
+    return re.sub(r"\bTARGET\b", "target", of_flags)

@@ -6,8 +6,7 @@ One thread steps the engine. Several streams may be open at once; whoever asks f
 from __future__ import annotations
 
 import secrets
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from itertools import count
@@ -18,142 +17,25 @@ import msgspec
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.observers import EngineObservers
 from foresay.server.host.arguments import is_one, of_arguments, sampling_of
-from foresay.server.host.completion import Completion, drafters_of
+from foresay.server.host.completion import Completion
+from foresay.server.host.notebook import Progress, loading
+from foresay.server.host.text_stream import TextStream
 from foresay.server.schemas.shared import StructuredOutputs
-from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
 from foresay.server.settings.load import load
-from foresay.server.settings.resolved import target_directory
-from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.settings.resolved import check_names, target_directory
 from foresay.server.text.grammars.compiler import GrammarCompiler
 from foresay.server.text.grammars.fields import of_outputs, refuse_lengths
 from foresay.server.text.options import checked_count, forked, typed
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import ForesayError, InvalidRequest
-from foresay.spec.request import Delta, EngineInfo, Grammar, Request, TokenLogprobs
+from foresay.spec.request import EngineInfo, Grammar, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import ShadowReport
 
 Prompt = str | Sequence[int]
 #: What an output must match; a mapping has the fields of the other.
 Structured = StructuredOutputs | Mapping[str, Any]
-#: Told what is being loaded, and where known how much of it (0 to 1).
-Progress = Callable[..., None]
-
-
-class TextStream:
-    """The text of one request, piece by piece as it is written; ``completion`` once it is over.
-
-    Closing it early, or leaving its ``with`` block, cancels the request. steps, tokens: where the text comes from so
-    far, if that was asked for (``provenance``).
-    """
-
-    def __init__(self, engine: Engine, request: Request, stop: Sequence[str], provenance: bool = False) -> None:
-        self.completion: Completion | None = None
-        self.steps: list[StepProvenance] = []
-        self.tokens: list[TokenProvenance] = []
-        self._engine = engine
-        self._request = request
-        options = TextOptions(stop=tuple(stop), by_token=provenance, provenance=provenance)
-        self._choice = Choice(request, engine.tokenizer, options, engine.info.eos_token_ids, request.prompt)
-        self._unwanted = False
-        self._pieces: deque[str] = deque()
-        self._text: list[str] = []
-        self._tokens: list[int] = []
-        self._offsets: list[int] = []
-        self._drafters: list[str] = []
-        self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
-        self._error: ForesayError | None = None
-        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<TextStream: {len(self._tokens)} tokens{' so far' if self.completion is None else ''}>"
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        while not self._pieces:
-            if self.completion is not None:
-                raise StopIteration
-            self._step_or_close()
-        return self._pieces.popleft()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Cancel the request if it still runs; what was written so far becomes the completion."""
-        if self.completion is None:
-            self._engine.forget(self._request.id)
-            self._finish("cancelled")
-
-    def close_soon(self) -> None:
-        """Close it once the step that runs is over: for signal handlers, which must not change an engine that steps."""
-        self._unwanted = True
-
-    def result(self) -> Completion:
-        """Run to the end and return the completion."""
-        while self.completion is None:
-            self._step_or_close()
-        return self.completion
-
-    def _step_or_close(self) -> None:
-        if self._unwanted:
-            self.close()
-        else:
-            self._step()
-
-    def _step(self) -> None:
-        """One step for all; raises what ended this request, and nothing that ended another."""
-        if self._error is None:
-            self._engine.step()
-        if self._error is not None:
-            raise self._error
-
-    def take(self, delta: Delta) -> None:
-        """Turn the tokens of one step into text; called by the engine that steps."""
-        if delta.finish_reason == "error":
-            message = delta.error or "the engine gave up on this request"
-            blamed = delta.error_param is not None
-            self._error = InvalidRequest(delta.error_param or "", message) if blamed else ForesayError(message)
-            return
-        piece = self._choice.take(delta)
-        self._tokens += piece.token_ids
-        self.steps += piece.steps
-        self.tokens += piece.tokens
-        self._offsets += piece.offsets
-        self._drafters += drafters_of(delta.origin, len(piece.token_ids))
-        if self._logprobs is not None:
-            self._logprobs += piece.logprobs
-        self._prompt_logprobs = self._prompt_logprobs or piece.prompt_logprobs
-        if piece.text:
-            self._pieces.append(piece.text)
-            self._text.append(piece.text)
-        if piece.finish_at is not None:
-            self._engine.cut(self._request.id, piece.finish_at)
-        if piece.finish_reason is not None:
-            self._finish(piece.finish_reason)
-
-    def _finish(self, reason: str) -> None:
-        seed = self._request.params.seed
-        assert seed is not None, "the engine was given a seed"
-        self.completion = Completion(
-            text="".join(self._text),
-            token_ids=self._tokens,
-            prompt_token_ids=self._request.prompt,
-            finish_reason=reason,
-            seed=seed,
-            exact=self._engine.info.exact,
-            statistics=self._choice.statistics,
-            logprobs=self._logprobs,
-            prompt_logprobs=self._prompt_logprobs,
-            drafters=self._drafters,
-            offsets=self._offsets,
-        )
 
 
 class Engine:
@@ -163,7 +45,8 @@ class Engine:
     ``"bundled"`` is the toy. draft: ``"auto"``, ``"none"``, ``"ngram"``, ``"suffix"``, a hub id, a directory or a GGUF
     file.
     settings: any other field of :class:`~foresay.server.settings.config.EngineConfig`, such as ``draft_tokens=6``.
-    progress: called with what is being loaded and, where known, how much of it (0 to 1).
+    progress: called with what is being loaded and, where known, how much of it (0 to 1); without it a notebook shows
+    that, and nothing else does.
     Raises :class:`~foresay.spec.errors.ConfigurationError` for settings or models that do not fit together.
     """
 
@@ -172,10 +55,13 @@ class Engine:
     ) -> None:
         given = {"target": target, "draft": draft, **settings}
         try:
-            self._start(load(EngineConfig, given, {}, given_as="argument").config, progress)
+            config = load(EngineConfig, given, {}, given_as="argument").config
+            with loading(progress) as shown:
+                check_names(config)
+                self._start(config, shown)
         except ForesayError as error:
             error.args = (of_arguments(str(error)),)
-            raise
+            raise error.with_traceback(None) from None  # what is wrong is what was given, in one sentence
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress | None = None) -> Self:

@@ -304,9 +304,20 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
+class UsualSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How ``foresay chat``, ``foresay generate`` and the page sample where nothing is chosen. recommended: which of
+    these come from the model's ``generation_config.json``; the others are usual values."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    recommended: list[str]
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     """One entry of ``GET /v1/models``, as OpenAI, vLLM and Anthropic have it. loaded: only where there are several
-    models. max_model_len: left out of a model that was never loaded, unless its files tell."""
+    models. max_model_len: left out of a model that was never loaded, unless its files tell. sampling: left out until
+    its tokenizer is loaded."""
 
     id: str
     object: str = "model"
@@ -315,6 +326,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     root: str
     max_model_len: int | UnsetType = UNSET
     loaded: bool | UnsetType = UNSET
+    sampling: UsualSampling | UnsetType = UNSET
     type: str = "model"
     display_name: str
     created_at: str

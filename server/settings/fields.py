@@ -141,5 +141,12 @@ def _range(least: float | None, above: float | None, most: float | None) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint to append to a message: the known name closest to ``name``, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f'; did you mean "{close[0]}"?' if close else ""
+    found = closest(name, known)
+    return "" if found is None else f'; did you mean "{found}"?'
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that ``name`` was probably meant to be."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    longer = [one for one in close if one.startswith(name)]  # what was not written to the end
+    return next(iter(longer or close), None)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from foresay.server.settings.config import EngineConfig, ServeConfig
-from foresay.server.settings.fields import nearest
+from foresay.server.settings.fields import closest
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, NGRAM, NONE, SUFFIX
+from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelNotFound
 from foresay.verifier.model.hub import cached, is_local, resolve
 
@@ -57,27 +58,48 @@ def cached_target(config: EngineConfig) -> Path | None:
 
 def check_names(config: EngineConfig) -> None:
     """Before a second of importing: fetch a target of the catalog, and raise ModelNotFound where it cannot be had, or
-    where the target can only be a path and nothing is there; and ConfigurationError for a name that is not on disk and
-    nearly one that we know."""
-    drafts = () if config.draft == "auto" else named_in(config.draft)
-    for part in drafts:
-        _check_spelling(f"--draft {part}", part, (*DRAFTERS, NONE, "auto", "bundled"))
+    where a path leads nowhere; and ConfigurationError for a name that is not on disk and nearly one that we know."""
+    for part in () if config.draft == "auto" else named_in(config.draft):
+        _check_spelling(f"--draft {part}", part, {name: name for name in (*DRAFTERS, NONE, "auto", "bundled")})
+        place = part.partition(":")[2] or part
+        if is_local(place) and not Path(place).expanduser().exists():
+            resolve(place, flag="--draft")
     if config.target == "bundled":
         return
-    from foresay.server.catalog.catalog import known_targets, of_short_name
+    check_model_name(f"TARGET {config.target}", config.target)
+    from foresay.server.catalog.catalog import of_short_name
 
-    short = [each.short for each in known_targets().values() if each.short]
-    _check_spelling(f"TARGET {config.target}", config.target, (*short, "bundled"))
     missing = is_local(config.target) and not Path(config.target).expanduser().exists()
     if missing or of_short_name(config.target) is not None:
         target_directory(config)
 
 
-def _check_spelling(what: str, name: str, known: Collection[str]) -> None:
-    """Only a word that is close to one of ours counts as a slip: hub ids with an owner may be anything."""
-    hint = "" if name in known or set(name) & set("/:.~") else nearest(name, known)
-    if hint and not Path(name).exists() and cached(name) is None:
-        raise ConfigurationError(f"{what}: there is nothing of that name{hint}")
+def check_config(config: EngineConfig) -> ModelConfig | None:
+    """The configuration of a target that is here, before a second of importing; None for one that is yet to be fetched.
+    Raises a loader's error for one that cannot be loaded."""
+    place = Path(config.target).expanduser()
+    here = place.exists() or cached_target(config) is not None
+    return ModelConfig.from_directory(target_directory(config)) if here else None
+
+
+def check_model_name(what: str, name: str) -> None:
+    """Raise ConfigurationError for a word that is no path and nearly a model of the catalog, with or without its
+    owner."""
+    from foresay.server.catalog.catalog import known_targets, last_part
+
+    targets = known_targets()
+    short = {name: name for name in (*(each.short for each in targets.values() if each.short), "bundled")}
+    _check_spelling(what, name, {last_part(id): id for id in targets} | short)
+
+
+def _check_spelling(what: str, name: str, known: Mapping[str, str]) -> None:
+    """Only a word that is close to one of ours counts as a slip: hub ids with an owner may be anything. known: what is
+    meant by each word."""
+    if known.get(name) == name or set(name) & set("/:~") or name.startswith("."):
+        return
+    meant = closest(name.lower(), known)
+    if meant is not None and not Path(name).exists() and cached(name) is None:
+        raise ConfigurationError(f'{what}: there is nothing of that name; did you mean "{known[meant]}"?')
 
 
 def choose_draft(config: EngineConfig) -> Resolved:

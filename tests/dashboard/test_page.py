@@ -53,7 +53,7 @@ async def scraped(url: str) -> dict[str, float]:
 async def test_the_playground_fills_the_charts_and_all_numbers_agree(url, tmp_path):
     async with visiting(url) as visit:
         page = visit.page
-        await visit.go()
+        await visit.go("/dashboard")
         await visit.ready()
         before = await scraped(url)
         await visit.run(max_output_tokens=60, temperature=0.8, seed=3)
@@ -95,7 +95,10 @@ async def test_a_request_is_shown_with_its_steps_and_its_coloured_text(url, tmp_
         await detail.locator(".coloured span").first.wait_for()
         assert await visit.tokens(detail) == said
         steps = await detail.locator(".strip .step").count()
-        assert steps == await page.locator(".answer .strip .step").count()
+        await visit.show("playground")
+        await page.click("text=Show tokens")
+        await expect(page.locator(".answer .strip .step")).to_have_count(steps)
+        await visit.show("dashboard")
         first = detail.locator(".coloured")
         await first.focus()
         await page.keyboard.press("ArrowRight")
@@ -106,31 +109,12 @@ async def test_a_request_is_shown_with_its_steps_and_its_coloured_text(url, tmp_
         await expect(detail).to_be_empty()
 
 
-async def test_comparing_shows_equal_texts(url, tmp_path):
-    async with visiting(url, color_scheme="dark") as visit:
-        await visit.go()
-        await visit.ready()
-        await visit.run("compare", max_output_tokens=48, temperature=1)
-        await expect(visit.page.locator(".outcome")).to_have_text(
-            re.compile(r"^Same text: [\d.]+ m?s with drafts, [\d.]+ m?s without")
-        )
-        drafted, plain = visit.page.locator(".answer").nth(0), visit.page.locator(".answer").nth(1)
-        assert [text for text, _ in await visit.tokens(drafted)] == [text for text, _ in await visit.tokens(plain)]
-        assert {depth for _, depth in await visit.tokens(plain)} == {0}
-        assert any(depth for _, depth in await visit.tokens(drafted))
-        count = (await visit.counts(drafted))[0]
-        assert await visit.counts(plain) == (count, 0, 0)
-        assert await plain.locator(".strip .step").count() == count > await drafted.locator(".strip .step").count()
-        await visit.page.wait_for_timeout(1500)
-        await visit.keep_picture("dark", tmp_path)
-
-
 async def test_light_and_dark_and_what_was_chosen_stays(url):
     background = "getComputedStyle(document.body).backgroundColor"
     shades = {}
     for scheme in ("light", "dark"):
         async with visiting(url, color_scheme=scheme) as visit:
-            await visit.go()
+            await visit.go("/dashboard")
             await visit.ready()
             shades[scheme] = await visit.page.evaluate(background)
             await visit.page.click("#theme")
@@ -151,7 +135,7 @@ async def test_a_reload_loses_nothing(url):
     count = "all => all.map(path => path.getAttribute('d').split('M').length - 1).reduce((a, b) => a + b, 0)"
     async with visiting(url) as visit:
         page = visit.page
-        await visit.go()
+        await visit.go("/dashboard")
         await visit.ready()
         await visit.run(max_output_tokens=30)
         await page.wait_for_selector(columns, state="attached")
@@ -170,7 +154,7 @@ async def test_a_reload_loses_nothing(url):
 async def test_the_charts_can_be_read_with_the_keyboard(url):
     async with visiting(url) as visit:
         page = visit.page
-        await visit.go()
+        await visit.go("/dashboard")
         await visit.ready()
         await visit.run(max_output_tokens=30)
         chart = page.locator("#time-per-step svg")
@@ -194,7 +178,7 @@ async def test_the_charts_can_be_read_with_the_keyboard(url):
 
 async def test_a_phone_shows_all_of_it(url, tmp_path):
     async with visiting(url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True) as visit:
-        await visit.go()
+        await visit.go("/dashboard")
         await visit.ready()
         await visit.run(max_output_tokens=20)
         await visit.page.wait_for_timeout(1500)
@@ -206,33 +190,10 @@ async def test_a_phone_shows_all_of_it(url, tmp_path):
         await visit.keep_picture("phone", tmp_path)
 
 
-#: Nobody's hand is quick enough: 900 tokens take the bundled pair a third of a second.
-STOP_AT_ONCE = """() => {
-  const stop = document.querySelector("#playground button.quiet");
-  const click = (_, watching) => { if (!stop.disabled) { watching.disconnect(); stop.click(); } };
-  new MutationObserver(click).observe(stop, { attributes: true });
-}"""
-
-
-async def test_what_the_server_does_not_like_is_said_and_stopping_works(url):
-    async with visiting(url) as visit:
-        outcome = visit.page.locator(".outcome")
-        await visit.go()
-        await visit.ready()
-        await visit.run(top_p=0)
-        await expect(outcome).to_have_text(re.compile("^It failed: top_p must be"))
-        await visit.page.fill("[name=top_p]", "")
-        await visit.page.fill("[name=max_output_tokens]", "900")
-        await visit.page.evaluate(STOP_AT_ONCE)
-        await visit.page.click("#playground button.main")
-        await expect(outcome).to_have_text("Stopped.")
-        await visit.page.wait_for_selector("#playground form[data-busy=false]")
-
-
 async def test_a_key_is_asked_for_once_and_a_wrong_one_told_so(guarded_url, tmp_path):
     async with visiting(guarded_url) as visit:
         page = visit.page
-        await visit.go()
+        await visit.go("/dashboard")
         dialog, field = page.locator("dialog#key"), page.locator("#key-value")
         await expect(dialog).to_be_visible()
         await expect(page.locator("#key-wrong")).to_be_empty()
@@ -260,7 +221,7 @@ async def test_text_that_was_not_to_be_stored_is_told_so(url):
             assert response.status == 200
     async with visiting(url) as visit:
         detail = visit.page.locator("#request-detail")
-        await visit.go()
+        await visit.go("/dashboard")
         await visit.ready()
         await visit.page.locator("#requests tr[data-id] button").first.click()
         await expect(detail.locator(".note")).to_have_text("Its text was not kept, as store was false.")
@@ -272,7 +233,7 @@ async def test_a_server_that_drains_says_so(tmp_path):
     with LiveServer(tmp_path / "log", "--threads", "1", "--drain-seconds", "30") as server:
         url = server.wait_for_url()
         async with visiting(url) as visit, aiohttp.ClientSession() as session:
-            await visit.go()
+            await visit.go("/dashboard")
             await visit.ready()
             await expect(visit.page.locator("#facts")).not_to_contain_text("draining")
             asked = {"prompt": ["Tell"] * 32, "max_tokens": 1000, "ignore_eos": True, "stream": True}

@@ -1,16 +1,16 @@
-"""The playground: conversations, who drafts, and two answers side by side, with the bundled pair."""
+"""The playground: conversations, who drafts, how tokens are sampled, and what keys do."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from playwright.async_api import WebSocket, expect
+from playwright.async_api import expect
 
-from tests.dashboard.browsing import Visit, needs_chromium, visiting
+from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
+from tests.dashboard.browsing import SEND, STOP, STORY, needs_chromium, visiting
+from tests.dashboard.writing import sent, writing
 from tests.server.live import LiveServer
 
 pytestmark = [needs_chromium, pytest.mark.slow]
@@ -24,15 +24,27 @@ def url(tmp_path_factory: pytest.TempPathFactory, slow_target: str) -> Iterator[
         yield server.wait_for_url()
 
 
-def sent(visit: Visit) -> list[dict[str, Any]]:
-    """What the page asks for from now on."""
-    frames: list[dict[str, Any]] = []
-
-    def opened(socket: WebSocket) -> None:
-        socket.on("framesent", lambda frame: frames.append(json.loads(frame)))
-
-    visit.page.on("websocket", opened)
-    return frames
+async def test_the_first_visit_is_the_playground_and_the_dashboard_one_click_away(tokenizer: Tokenizer) -> None:
+    async with writing("fox ", tokenizer) as visit:
+        page = visit.page
+        playground, dashboard = page.locator("#playground"), page.locator("#dashboard-view")
+        await expect(playground).to_be_visible()
+        await expect(dashboard).to_be_hidden()
+        await expect(page.locator(".hero p")).to_have_count(2)
+        await expect(page.locator(SEND)).to_have_text("Start the race")
+        await visit.show("dashboard")
+        await expect(dashboard).to_be_visible()
+        await expect(playground).to_be_hidden()
+        await expect(page.locator(".views [aria-current=page]")).to_have_text("Dashboard")
+        await page.reload()
+        await expect(dashboard).to_be_visible()
+        await page.go_back()
+        await expect(playground).to_be_visible()
+        for path, shown in (("/dashboard", dashboard), ("/dashboard#playground", playground), ("/#prompt", playground)):
+            await page.goto("about:blank")
+            await visit.go(path)
+            await expect(shown).to_be_visible()
+        assert visit.complaints == []
 
 
 async def test_a_conversation_goes_on_until_a_new_one_is_begun(url: str) -> None:
@@ -41,25 +53,26 @@ async def test_a_conversation_goes_on_until_a_new_one_is_begun(url: str) -> None
         await visit.go()
         await visit.ready()
         anew = page.locator("button.anew")
-        await expect(anew).to_be_disabled()
-        await page.fill("[name=system]", "You are an owl.")
+        await expect(anew).to_be_hidden()
+        await visit.set(system="You are an owl.")
         await visit.run(max_output_tokens=12, seed=1)
         first = "".join(text for text, _ in await visit.tokens(page.locator(".answer")))
-        await page.fill("#prompt", "And then?")
-        await visit.run(max_output_tokens=8)
+        await visit.run(prompt="And then?", max_output_tokens=8)
+        await expect(page.locator("#requests .words").first).to_have_text("And then?")
         users = page.locator(".turn .user")
-        await expect(users).to_have_text(["Tell me a story about a fox and an owl.", "And then?"])
+        await expect(users).to_have_text([STORY, "And then?"])
         assert frames[1]["input"] == [
-            {"role": "user", "content": "Tell me a story about a fox and an owl."},
+            {"role": "user", "content": STORY},
             {"role": "assistant", "content": first},
             {"role": "user", "content": "And then?"},
         ]
         assert frames[1]["instructions"] == "You are an owl."
-        await expect(page.locator("#requests .words").first).to_have_text("And then?")
+        await visit.show("playground")
         await anew.focus()
         await page.keyboard.press("Enter")
         await expect(users).to_have_count(0)
-        await page.fill("[name=system]", "")
+        await expect(page.locator("#prompt")).to_be_focused()
+        await visit.set(system="")
         await visit.run(max_output_tokens=4)
         assert len(frames[2]["input"]) == 1
         assert "instructions" not in frames[2]
@@ -71,8 +84,9 @@ async def test_what_failed_is_no_part_of_the_conversation(url: str) -> None:
         await visit.go()
         await visit.ready()
         await visit.run(max_output_tokens=4, top_p=0)
-        await expect(visit.page.locator(".outcome")).to_have_text(re.compile("^It failed: top_p must be"))
+        await expect(visit.page.locator("#playground > .outcome")).to_have_text(re.compile("^It failed: top_p must be"))
         await expect(visit.page.locator(".turn")).to_have_count(0)
+        await expect(visit.page.locator("#prompt")).to_have_value(STORY)
         await visit.run(max_output_tokens=4, top_p=1)
         assert len(frames[1]["input"]) == 1
 
@@ -83,33 +97,17 @@ async def test_the_drafter_that_is_chosen_drafts(url: str) -> None:
         await visit.go()
         await visit.ready()
         await expect(page.locator("[name=method] option")).to_have_text(["auto", "draft_model", "ngram"])
+        await visit.set()
         await page.select_option("[name=method]", "draft_model")
         colours = page.locator(".answer .coloured .t:not(.own)")
-        await visit.run(max_output_tokens=40, seed=3)
+        await visit.run(max_output_tokens=40, temperature=1, seed=3)
         assert frames[-1]["speculation"] == {"method": "draft_model"}
         await expect(page.locator("#requests small").first).to_have_text("drafts by draft_model, temperature 1, seed 3")
         assert set(await colours.evaluate_all("all => all.map(one => one.dataset.colour)")) == {"draft_model"}
+        await visit.show("playground")
         await page.select_option("[name=method]", "auto")
         await visit.run(max_output_tokens=4)
         assert "speculation" not in frames[-1]
-
-
-async def test_compare_stands_side_by_side_with_both_clocks(url: str) -> None:
-    for width in (1280, 390):
-        async with visiting(url, viewport={"width": width, "height": 900}) as visit:
-            await visit.go()
-            await visit.ready()
-            await visit.run("compare", max_output_tokens=24, seed=5)
-            answers = visit.page.locator(".compared .answer")
-            await expect(answers).to_have_count(2)
-            left, right = [await answers.nth(place).bounding_box() for place in (0, 1)]
-            assert left is not None
-            assert right is not None
-            assert left["y"] == right["y"]
-            assert left["x"] + left["width"] <= right["x"]
-            await expect(answers.nth(0).locator(".clock")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
-            await expect(answers.nth(1).locator(".clock")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
-            assert await visit.page.evaluate("document.documentElement.scrollWidth") == width
 
 
 async def test_the_answer_says_the_same_as_the_list(url: str) -> None:
@@ -126,39 +124,80 @@ async def test_the_answer_says_the_same_as_the_list(url: str) -> None:
             )
         )
         cells = page.locator("#requests tr[data-id]").first.locator("td")
-        await expect(cells.nth(3)).to_have_text(said["tokens"])
-        await expect(cells.nth(6)).to_have_text(said["tokens per step"])
-        await expect(cells.nth(7)).to_have_text(said["accepted"])
+        await expect(cells.nth(3)).to_have_text(await page.locator(".answer .counts b").first.inner_text())
+        for place, name in enumerate(("first token after", "tokens per second", "tokens per pass", "drafts right"), 4):
+            await expect(cells.nth(place)).to_have_text(said[name])
 
 
-VERDICTS = [
-    ([[0.3, 0.6]], "Same text: 300 ms with drafts, 600 ms without, 50 % of the time saved.", "good"),
-    (
-        [[0.6, 0.3]],
-        "Same text: 600 ms with drafts, 300 ms without. One answer says little; compare a few more.",
-        "good",
-    ),
-    ([[9, 1], [0.6, 0.3], [0.6, 0.3]], "One answer says little; compare a few more.", "good"),
-    (
-        [[9, 1], [0.6, 0.3], [0.6, 0.3], [0.6, 0.3]],
-        "The last 3 answers: 1.80 s with drafts, 900 ms without: speculation does not pay here.",
-        "warn",
-    ),
-    (
-        [[9, 1], [0.3, 0.6], [0.3, 0.6], [0.4, 0.3]],
-        "The last 3 answers: 1.00 s with drafts, 1.50 s without, 33 % of the time saved.",
-        "good",
-    ),
-    ([[9, 1], [0.3, 0.31], [0.31, 0.3], [0.3, 0.3]], "without: as fast as each other.", "good"),
-    ([[9, 1], [0.1, 0.4], [0.4, 0.1], [0.4, 0.1]], "they differ too much to tell. Is this machine busy?", "warn"),
-    ([[0, 0]], "Same text.", "good"),
-]
+@pytest.mark.parametrize(
+    ("defaults", "used", "said"),
+    [
+        (SamplingDefaults(), (0.7, 0.95), "temperature 0.7, top-p 0.95 (the usual values: the model recommends none)"),
+        (
+            SamplingDefaults(temperature=0.2, top_k=20),
+            (0.2, 0.95),
+            "temperature 0.2, top-k 20, top-p 0.95 (temperature and top-k as the model recommends)",
+        ),
+    ],
+)
+async def test_people_sample_as_the_model_recommends_and_the_page_says_so(
+    tokenizer: Tokenizer, defaults: SamplingDefaults, used: tuple[float, float], said: str
+) -> None:
+    async with writing("fox ", tokenizer, defaults) as visit:
+        line, frames = visit.page.locator(".sampling"), sent(visit)
+        await expect(line).to_have_text(said)
+        await visit.run(max_output_tokens=4)
+        assert (frames[-1]["temperature"], frames[-1]["top_p"]) == used
+        await visit.run(temperature=1.5, max_output_tokens=4)
+        assert (frames[-1]["temperature"], frames[-1]["top_p"]) == (1.5, 0.95)
+        await expect(line).to_have_text(re.compile(r"^temperature 1\.5, .*\(temperature as set here\)$"))
 
 
-async def test_a_verdict_on_speculation_needs_several_answers(url: str) -> None:
-    async with visiting(url) as visit:
-        await visit.go()
-        script = "async times => (await import('/dashboard/static/compare.js')).verdict(times)"
-        for times, sentence, kind in VERDICTS:
-            said = await visit.page.evaluate(script, times)
-            assert said[0].endswith(sentence) and said[1] == kind, said
+async def test_enter_sends_and_shift_enter_breaks_the_line(tokenizer: Tokenizer) -> None:
+    async with writing("fox ", tokenizer) as visit:
+        page, prompt = visit.page, visit.page.locator("#prompt")
+        await page.check("#playground input[value=on]", force=True)
+        await visit.set(max_output_tokens=4)
+        await prompt.fill("one")
+        await page.keyboard.press("Shift+Enter")
+        await page.keyboard.type("two")
+        await expect(page.locator(".turn")).to_have_count(0)
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".turn .user")).to_have_text("one\ntwo")
+        await expect(page.locator("#playground form")).to_have_attribute("data-busy", "false")
+        await expect(prompt).to_have_value("")
+        await expect(prompt).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".turn")).to_have_count(1)
+
+
+async def test_an_answer_that_is_stopped_stays(tokenizer: Tokenizer) -> None:
+    async with writing("fox ", tokenizer, pause=0.05) as visit:
+        await visit.ask(max_output_tokens=400)
+        await expect(visit.page.locator(".answer .markdown")).to_contain_text("fox")
+        await visit.page.click(STOP)
+        await expect(visit.page.locator("#playground > .outcome")).to_have_text("Stopped.")
+        await expect(visit.page.locator(SEND)).to_be_visible()
+        await expect(visit.page.locator(STOP)).to_be_hidden()
+        await expect(visit.page.locator(".answer .markdown")).to_contain_text("fox")
+
+
+async def test_an_answer_is_shown_as_the_model_means_it_or_by_token(tokenizer: Tokenizer) -> None:
+    text = "# Fox\n\nA **red** fox:\n\n```python\nfox()\n```\n\n<b>owl</b>"
+    async with writing(text, tokenizer, permissions=["clipboard-read", "clipboard-write"]) as visit:
+        page, answer = visit.page, visit.page.locator(".answer")
+        await visit.ask(max_output_tokens=len(tokenizer.encode(text)))
+        await expect(answer.locator(".markdown h4")).to_have_text("Fox")
+        await expect(answer.locator(".markdown strong")).to_have_text("red")
+        await expect(answer.locator(".markdown pre")).to_have_text("fox()")
+        await expect(answer.locator(".markdown")).to_contain_text("<b>owl</b>")
+        await expect(answer.locator(".coloured")).to_be_hidden()
+        await answer.locator(".code button").click()
+        await expect(answer.locator(".code button")).to_have_text("Copied")
+        assert await page.evaluate("navigator.clipboard.readText()") == "fox()"
+        await page.click("text=Show tokens")
+        await expect(answer.locator(".markdown")).to_be_hidden()
+        await expect(answer.locator(".coloured")).to_have_text(text)
+        scrolls = "all => all.filter(one => one.scrollHeight > one.clientHeight + 1).map(one => one.className)"
+        assert await page.locator("#playground :not(textarea, .hidden)").evaluate_all(scrolls) == []
+        assert visit.complaints == []

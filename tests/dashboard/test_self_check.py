@@ -37,7 +37,7 @@ async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, t
         served(engine, tokenizer, self_check=1.0) as client,
         visiting(str(client.make_url("")).rstrip("/")) as visit,
     ):
-        await visit.go()
+        await visit.go("/dashboard")
         await visit.ready()
         said = visit.page.locator("[data-fact=check] button")
         await expect(said).to_have_text("self-check: no answers yet")
@@ -60,7 +60,7 @@ async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, t
 async def test_nothing_is_said_where_nobody_asked_for_it(tokenizer: Tokenizer) -> None:
     engine = Diverging(tokenizer.encode("once upon a time"), run=3)
     async with served(engine, tokenizer) as client, visiting(str(client.make_url("")).rstrip("/")) as visit:
-        await visit.go()
+        await visit.go("/dashboard")
         await visit.ready()
         assert (await client.post("/v1/completions", json=ASK)).status == 200
         await expect(visit.page.locator("#footer li[data-total=generation_tokens] b")).to_have_text("12")

@@ -20,7 +20,7 @@ async def test_the_page_says_since_when_and_goes_on_by_itself(tmp_path: Path) ->
         url = server.wait_for_url()
         async with visiting(url) as visit:
             page = visit.page
-            await visit.go()
+            await visit.go("/dashboard")
             await visit.ready()
             await visit.run(max_output_tokens=8)
             notice, tiles = page.locator("#notice"), page.locator("#tiles")

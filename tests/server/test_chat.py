@@ -20,9 +20,10 @@ from rich.console import Console
 
 from foresay import Engine
 from foresay.server.cli import terminal
-from foresay.server.cli.chat import Conversation
+from foresay.server.cli.chat import Conversation, _shown
 from foresay.server.cli.generate import drawn, for_people, sampling_params
 from foresay.server.cli.main import main
+from foresay.server.cli.progress import say
 from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
 from foresay.server.schemas.tokens import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
@@ -246,7 +247,7 @@ def test_compare_writes_the_last_answer_or_the_next_without_drafts(engine: Engin
     assert said()[-1] != "the same text"
 
 
-def test_system_and_new_change_what_is_asked(engine: Engine) -> None:
+def test_system_and_new_change_what_is_asked(engine: Engine, said: Said) -> None:
     talk = Talk(engine)
     for line in ("/system Be brief.", QUESTION, "/system", "And 3?", "/new", "And 4?"):
         assert talk.obey(line)
@@ -255,6 +256,24 @@ def test_system_and_new_change_what_is_asked(engine: Engine) -> None:
         ["user", "assistant", "user"],
         ["user"],
     ]
+    told = [line for line in said() if "tokens in" not in line]
+    assert told == ["the system message is set", "there is no system message", "a new conversation"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_end_between_words_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for out, lines in ((Terminal(), 3), (io.StringIO(), 1)):
+        monkeypatch.setattr(sys, "stderr", out)
+        say("/set  " + "words and more " * 6, indent=6)
+        shown = out.getvalue().splitlines()
+        assert len(shown) == lines
+        assert all(line.startswith("      ") and len(line) < 40 for line in shown[1:])
 
 
 @pytest.mark.parametrize(
@@ -283,9 +302,11 @@ def test_set_changes_the_next_answers(engine: Engine, said: Said) -> None:
         3,
         7,
     ]
-    assert said()[-1].startswith("3 tokens in ")
+    told = said()
+    assert told[:2] == ["temperature 0.5", "top_p 0.9"] and told[-1].startswith("3 tokens in ")
     talk.obey("/set")
-    assert "temperature 0.5" in said()[-1]
+    assert {" ".join(line.split()) for line in said()} >= {"temperature 0.5", "seed 7", "max_tokens 3"}
+    assert _shown("max_tokens", None) == "256, or what the context leaves"
 
 
 def test_a_path_is_a_question_and_bye_leaves(engine: Engine) -> None:
@@ -322,6 +343,22 @@ def test_a_whole_conversation_on_a_terminal(
     captured = capsys.readouterr()
     assert "the target itself " in captured.out
     assert captured.err.splitlines()[-1] == "the same text"
+
+
+def test_the_answer_to_one_prompt_ends_its_lines_between_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--draft", "none", "--max-model-len", "256", "--dtype", "float32", "--temperature", "0"]
+    asked = ["run", "bundled", "Tell a long story about a fox.", *flags, "--max-tokens", "40"]
+    assert main(asked) == 0
+    answer = capsys.readouterr().out
+    assert len(answer) > 60 and answer.count("\n") == 1
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(asked) == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert " ".join(answer.split()) in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 30
 
 
 def test_a_person_gets_what_the_model_recommends_or_what_is_usual(tmp_path: Path) -> None:

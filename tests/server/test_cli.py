@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from foresay import Engine
+from foresay.server.cli.bench import measure
 from foresay.server.cli.main import COMMANDS, build_parser, main
 from foresay.server.engine.trace import read
-from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.config import BenchConfig, ServeConfig
 from foresay.server.settings.fields import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,9 +116,19 @@ def test_the_short_help_has_eight_flags_and_names_the_way_to_the_others(capsys: 
         (["serve", "--draft-tokens", "0"], "from 1 to 63 (--draft none decodes without drafts), got '0'"),
         (["keys", "list", "alice"], "foresay keys: list takes no name"),
         (["keys", "remove"], "foresay keys: remove needs a name: foresay keys remove NAME"),
-        (["generate"], "foresay generate: the following arguments are required: --prompt"),
+        (["serve", "qwen3-8b"], 'TARGET qwen3-8b: there is nothing of that name; did you mean "Qwen/Qwen3-8B"?'),
+        (["pull", "Qwen2.5-7b-Instruct"], 'there is nothing of that name; did you mean "Qwen/Qwen2.5-7B-Instruct"?'),
+        (["quantize", "smolm2", "--out", "x"], 'there is nothing of that name; did you mean "smollm2"?'),
+        (["quantize", "bundled", "--out", "/"], "--out /: already exists and is not empty"),
+        (["replay", "no.jsonl"], "foresay replay: no.jsonl: no such file"),
+        (["train", "medusa", "--prompts", "no", "--out", "x"], "--prompts no: no such file or directory"),
+        (["generate", "--prompt", "x", "--max-tokens", "1024"], "so --max-tokens 1023 is the most"),
+        (["generate"], "foresay generate: needs --prompt (see"),
         (["generate", "--prompt", ""], "--prompt must be text that is not empty"),
-        (["config", "shwo"], "invalid choice: 'shwo'"),
+        (["config", "shwo"], "foresay config: ACTION must be show, got 'shwo'; did you mean \"show\"?"),
+        (["train", "eagle"], "medusa or peagle, got 'eagle'; did you mean \"eagle3\"?"),
+        (["train"], "foresay train: needs KIND, --prompts, --out (see"),
+        (["train", "eagle3", "--steps", "x"], "foresay train: --steps must be a whole number of at least 1, got 'x'"),
         (["bench", "--shadow", "ngram"], "bench measures without --shadow and --trace"),
         (["selfcheck", "--shadow", "ngram"], "--shadow has no effect"),
         (["serve", "--trace-text"], "but no trace is set (--trace FILE)"),
@@ -133,6 +145,40 @@ def test_wrong_usage_is_one_line_and_status_2(
     assert captured.out == ""
 
 
+@pytest.mark.parametrize("command", [["serve"], ["generate", "--prompt", "x"], ["chat"]])
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"model.safetensors": b""}, "has no config.json"),
+        ({"config.json": b"{"}, "not valid JSON"),
+        ({"config.json": b'{"architectures": ["GPT2LMHeadModel"]}'}, "architecture GPT2LMHeadModel is not supported"),
+        ({"half.gguf": b"GGUF" + bytes(20)}, "half.gguf"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_before_torch_is_imported(
+    command: list[str], files: dict[str, bytes], said: str, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    words = [command[0], str(tmp_path), *command[1:]]
+    code = f"import sys\nfrom foresay.server.cli.main import main\nprint(main({words!r}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout in ("1 False\n", "2 False\n")
+    assert said in done.stderr and "starting the engine" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("127.0.0.1:9", "--url http://127.0.0.1:9: no Foresay server answers there (Connection refused)"),
+        ("a b", "no Foresay server answers there (URL can't contain"),
+    ],
+)
+def test_a_server_that_is_not_there_is_told_in_words(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--url", url]) == 1
+    assert said in capsys.readouterr().err
+
+
 def test_an_unknown_variable_stops_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,9 +190,20 @@ def test_an_unknown_variable_stops_the_command(
 def test_no_command_shows_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     shown = capsys.readouterr().out
-    own = [command for command in COMMANDS.values() if not command.familiar]
-    assert all(f"  {command.name} " in shown and command.summary in shown for command in own)
-    assert "\nas in Ollama: run, list, ps, stop, rm\n" in shown
+    assert all(f"\n  {command.name} " in shown and command.summary in shown for command in COMMANDS.values())
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\nas in Ollama:\n  run " in shown
+
+
+@pytest.mark.parametrize("words", [["help", "models"], ["--help", "models"], ["models", "-h"]])
+def test_help_of_a_command_is_found_from_either_side(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(words) == 0
+    assert capsys.readouterr().out.startswith("usage: foresay models [NAME] [flags]\n")
+
+
+def test_config_shows_without_being_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == 0
+    assert "\nport = 8000\n" in capsys.readouterr().out
 
 
 def test_flags_are_not_abbreviated() -> None:
@@ -234,6 +291,14 @@ def test_chat_remembers_resets_and_ends_with_its_input(
     assert told[0].startswith("0 of ")
     assert not told[1].startswith("0 of ")
     assert captured.err.splitlines()[-1] == "unknown command /what (/help lists them, /bye leaves)"
+
+
+def test_bench_says_how_far_it_is() -> None:
+    told: list[int] = []
+    config = BenchConfig(rounds=1, max_tokens=4, temperature=0.0)
+    with Engine("bundled", "none", max_model_len=64, dtype="float32") as engine:
+        measure({"on": engine, "off": engine}, config, ("Once",), told.append)
+    assert told == [1, 2, 3, 4], "of two rounds, the first of which is not counted"
 
 
 @pytest.mark.slow

@@ -92,14 +92,14 @@ def test_fp32_is_not_for_a_gpu() -> None:
 
 
 def test_a_processor_without_bf16_takes_fp32_if_it_fits(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    monkeypatch.setattr("foresay.server.engine.device.multiplies_bf16", lambda: False)
     assert choose_dtype(EngineConfig(), model(), Device("cpu", 8 * GIB)).value == "float32"
     assert choose_dtype(EngineConfig(), model(), Device("cpu", GIB >> 6)).value == "bfloat16"
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
 def test_a_model_kept_in_16_bits_fits_where_twice_of_it_would_not(monkeypatch, stored) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    monkeypatch.setattr("foresay.server.engine.device.multiplies_bf16", lambda: False)
     wide = replace(model(), dtype=stored, hidden_size=2048, intermediate_size=4096, num_heads=16, head_dim=128)
     choice = choose_dtype(EngineConfig(), wide, Device("cpu", 2 * 3 * parameters(wide)))
     assert choice.value == ("float32" if stored == "bfloat16" else "bfloat16")

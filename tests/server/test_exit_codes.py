@@ -86,13 +86,22 @@ def test_a_model_that_is_not_there_is_1(name: str, tmp_path: Path) -> None:
 
 def test_a_reader_that_is_gone_is_1() -> None:
     """What is left of commands that hardly can fail."""
-    for name in ("version", "config"):
+    for words in (["version"], ["config"], ["--help"]):
         reading, writing = os.pipe()
         os.close(reading)
-        command = [sys.executable, "-m", "foresay.server.cli.main", name, *NEEDED.get(name, [])]
+        command = [sys.executable, "-m", "foresay.server.cli.main", *words]
         done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
         os.close(writing)
         assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_full_disk_is_1() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "foresay.server.cli.main", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    said = b"foresay: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 def test_keys_that_cannot_be_written_are_1_and_a_name_that_is_not_there_is_2(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from foresay.server.cli.main import main
 from foresay.server.cli.serving import rows
 from foresay.server.engine.build import build_engine, plan
 from foresay.server.engine.device import Device
-from foresay.server.engine.memory import token_bytes
+from foresay.server.engine.parameters import token_bytes
 from foresay.server.settings.config import EngineConfig, KVDtype
 from tests.server.test_gpu_memory import LLAMA_1B, LLAMA_8B, RTX_4090, llama
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.server.engine.memory import packed_bytes
+from foresay.server.engine.parameters import packed_bytes
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, ModelError, UnsupportedArchitecture, WeightsError

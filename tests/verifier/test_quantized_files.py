@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foresay.server.engine.memory import packed_bytes
-from foresay.server.engine.parameters import quantized
+from foresay.server.engine.parameters import packed_bytes, quantized
 from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder

@@ -14,7 +14,7 @@ from foresay.server.api.common.route import Route, json_response
 from foresay.server.engine.generation import unavailable
 from foresay.server.host.models.models import MODELS, Entry, Models
 from foresay.server.observe.telemetry.report import Replica
-from foresay.server.schemas.shared import ModelCard, ModelList
+from foresay.server.schemas.shared import ModelCard, ModelList, UsualSampling
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of
 from foresay.server.settings.units import moment
@@ -205,9 +205,19 @@ def _card(served: Models, entry: Entry, name: str) -> ModelCard:
         root=entry.target,
         max_model_len=longest or msgspec.UNSET,
         loaded=entry.loaded if served.several else msgspec.UNSET,
+        sampling=_sampling(entry),
         display_name=name,
         created_at=moment(created),
     )
+
+
+def _sampling(entry: Entry) -> UsualSampling | UnsetType:
+    text = entry.service.text
+    if text is None:
+        return UNSET
+    names = ("temperature", "top_k", "top_p")
+    usual, recommended = text.defaults.for_people(), [one for one in names if getattr(text.defaults, one) is not None]
+    return UsualSampling(**{name: getattr(usual, name) for name in names}, recommended=recommended)
 
 
 ROUTES = [

@@ -34,7 +34,7 @@ def run(config: EngineConfig, arguments: Namespace) -> int:
 
 COMMAND = Command(
     "check",
-    "say whether a target and a drafter fit together, and how to fix it if they do not",
+    "say whether a target and a drafter fit, and if not, what to change",
     (
         "foresay check Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B",
         "foresay check ./my-model --draft eagle3:./my-head --draft-tree 4,6,6,4,3 --probe",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from foresay.server.engine.checks import Measured, Report
-from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.spec.acceptance import TOLD, ByDepth, by_place, tokens_per_step
 from foresay.spec.trace import Statistics
 
 if TYPE_CHECKING:
@@ -200,13 +200,18 @@ def _findings(report: Report) -> RenderableType:
 
 
 def _measurements(probe: list[Measured]) -> RenderableType:
+    """The table, and below it what would not fit a column."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-    header, *rows = _measured_rows(probe)
+    header, *rows = (row[:-1] for row in _measured_rows(probe))
     table = Table(*header, box=None, header_style="dim", padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*row)
-    return table
+    shares = [(one.temperature, one.accepted_by_depth.cumulative) for one in probe]
+    depths = [f"{' '.join(f'{share:.0%}' for share in each[:TOLD])} at T {at:g}" for at, each in shares if each]
+    return Group(table, *[Text(f"accepted at depth 1, 2, ...: {line}") for line in depths])
 
 
 def _measured_rows(probe: list[Measured]) -> list[tuple[str, ...]]:

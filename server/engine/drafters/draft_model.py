@@ -12,8 +12,7 @@ from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files, look_at_origin
 from foresay.server.engine.device import Loading
 from foresay.server.engine.drafters.entry import FromFiles
-from foresay.server.engine.memory import model_bytes, token_bytes
-from foresay.server.engine.parameters import quantized
+from foresay.server.engine.parameters import model_bytes, quantized, token_bytes
 from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.names import DRAFT_MODEL

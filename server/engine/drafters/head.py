@@ -20,7 +20,7 @@ from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.server.engine.checks import Notes, Target, look_at_origin, made_for
 from foresay.server.engine.device import Loading
 from foresay.server.engine.drafters.entry import FromFiles
-from foresay.server.engine.memory import item_bytes
+from foresay.server.engine.parameters import item_bytes
 from foresay.server.engine.vocabulary import overlap
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.protocols import Drafter

@@ -22,7 +22,7 @@ from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.checks import Notes, Target, layers
 from foresay.server.engine.device import KV_DTYPES
 from foresay.server.engine.drafters.head import Head, agrees, in_words, note_vocabulary, share, tried
-from foresay.server.engine.memory import item_bytes, token_bytes
+from foresay.server.engine.parameters import item_bytes, token_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget.members import MODEL_LEVELS
 from foresay.spec.errors import ConfigurationError

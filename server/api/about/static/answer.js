@@ -1,40 +1,88 @@
-// One answer in the playground: its clock, its coloured text, its steps, and its numbers.
+// One answer in the playground: its clock, its text as Markdown or coloured by token, its passes and its numbers.
 
 import { ColouredText, key, StepStrip } from "./coloured.js";
 import { html } from "./elements.js";
-import { count, number, percent, time } from "./format.js";
+import { FIGURES, say } from "./figures.js";
+import { count, time } from "./format.js";
+import { Markdown } from "./markdown.js";
 
 const total = (ms) => Object.values(ms).reduce((sum, one) => sum + one, 0);
+const many = (value, one, more) => [html("b", count(value)), ` ${value === 1 ? one : more}`];
+
+/** Seconds that a response took, as its reader sees them: to its first token, and from there to its last. */
+export const secondsOf = ({ metrics }) => (metrics.time_to_first_token_ms + metrics.generation_time_ms) / 1000;
+
+/** The figures of a response as those of a request in the list of the dashboard. */
+const FIGURES_SAID = [FIGURES.rate, FIGURES.first, FIGURES.perPass, FIGURES.right];
+const figuresOf = ({ speculative_decoding: drafting, ...metrics }) => ({
+  ...metrics,
+  time_to_first_token: metrics.time_to_first_token_ms / 1000,
+  acceptance_rate: drafting?.num_draft_tokens ? drafting.draft_acceptance_rate : null,
+});
+
+export const textOf = (response) =>
+  response.output
+    .flatMap((item) => item.content ?? [])
+    .map((part) => part.text)
+    .join("");
+
+/** A button that shows tokens, coloured, or the text as the model means it; changed(coloured) learns the choice. */
+export function tokensButton(answers, coloured, changed) {
+  const button = html("button.quiet", { type: "button" }, "Show tokens");
+  const show = (chosen) => {
+    for (const answer of answers) answer.coloured = chosen;
+    button.setAttribute("aria-pressed", chosen);
+  };
+  button.addEventListener("click", () => {
+    const chosen = button.getAttribute("aria-pressed") === "false";
+    show(chosen);
+    changed?.(chosen);
+  });
+  show(coloured);
+  return button;
+}
 
 export class Answer {
   constructor(title) {
-    this.began = performance.now();
+    this.title = title;
     this.steps = new Map();
+    this.said = this.thought = "";
     this.text = new ColouredText(`${title}: text coloured by origin`);
-    this.strip = new StepStrip(`${title}: steps`);
-    this.clock = html("b", { class: "clock", title: "since it was asked for" });
-    this.numbers = html("dl", { class: "numbers-said" });
+    this.markdown = new Markdown();
+    this.thinking = html("p.thought", { hidden: true });
+    this.strip = new StepStrip(`${title}: passes`);
+    this.clock = html("b.clock");
+    this.counts = html("p.counts");
+    this.numbers = html("dl.numbers-said");
     this.key = html("div");
     this.element = html(
-      "article",
-      { class: "answer", "data-state": "running", "aria-label": title },
-      html("h3", {}, title, " ", this.clock),
+      "article.answer",
+      { "data-state": "running", "aria-label": title },
+      html("h3", title, " ", this.clock),
+      this.counts,
+      html("div.formatted", this.thinking, this.markdown.element),
+      html("div.tokens", this.text.element, this.strip.element, this.key),
       this.numbers,
-      this.text.element,
-      this.strip.element,
-      this.key,
     );
-    this._tick();
+    this._draw();
+  }
+
+  /** Whether tokens are shown, coloured, in the place of what the model means by its Markdown. */
+  set coloured(coloured) {
+    this.element.classList.toggle("by-token", coloured);
+    this._draw();
   }
 
   /** What a delta brought. Without provenance its text has no colour. */
-  add(tokens, steps, text) {
+  add({ tokens, steps, text = "", thought = "" }) {
     const said = tokens.map((token) => ({
       ...token,
       text: token.text + (token.reasoning ?? ""),
       forced: token.origin === "grammar",
     }));
-    this.text.add(said.length ? said : [{ text, drafter: "", depth: 0 }]);
+    this.said += text;
+    this.thought += thought;
+    this.text.add(said.length ? said : [{ text: text + thought, drafter: "", depth: 0 }]);
     for (const step of steps) {
       const more = { drafter: step.drafter ?? "", tokens: 0, sources: [], milliseconds: total(step.ms) };
       this.steps.set(step.step, { ...step, ...more });
@@ -48,18 +96,27 @@ export class Answer {
     this.changed = true;
   }
 
+  /** The time that has gone by is now this. Once a frame is enough, however fast tokens come. */
+  tick(seconds) {
+    this.clock.textContent = time(seconds);
+    if (this.changed) this._draw();
+  }
+
+  /** How much of it is there: a share, in a race. */
+  advance(share) {
+    this.element.style.setProperty("--done", `${100 * share}%`);
+  }
+
   /** The response is over: its own numbers replace what was counted here. */
   end(response) {
     const { metrics, usage } = response,
       drafting = metrics?.speculative_decoding;
+    this.tokens = usage?.output_tokens;
     this.stop();
-    this._say([
-      ["tokens", count(usage?.output_tokens)],
-      ["first token", time(metrics && metrics.time_to_first_token_ms / 1000)],
-      ["tok/s", number(metrics?.tokens_per_second)],
-      ["tokens per step", number(metrics?.tokens_per_step)],
-      ["accepted", drafting?.num_draft_tokens ? percent(drafting.draft_acceptance_rate) : "–"],
-    ]);
+    if (metrics) this.clock.textContent = time(secondsOf(response));
+    const said = metrics ? FIGURES_SAID.map((one) => [one.name, say(one, one.request(figuresOf(metrics)))]) : [],
+      known = said.filter(([, value]) => value);
+    this.numbers.replaceChildren(...known.map(([name, value]) => html("div", html("dt", name), html("dd", value))));
     this.element.dataset.tokens = usage?.output_tokens ?? 0;
     this.element.dataset.drafted = drafting?.num_draft_tokens ?? 0;
     this.element.dataset.accepted = drafting?.num_accepted_draft_tokens ?? 0;
@@ -67,36 +124,25 @@ export class Answer {
 
   /** Nothing more will come. */
   stop() {
-    if (this.element.dataset.state === "done") return;
     this.element.dataset.state = "done";
     this._draw();
   }
 
-  /** Once a frame is enough, however fast tokens come. */
-  _tick() {
-    if (this.element.dataset.state === "done") return;
-    if (this.changed) this._draw();
-    this.changed = false;
-    this.clock.textContent = time((performance.now() - this.began) / 1000);
-    requestAnimationFrame(() => this._tick());
-  }
-
   _draw() {
-    const steps = [...this.steps.values()],
-      sum = (name) => steps.reduce((all, step) => all + step[name], 0);
-    this.strip.draw(steps);
-    this.key.replaceChildren(key(this.text.tokens));
-    this.clock.textContent = time((performance.now() - this.began) / 1000);
-    this._say([
-      ["tokens", count(sum("tokens"))],
-      ["tokens per step", number(steps.length ? sum("tokens") / steps.length : NaN)],
-      ["accepted", sum("drafted") ? percent(sum("accepted") / sum("drafted")) : "–"],
-    ]);
+    const steps = [...this.steps.values()];
+    this.changed = false;
+    if (this.element.classList.contains("by-token")) {
+      this.strip.draw(steps);
+      this.key.replaceChildren(key(this.text.tokens));
+    } else {
+      this.markdown.show(this.said);
+      this.thinking.textContent = this.thought;
+      this.thinking.hidden = !this.thought;
+    }
+    this._count(this.tokens ?? steps.reduce((all, step) => all + step.tokens, 0));
   }
 
-  _say(entries) {
-    this.numbers.replaceChildren(
-      ...entries.map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))),
-    );
+  _count(tokens) {
+    this.counts.replaceChildren(...many(tokens, "token", "tokens"), ", ", ...many(this.steps.size, "pass", "passes"));
   }
 }

@@ -10,12 +10,12 @@ const source = ({ drafter, forced }) => (forced ? "grammar" : drafter);
 const shade = (tag, colour, depth, text) => html(`${tag}.t.d${Math.min(depth, DEEPEST)}`, { colour }, text);
 
 function about({ text, drafter, depth, forced, step }) {
-  const drafted = depth ? `drafted by ${drafter}, accepted at depth ${depth}` : "the target's own";
+  const drafted = depth ? `drafted by ${drafter}, accepted at depth ${depth}` : "the model's own";
   const which = step === undefined ? "" : `, step ${step}`;
   return `${JSON.stringify(text)}: ${forced ? "forced by the grammar" : drafted}${which}`;
 }
 
-/** Text in the colours of drafters, the deeper the stronger, or in none where the target said it itself. As colour
+/** Text in the colours of drafters, the deeper the stronger, or in none where the model said it itself. As colour
  * alone tells nothing to some, a token has as many lines below it as it lies deep, up to four. Tokens are { text,
  * drafter, depth, forced, step? }; one is told about when pointed at or reached by arrow keys. */
 export class ColouredText {
@@ -35,7 +35,6 @@ export class ColouredText {
       token.depth ? shade("span", source(token), token.depth, token.text) : html("span.t.own", token.text);
     this.tokens.push(...said);
     this.place.append(...said.map(span));
-    this.place.scrollTop = this.place.scrollHeight;
   }
 }
 
@@ -45,7 +44,7 @@ export function key(tokens) {
   const drafters = [...new Set(tokens.filter(({ depth }) => depth).map(source))];
   return html(
     "ul.legend",
-    html("li", html("i.swatch.own"), "the target's own"),
+    html("li", html("i.swatch.own"), "the model's own"),
     drafters.map((name) => html("li", html("span.shades", shades(name)), `${name}, by depth`)),
   );
 }
@@ -58,7 +57,7 @@ const aboutStep = ({ step, drafter, drafted, accepted, tokens, milliseconds }) =
   `step ${step}: ${accepted} of ${drafted} drafted accepted${drafter ? `, ${drafter}` : ""}, ` +
   `${tokens} ${tokens === 1 ? "token" : "tokens"} in ${time(milliseconds / 1000)}`;
 
-/** Steps side by side: accepted tokens stacked by depth, the target's own on top; behind them what was drafted. Shows
+/** Steps side by side: accepted tokens stacked by depth, the model's own on top; behind them what was drafted. Shows
  * [{ step, drafter, drafted, accepted, tokens, milliseconds, sources }]: whose each accepted token was. */
 export class StepStrip extends Plot {
   constructor(label) {
@@ -88,7 +87,7 @@ export class StepStrip extends Plot {
         block(index, foot, late(milliseconds), "host"),
       );
     };
-    const hint = data.length ? `${data.length} steps; how long each took is below` : "";
+    const hint = data.length ? `${data.length} passes; how long each took is below` : "";
     return { height: HEIGHT + TIMES, marks: data.map(step), parts: data.map(aboutStep), hint, all: hint };
   }
 }

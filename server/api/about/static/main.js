@@ -2,6 +2,7 @@
 
 import { ask } from "./api.js";
 import { spread } from "./bars.js";
+import { BUSY } from "./compare.js";
 import { drafters } from "./drafters.js";
 import { byId, html } from "./elements.js";
 import { follow } from "./feed.js";
@@ -13,10 +14,11 @@ import { Playground } from "./playground.js";
 import { Requests } from "./requests.js";
 import { SPANS, Timeline } from "./timeline.js";
 
+const VIEWS = { "#dashboard": "dashboard-view", "#playground": "playground", "#prompt": "playground" };
 const state = { snapshot: null, bounds: [], heard: null };
 const timeline = new Timeline();
 const requests = new Requests(byId("requests"));
-const playground = new Playground(byId("playground"), () => setTimeout(refreshRequests, 200));
+const playground = new Playground(byId("playground"));
 let charts = [];
 
 /** Puts the charts on the page, once there is something to draw. */
@@ -28,14 +30,35 @@ function build() {
   byId("charts").append(...times.map((chart) => chart.element), ...spreads.elements, ...drafting.elements);
 }
 
+/** Draws what is in view: the rest would take time from the answers that the playground measures. */
 function draw() {
   showHeader(state.snapshot);
+  playground.offer(state.snapshot);
+  if (byId("dashboard-view").hidden) return;
+  if (!charts.length) build();
   showTiles(state.snapshot);
   showFooter(state.snapshot);
   showSpans();
-  playground.offer(state.snapshot.server.drafters);
   for (const chart of charts) chart.draw();
 }
+
+// -- the two views ----------------------------------------------------------------------------------------------------
+
+/** Shows the view that the address names; without one, /dashboard is the dashboard and / the playground. */
+function showView() {
+  const view = VIEWS[location.hash] ?? (location.pathname.endsWith("/dashboard") ? "dashboard-view" : "playground");
+  for (const id of new Set(Object.values(VIEWS))) byId(id).hidden = id !== view;
+  for (const link of document.querySelectorAll(".views a"))
+    if (VIEWS[link.hash] === view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  scrollTo(0, 0);
+  if (!state.snapshot) return;
+  draw();
+  refreshRequests();
+}
+
+addEventListener("hashchange", showView);
+showView();
 
 // -- what the server tells ------------------------------------------------------------------------------------------
 
@@ -54,8 +77,6 @@ function take({ snapshot, points, models }) {
   if (over > 0 || !listed || snapshot.live.gauges.running > 0) refreshRequests();
   listed = true;
 }
-
-const BUSY = 0.25; // as the log has it
 
 function tellStatus({ server: { status, message }, live: { crowded } }) {
   const waits = `the engine spends ${percent(crowded, 0)} of its time waiting for a CPU core.`;
@@ -78,6 +99,7 @@ function lost() {
 }
 
 async function refreshRequests() {
+  if (byId("dashboard-view").hidden) return;
   try {
     requests.show(await (await ask("dashboard/requests")).json());
   } catch (error) {
@@ -130,7 +152,6 @@ async function begin() {
   const { snapshot, history, models } = await (await ask("dashboard/state")).json();
   state.bounds = history.bounds;
   timeline.begin(history);
-  if (!charts.length) build();
   state.snapshot = snapshot;
   take({ snapshot, points: [], models });
 }

@@ -1,110 +1,137 @@
-// The playground: a conversation, how to go on with it, and the answers coloured as they arrive; or two to compare.
+// The playground: a conversation, how to go on with it, and its answers; or two of them that race.
 
-import { Answer } from "./answer.js";
-import { verdict } from "./compare.js";
+import { Answer, textOf, tokensButton } from "./answer.js";
 import { html } from "./elements.js";
+import { Race } from "./race.js";
 import { Session } from "./session.js";
+import { Settings } from "./settings.js";
 
 const MODES = [
-  ["on", "Speculate"],
-  ["off", "Plain"],
-  ["compare", "Compare"],
+  ["compare", "Race", "Start the race"],
+  ["on", "With drafts", "Send"],
+  ["off", "Without", "Send"],
 ];
-const NUMBERS = [
-  ["max_output_tokens", "Tokens", { value: 120, min: 1, step: 1 }],
-  ["temperature", "Temperature", { placeholder: "1", min: 0, max: 2, step: 0.1 }],
-  ["top_p", "Top p", { placeholder: "1", min: 0, max: 1, step: 0.05 }],
-  ["seed", "Seed", { placeholder: "any", step: 1 }],
+const IDEAS = [
+  [
+    "Correct a text",
+    "Correct the spelling mistakes and give me the whole text:\n\nThe fox lives in the forrest near the river. Every " +
+      "morning the fox walks from the forrest to the river and drinks the cold watter. Every evening the fox walks " +
+      "from the river back to the forrest and sleeps under an old tree. In winter the river is frosen, and the fox " +
+      "stays in the forrest.",
+  ],
+  ["Write code", "Write CSS for five buttons in different colours."],
+  ["Explain something", "Explain how a rainbow forms, in a numbered list."],
 ];
-const BEGINNING = "Tell me a story about a fox and an owl.";
+const SUM = ["Do a sum", "Anna buys 4 pens for $2 each and 3 books for $5 each. How much does she spend?"];
+const TOY = "This model is a toy that writes half-sense. foresay serve smollm2 brings a real one.";
+const EXACT = "The answer is the same, token for token, in fewer passes.";
+const ALIKE = "This server does not promise the same answer to the last token: the dashboard says why.";
+const ALONE = "This server runs without a drafter, so both ways are alike here (--draft chooses one).";
 
 export class Playground {
-  constructor(place, finished) {
+  constructor(place) {
+    this.place = place;
     this.session = new Session();
-    this.finished = finished;
+    this.settings = new Settings();
     this.said = [];
-    this.times = []; // of the answers compared so far, with drafts and without
-    this.turns = html("div", { class: "turns" });
-    this.outcome = html("p", { class: "outcome", role: "status" });
-    this.prompt = html("textarea", { id: "prompt", rows: 3, spellcheck: "false", required: true }, BEGINNING);
-    this.system = html("textarea", { name: "system", rows: 2, spellcheck: "false", placeholder: "none" });
-    this.method = html("select", { name: "method" });
-    this.run = html("button", { class: "main", type: "submit" }, "Run");
-    this.stop = html("button", { class: "quiet", type: "button", disabled: true }, "Stop");
-    this.anew = html("button", { class: "quiet anew", type: "button", disabled: true }, "New conversation");
-    this.numbers = new Map(
-      NUMBERS.map(([name, , limits]) => [name, html("input", { type: "number", name, ...limits })]),
-    );
+    this.coloured = false;
+    this.server = null;
+    this.turns = html("div.turns");
+    this.outcome = html("p.outcome", { role: "status" });
+    this.second = html("p", EXACT);
+    this.prompt = html("textarea", { id: "prompt", rows: 3, spellcheck: "false", required: true });
+    this.send = html("button.main", { type: "submit" });
+    this.stop = html("button.main.stop", { type: "button", hidden: true }, "Stop");
+    this.anew = html("button.quiet.anew", { type: "button", hidden: true }, "New conversation");
+    this.ideas = html("div.ideas", { role: "group", "aria-label": "Things to ask" });
     this.form = this._form();
+    const first = "A drafter guesses the next few tokens; the model checks them all in one pass.";
     place.append(
-      html("div", { class: "asking" }, html("h2", { id: "playground-title" }, "Playground"), this.form),
-      html("div", { class: "said" }, this.outcome, this.turns),
+      html(
+        "div.hero",
+        html("h2", { id: "playground-title" }, "Same answer, fewer passes"),
+        html("div", html("p", first), this.second),
+        this.anew,
+      ),
+      this.turns,
+      this.outcome,
+      this.form,
     );
+    this._suggest();
+    this._busy(false);
+    this._listen();
+  }
+
+  _form() {
+    const mode = ([value, label], index) =>
+      html("label", html("input", { type: "radio", name: "mode", value, checked: index === 0 }), html("span", label));
+    return html(
+      "form.composer.card",
+      html("label.hidden", { for: "prompt" }, "What to ask"),
+      this.prompt,
+      this.ideas,
+      html("fieldset.choice.modes", html("legend.hidden", "How to answer"), MODES.map(mode)),
+      html("span.hint", "Enter sends, Shift + Enter breaks the line"),
+      this.send,
+      this.stop,
+      this.settings.element,
+    );
+  }
+
+  _listen() {
     this.stop.addEventListener("click", () => this._cancel());
     this.anew.addEventListener("click", () => this._begin());
+    this.form.addEventListener("change", () => this._label());
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this._submit();
     });
     this.prompt.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.form.requestSubmit();
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.form.requestSubmit();
     });
-    this.offer([]);
   }
 
-  _form() {
-    const mode = ([value, label], index) =>
-      html(
-        "label",
-        {},
-        html("input", { type: "radio", name: "mode", value, checked: index === 0 }),
-        html("span", {}, label),
-      );
-    return html(
-      "form",
-      {},
-      html("label", {}, "System prompt", this.system),
-      html("label", { for: "prompt", class: "hidden" }, "Prompt"),
-      this.prompt,
-      html(
-        "div",
-        { class: "numbers" },
-        NUMBERS.map(([name, label]) => html("label", {}, label, this.numbers.get(name))),
-      ),
-      html("label", {}, "Drafter", this.method),
-      html("fieldset", { class: "choice modes" }, html("legend", { class: "hidden" }, "Speculation"), MODES.map(mode)),
-      html("div", { class: "buttons" }, this.run, this.stop, this.anew),
-      html("span", { class: "hint" }, "Ctrl + Enter runs"),
+  /** Ideas of what to ask. */
+  _suggest() {
+    const toy = this.server?.target === "bundled",
+      ideas = toy ? [SUM] : IDEAS,
+      untouched = [...IDEAS.map(([, text]) => text), ""].includes(this.prompt.value);
+    const take = (text) => () => {
+      this.prompt.value = text;
+      this.prompt.focus();
+    };
+    this.ideas.replaceChildren(
+      ...ideas.map(([label, text]) => html("button.quiet", { type: "button", onclick: take(text) }, label)),
+      html("span.note", toy && TOY),
     );
+    if (untouched && !this.said.length) this.prompt.value = ideas[0][1];
   }
 
-  /** Names the drafters that may be asked for. */
-  offer(drafters) {
-    const names = ["auto", ...drafters];
-    if (names.join() === [...this.method.options].map((option) => option.value).join()) return;
-    const chosen = this.method.value;
-    this.method.replaceChildren(...names.map((value) => html("option", { value, selected: value === chosen }, value)));
+  /** What is known of the server, each second: who may draft, and whether its answers are exact. */
+  offer({ server, live }) {
+    const before = this.server;
+    this.server = server;
+    if (this.race) this.race.crowded = live.crowded;
+    this.settings.offer(server.drafters);
+    this.second.textContent = server.exact === false ? ALIKE : server.exact && !server.drafters.length ? ALONE : EXACT;
+    if (before?.status === server.status) return;
+    this.settings.learn(server.model).catch(console.debug);
+    if (before?.target !== server.target) this._suggest();
   }
 
   get mode() {
     return new FormData(this.form).get("mode");
   }
 
-  /** What to ask for: the conversation so far, and what is said now. */
-  _fields() {
-    const given = [...this.numbers]
-      .filter(([, input]) => input.value !== "")
-      .map(([name, input]) => [name, Number(input.value)]);
-    const system = this.system.value.trim();
-    return {
-      input: [...this.said, { role: "user", content: this.prompt.value }],
-      ...(system ? { instructions: system } : {}),
-      ...Object.fromEntries(given),
-    };
+  _label() {
+    this.send.textContent = MODES.find(([mode]) => mode === this.mode)[2];
   }
 
   _cancel() {
     this.cancelled = true;
+    this.race?.stop();
     this.session.cancel();
   }
 
@@ -113,71 +140,71 @@ export class Playground {
     this.said = [];
     this.turns.replaceChildren();
     this._say("", "");
-    this.anew.disabled = true;
+    this._busy(false);
+    this._suggest();
     this.prompt.focus();
   }
 
   async _submit() {
-    if (this.run.disabled) return;
+    if (this.busy || !this.prompt.value.trim()) return;
+    const prompt = this.prompt.value,
+      input = [...this.said, { role: "user", content: prompt }],
+      turn = html("section.turn", html("p.user", prompt));
+    this.turns.append(turn);
+    this.prompt.value = "";
     this._busy(true);
-    const fields = this._fields();
-    this.turn = html("section", { class: "turn" }, html("p", { class: "user" }, this.prompt.value));
-    this.turns.append(this.turn);
+    this._say("", "");
+    const response = await this._answered(turn, prompt, input);
+    if (response) this.said = [...input, { role: "assistant", content: textOf(response) }];
+    else {
+      turn.remove();
+      this.prompt.value ||= prompt;
+    }
+    this._busy(false);
+  }
+
+  /** The response that the conversation goes on with; null if there is none, and why is said. */
+  async _answered(turn, prompt, input) {
+    let response = null;
     try {
-      const response = await (this.mode === "compare" ? this._compare(fields) : this._single(fields));
-      this.said = [...fields.input, { role: "assistant", content: textOf(response) }];
-      this.prompt.select(); // what is typed next takes its place
+      await this._prepare(input);
+      if (this.mode === "compare") response = await this._race(turn, prompt, input);
+      else response = await this._single(turn, input, this.mode === "off");
+      if (this.cancelled) this._say("Stopped.", "");
     } catch (error) {
-      this.turn.remove();
       if (this.cancelled) this._say("Stopped.", "");
       else this._say(`It failed: ${error.message}`, "bad");
     }
-    this._busy(false);
-    this.finished();
+    return response ?? this.race?.first;
   }
 
-  async _single(fields) {
-    const response = await this._answer(this.mode === "off", fields);
-    this._say(response.status === "cancelled" ? "Stopped." : "", "");
-    return response;
+  /** A model that is not loaded is loaded first: what it is sampled with is known only then. */
+  async _prepare(input) {
+    this.race = null;
+    if (this.settings.usual || !this.server) return;
+    await this.session.run({ input, generate: false }, () => {});
+    await this.settings.learn(this.server.model);
   }
 
-  /** Both ways with one seed. Plain decoding comes second, so that it gains if the prompt's KV is there already. */
-  async _compare(fields) {
-    fields.seed ??= Math.floor(Math.random() * 2 ** 31);
-    this.turn.classList.add("compared");
-    const first = await this._answer(false, fields),
-      second = this.cancelled ? null : await this._answer(true, fields);
-    if (this.cancelled) this._say("Stopped.", "");
-    else this._judge(first, second, fields.seed);
-    return first;
+  _ask(off, fields, more) {
+    return this.session.run({ ...fields, ...this.settings.speculation(off) }, more);
   }
 
-  _judge(first, second, seed) {
-    const [drafted, plain] = [first, second].map(textOf);
-    if (drafted !== plain) {
-      const [ours, theirs] = [[...drafted], [...plain]];
-      const found = ours.findIndex((character, index) => character !== theirs[index]),
-        place = found < 0 ? ours.length : found;
-      const why =
-        first.metrics?.exact === false
-          ? "This server did not promise to be exact here."
-          : "This should not happen: please report it.";
-      return this._say(`The texts differ from character ${place + 1} on (seed ${seed}). ${why}`, "bad");
-    }
-    this.times.push([first, second].map((response) => response.metrics.generation_time_ms / 1000));
-    this._say(...verdict(this.times));
-  }
-
-  async _answer(off, fields) {
-    const answer = new Answer(off ? "Plain decoding" : "With speculation"),
-      method = this.method.value;
-    this.turn.append(answer.element);
-    answer.element.scrollIntoView({ block: "nearest" });
-    const speculation = off ? { off: true } : method === "auto" ? null : { method };
-    const asked = speculation ? { ...fields, speculation } : fields;
+  async _single(turn, input, off) {
+    const answer = new Answer(off ? "Without drafts" : "With drafts"),
+      began = performance.now();
+    const show = (coloured) => (this.coloured = coloured); // the next answer, too
+    answer.element.append(html("div.buttons", tokensButton([answer], this.coloured, show)));
+    turn.append(answer.element);
+    turn.scrollIntoView({ block: "nearest" });
+    const tick = () => {
+      if (answer.element.dataset.state === "done") return;
+      answer.tick((performance.now() - began) / 1000);
+      requestAnimationFrame(tick);
+    };
+    tick();
     try {
-      const response = await this.session.run(asked, (tokens, steps, text) => answer.add(tokens, steps, text));
+      const response = await this._ask(off, { input, ...this.settings.fields }, (delta) => answer.add(delta));
       answer.end(response);
       return response;
     } finally {
@@ -185,11 +212,34 @@ export class Playground {
     }
   }
 
+  async _race(turn, prompt, input) {
+    this.race = new Race(prompt, this._ask.bind(this), () => this._about());
+    turn.append(this.race.element);
+    this.race.element.scrollIntoView({ block: "nearest" });
+    await this.race.go({ input, ...this.settings.fields });
+    return this.race.first;
+  }
+
+  /** A line for a picture on what ran. */
+  _about() {
+    const { target, model, drafter, dtype, device, version } = this.server;
+    const name = (target || model).replace(/\/+$/, "").split("/").at(-1);
+    return `${name}, drafted by ${drafter || "none"}, ${dtype} on ${device} · Foresay ${version}`;
+  }
+
   _busy(busy) {
-    if (busy) [this.cancelled, this.outcome.textContent] = [false, ""];
-    [this.run.disabled, this.stop.disabled] = [busy, !busy];
-    this.anew.disabled = busy || !this.turns.children.length;
+    const focused = [this.send, this.stop, document.body].includes(document.activeElement);
+    this.busy = busy;
+    if (busy) this.cancelled = false;
+    [this.send.hidden, this.stop.hidden] = [busy, !busy];
+    this.anew.hidden = busy || !this.turns.children.length;
+    this.place.classList.toggle("begun", this.turns.children.length > 0);
+    this.prompt.placeholder = this.turns.children.length ? "Ask something else" : "Ask something";
+    this.prompt.rows = this.turns.children.length ? 1 : 3;
     this.form.dataset.busy = busy;
+    this._label();
+    if (focused && busy) this.stop.focus();
+    else if (focused && matchMedia("(pointer: fine)").matches) this.prompt.focus({ preventScroll: true });
   }
 
   _say(text, kind) {
@@ -197,9 +247,3 @@ export class Playground {
     this.outcome.textContent = text;
   }
 }
-
-const textOf = (response) =>
-  response.output
-    .flatMap((item) => item.content ?? [])
-    .map((part) => part.text)
-    .join("");

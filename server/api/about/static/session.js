@@ -12,7 +12,8 @@ export class Session {
     this.stopped = false;
   }
 
-  /** Make a response; `more(tokens, steps, text)` is called for each of its deltas. Resolves to the finished response.
+  /** Make a response; `more({ tokens, steps, text, thought })` is called for each of its deltas. Resolves to the
+   * finished response.
    *
    * Throws an Error that says what the server did not like.
    */
@@ -52,7 +53,8 @@ export class Session {
     if (LAST.includes(event.type)) return this._end("resolve", event.response);
     if (!event.type.endsWith(".delta")) return;
     const { tokens = [], steps = [] } = event.provenance ?? {};
-    this.running?.more(tokens, steps, event.delta);
+    const thinks = event.type.startsWith("response.reasoning");
+    this.running?.more({ tokens, steps, [thinks ? "thought" : "text"]: event.delta });
   }
 
   _end(how, what) {

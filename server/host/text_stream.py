@@ -1,0 +1,152 @@
+"""The text of one request of an engine in this process, as it is written."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol, Self
+
+from foresay.server.host.completion import Completion, drafters_of
+from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
+from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import ForesayError, InvalidRequest
+from foresay.spec.request import Delta, EngineInfo, Request, TokenLogprobs
+
+
+class Steps(Protocol):
+    """What a stream needs of :class:`~foresay.server.host.local.Engine`."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+        ...
+
+    def step(self) -> None:
+        """One step for every open stream, which takes what it wrote."""
+        ...
+
+    def cut(self, id: str, at_token: int) -> None:
+        """The text of a request ended in its output token number ``at_token``."""
+        ...
+
+    def forget(self, id: str) -> None:
+        """Cancel a request and free what it holds."""
+        ...
+
+
+class TextStream:
+    """The text of one request, piece by piece as it is written; ``completion`` once it is over.
+
+    Closing it early, or leaving its ``with`` block, cancels the request. steps, tokens: where the text comes from so
+    far, if that was asked for (``provenance``).
+    """
+
+    def __init__(self, engine: Steps, request: Request, stop: Sequence[str], provenance: bool = False) -> None:
+        self.completion: Completion | None = None
+        self.steps: list[StepProvenance] = []
+        self.tokens: list[TokenProvenance] = []
+        self._engine = engine
+        self._request = request
+        options = TextOptions(stop=tuple(stop), by_token=provenance, provenance=provenance)
+        self._choice = Choice(request, engine.tokenizer, options, engine.info.eos_token_ids, request.prompt)
+        self._unwanted = False
+        self._pieces: deque[str] = deque()
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._offsets: list[int] = []
+        self._drafters: list[str] = []
+        self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
+        self._error: ForesayError | None = None
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<TextStream: {len(self._tokens)} tokens{' so far' if self.completion is None else ''}>"
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        while not self._pieces:
+            if self.completion is not None:
+                raise StopIteration
+            self._step_or_close()
+        return self._pieces.popleft()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel the request if it still runs; what was written so far becomes the completion."""
+        if self.completion is None:
+            self._engine.forget(self._request.id)
+            self._finish("cancelled")
+
+    def close_soon(self) -> None:
+        """Close it once the step that runs is over: for signal handlers, which must not change an engine that steps."""
+        self._unwanted = True
+
+    def result(self) -> Completion:
+        """Run to the end and return the completion."""
+        while self.completion is None:
+            self._step_or_close()
+        return self.completion
+
+    def _step_or_close(self) -> None:
+        if self._unwanted:
+            self.close()
+        else:
+            self._step()
+
+    def _step(self) -> None:
+        """One step for all; raises what ended this request, and nothing that ended another."""
+        if self._error is None:
+            self._engine.step()
+        if self._error is not None:
+            raise self._error
+
+    def take(self, delta: Delta) -> None:
+        """Turn the tokens of one step into text; called by the engine that steps."""
+        if delta.finish_reason == "error":
+            message = delta.error or "the engine gave up on this request"
+            blamed = delta.error_param is not None
+            self._error = InvalidRequest(delta.error_param or "", message) if blamed else ForesayError(message)
+            return
+        piece = self._choice.take(delta)
+        self._tokens += piece.token_ids
+        self.steps += piece.steps
+        self.tokens += piece.tokens
+        self._offsets += piece.offsets
+        self._drafters += drafters_of(delta.origin, len(piece.token_ids))
+        if self._logprobs is not None:
+            self._logprobs += piece.logprobs
+        self._prompt_logprobs = self._prompt_logprobs or piece.prompt_logprobs
+        if piece.text:
+            self._pieces.append(piece.text)
+            self._text.append(piece.text)
+        if piece.finish_at is not None:
+            self._engine.cut(self._request.id, piece.finish_at)
+        if piece.finish_reason is not None:
+            self._finish(piece.finish_reason)
+
+    def _finish(self, reason: str) -> None:
+        seed = self._request.params.seed
+        assert seed is not None, "the engine was given a seed"
+        self.completion = Completion(
+            text="".join(self._text),
+            token_ids=self._tokens,
+            prompt_token_ids=self._request.prompt,
+            finish_reason=reason,
+            seed=seed,
+            exact=self._engine.info.exact,
+            statistics=self._choice.statistics,
+            logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
+            drafters=self._drafters,
+            offsets=self._offsets,
+        )

@@ -1,0 +1,177 @@
+"""What targets of the catalog take, and which fit a machine: by the very plan that the server makes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from io import StringIO
+
+import pytest
+
+from foresay.server.catalog.catalog import KnownShape, KnownTarget, known_targets
+from foresay.server.cli.fits import TOKENS, WEIGHTS, Machine, fitting, flags, needed
+from foresay.server.cli.main import COMMANDS, build_parser, main
+from foresay.server.cli.models import GROUPS
+from foresay.server.engine.build import max_model_len, plan
+from foresay.server.engine.device import Device
+from foresay.server.engine.parameters import quantized
+from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.server.settings.load import load
+from foresay.server.settings.resolved import BUNDLED, Unfit
+from foresay.verifier.model.config import ModelConfig
+
+GIB = 1 << 30
+LAPTOP = Machine(24 * GIB, 20 * GIB)
+CARD = Device("cuda:0", 80 * GIB, 79 * GIB, "NVIDIA H100", (9, 0))
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_memory_is_what_the_server_plans_for_the_files(weights) -> None:
+    """Nothing but the shape is known, and the figure is that of the directory."""
+    model = ModelConfig.from_directory(BUNDLED / "target")
+    shape = KnownShape(**{name: getattr(model, name) for name in KnownShape.__struct_fields__})
+    config = EngineConfig(max_model_len=shape.max_positions, kv_tokens=TOKENS)
+    files = quantized(model, WEIGHTS[weights], "--quantize")
+    planned = plan(config, shape.max_positions, "bfloat16", files, [], Device("cpu", 24 * GIB))
+    assert needed(KnownTarget(id="x", shape=shape), weights, None, LAPTOP) == planned.total
+
+
+def test_memory_of_a_known_size() -> None:
+    """Qwen3-8B: 8.19e9 weights, 147,456 bytes of KV for a token; int8 halves its matrices, int4 quarters them."""
+    target = known_targets()["Qwen/Qwen3-8B"]
+    bf16, int8, int4 = (needed(target, weights, None, LAPTOP) / GIB for weights in WEIGHTS)
+    cache = TOKENS * 147_456 / GIB
+    assert 2 * 8.19e9 / GIB + cache < bf16 < 2 * 8.19e9 / GIB + cache + 0.6
+    assert int8 == pytest.approx(bf16 - 7.06, abs=0.1)
+    assert int4 == pytest.approx(int8 - 3.1, abs=0.2)
+    with_draft = needed(target, "bf16", target.drafts[0], LAPTOP) / GIB
+    assert with_draft - bf16 > 2 * 0.596e9 / GIB + TOKENS * 2 * 28 * 8 * 128 * 2 / GIB
+
+
+@pytest.mark.parametrize(
+    ("id", "fits"),
+    [
+        ("Qwen/Qwen3-8B", "bf16"),
+        ("Qwen/Qwen3-14B", "int8"),
+        ("Qwen/Qwen3-32B", "int4"),
+        ("Qwen/Qwen2.5-72B-Instruct", None),
+    ],
+)
+def test_which_weights_fit(id, fits) -> None:
+    assert fitting(known_targets()[id], None, LAPTOP) == fits
+
+
+def test_a_processor_without_bf16_keeps_its_embedding_and_cache_in_fp32() -> None:
+    """While weights take less than half of the memory, as the server decides."""
+    old, target = Machine(64 * GIB, 60 * GIB, has_bf16=False), known_targets()["Qwen/Qwen3-8B"]
+    more = needed(target, "bf16", None, old) - needed(target, "bf16", None, LAPTOP)
+    assert more / GIB == pytest.approx((2 * 151_936 * 4096 + TOKENS * 147_456) / GIB, rel=0.1)
+    small = Machine(24 * GIB, 20 * GIB, has_bf16=False)
+    assert needed(target, "bf16", None, small) == needed(target, "bf16", None, LAPTOP)
+
+
+def test_memory_that_is_not_free_does_not_count() -> None:
+    target = known_targets()["Qwen/Qwen3-8B"]
+    assert fitting(target, None, Machine(24 * GIB, 7 * GIB)) == "int4"
+    assert fitting(target, None, Machine(24 * GIB, 2 * GIB)) is None
+
+
+@pytest.mark.parametrize("id", ["Qwen/Qwen3-8B", "Qwen/Qwen3-14B", "Qwen/Qwen3-32B", "Qwen/Qwen3-1.7B"])
+def test_the_command_starts_with_the_longest_context_that_fits(id) -> None:
+    target = known_targets()[id]
+    weights = fitting(target, None, LAPTOP)
+    assert weights is not None
+    words = flags(target, weights, None, LAPTOP)
+    given = vars(build_parser(COMMANDS["serve"]).parse_args(["bundled", *(words or ())]))
+    config = load(ServeConfig, {k: v for k, v in given.items() if k in ServeConfig.__struct_fields__}, {}).config
+    model = target.shape.model(config.quantize)
+    length, device = max_model_len(config, model), Device("cpu", LAPTOP.total)
+    assert plan(config, length, "bfloat16", model, [], device).total <= LAPTOP.free
+    if length < model.max_positions:
+        longer = EngineConfig(kv_tokens=2 * length)
+        with suppress(Unfit):
+            assert plan(longer, 2 * length, "bfloat16", model, [], device).total > LAPTOP.free
+
+
+def test_a_gpu_is_planned_as_the_server_plans_it() -> None:
+    card, target = Machine(CARD.total, 79 * GIB, CARD), known_targets()["Qwen/Qwen2.5-72B-Instruct"]
+    assert fitting(target, None, card) == "int4", "int8 would leave no room for a workspace"
+    assert fitting(known_targets()["Qwen/Qwen3-32B"], None, card) == "bf16"
+    tied = known_targets()["Qwen/Qwen3-1.7B"]
+    assert needed(tied, "bf16", None, card) < needed(tied, "bf16", None, LAPTOP), "a tied head is stored once"
+
+
+# -- what is printed -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def laptop(monkeypatch, cache, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of-wheels"))
+    monkeypatch.setattr(Machine, "here", lambda: LAPTOP)
+
+
+def test_the_table_says_what_fits_and_fits_a_narrow_terminal(laptop, capsys) -> None:
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60, [line for line in lines if len(line) > 60]
+    at = [lines.index(words) for words, _ in GROUPS.values()]
+    assert at == sorted(at), "the best comes first"
+    [int4] = [number for number, line in enumerate(lines) if line.startswith("  Qwen/Qwen3-32B ")]
+    assert at[2] < int4 < at[3] and lines[int4].split()[1:] == ["62.6", "32.9", "18.8"]
+
+
+def test_one_target_with_its_drafts_and_the_command(laptop, capsys) -> None:
+    assert main(["models", "qwen3-14b"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    *told, fetch, serve = lines
+    assert max(map(len, told)) <= 60
+    assert f"alone{'':11}   28.6   15.6    9.7  fits in int8" in told
+    assert told[told.index("with Qwen/Qwen3-0.6B") + 1].endswith("fits in int8")
+    assert fetch == "  foresay pull Qwen/Qwen3-14B --draft"
+    assert serve.startswith("  foresay serve Qwen/Qwen3-14B --draft Qwen/Qwen3-0.6B --quantize int8")
+
+
+def test_one_that_does_not_fit_has_no_command(laptop, capsys) -> None:
+    assert main(["models", "Qwen/Qwen2.5-72B-Instruct"]) == 0
+    assert "not even in int4" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_part_of_several_names_shows_these(laptop, capsys) -> None:
+    assert main(["models", "CODER"]) == 0
+    shown = capsys.readouterr().out
+    assert "Qwen2.5-Coder-7B" in shown and "Qwen3" not in shown
+
+
+def test_json_has_the_same_in_bytes(laptop, capsys) -> None:
+    assert main(["models", "Qwen/Qwen3-14B", "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["fits"], found["drafts"][0]["fits"]) == ("int8", "int8")
+    assert found["memory"]["int8"] == needed(known_targets()["Qwen/Qwen3-14B"], "int8", None, LAPTOP)
+    assert found["drafts"][0]["memory"]["int4"] > found["memory"]["int4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("Qwen/Qwen3-9B", 'did you mean "Qwen/Qwen3-8B"?'), ("./mine", "foresay check ./mine looks at")]
+)
+def test_a_target_that_is_not_known(laptop, capsys, name, hint) -> None:
+    assert main(["models", name]) == 2
+    assert hint in capsys.readouterr().err
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colours_are_for_terminals_that_want_them(laptop, monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for out, wanted in ((Terminal(), True), (StringIO(), False)):
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["models"]) == 0
+        assert ("\x1b[1;32mfits\x1b[0m" in out.getvalue()) is wanted
+    monkeypatch.setattr(sys, "stdout", plain := Terminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["models"]) == 0
+    assert "\x1b[1;32m" not in plain.getvalue()
