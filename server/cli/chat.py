@@ -248,9 +248,9 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
     """Read until the end of input and answer."""
     from foresay.server.cli.progress import loaded
 
-    hint_of_models("chat", config, arguments)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         with loaded(config) as engine:
+            hint_of_models("chat", config, arguments)
             conversation = Conversation(engine, config, arguments.system, write_out)
             return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
     from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
@@ -258,6 +258,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
     with unechoed():  # what is typed while it loads is the first question
         engine = loaded(config)
     with engine:
+        hint_of_models("chat", config, arguments)
         conversation = Conversation(engine, config, arguments.system, AnswerWriter(), terminal=True)
         return _converse(conversation, engine, LineReader())
 

@@ -78,11 +78,11 @@ def _served() -> list[dict[str, str]]:
 def generate(config: SamplingConfig, arguments: Namespace) -> int:
     """Generate, and print the text or the JSON line."""
     prompt = _prompt(arguments.prompt)
-    hint_of_models("generate", config, arguments)
 
     from foresay.server.cli.progress import loaded, shadow_summary, summary
 
     with loaded(config) as engine:
+        hint_of_models("generate", config, arguments)
         config = for_people(config)
         stream = _stream(engine, config, prompt, arguments.chat)
         if arguments.json:
