@@ -149,10 +149,11 @@ def _sampling(config: ServeConfig) -> dict[str, float] | None:
     directory = resolve(place)
     tokenizer = directory / "tokenizer_config.json"
     inside = tokenizer.exists() and b'"chat_template"' in tokenizer.read_bytes()
-    chats = inside or (directory / "chat_template.jinja").exists()
-    usual = SamplingDefaults.read(directory).for_people() if chats else None
+    if not inside and not (directory / "chat_template.jinja").exists():
+        return None
+    usual = SamplingDefaults.read(directory).for_people()
     names = ("temperature", "top_k", "top_p")
-    return usual and {name: value for name in names if (value := getattr(usual, name)) is not None}
+    return {name: value for name in names if (value := getattr(usual, name)) is not None}
 
 
 def warnings(config: ServeConfig) -> list[str]:

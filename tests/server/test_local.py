@@ -237,8 +237,8 @@ def test_commands_write_what_a_short_context_leaves_unless_they_are_told(capsys:
     short = ("--draft", "ngram", "--max-model-len", "16", "--dtype", "float32")
     assert main(["generate", "--prompt", START, *short]) == 0
     assert "tokens (length)" in capsys.readouterr().err
-    assert main(["generate", "--prompt", START, "--max-tokens", "40", *short]) == 1
-    assert "the model holds 16 tokens" in capsys.readouterr().err
+    assert main(["generate", "--prompt", START, "--max-tokens", "40", *short]) == 2
+    assert "so --max-tokens 15 is the most" in capsys.readouterr().err
     assert main(["selfcheck", *short]) == 0
     assert "Plain decoding writes the same" in capsys.readouterr().out
 
