@@ -25,6 +25,12 @@ SAME := $(patsubst %,tests/same_tokens/test_%.py,drafters budget company heads c
 QUICK := tests/test_imports.py tests/server/test_live.py $(SAME) tests/spec tests/kvpaging tests/test_floors.py
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# pip says 170 lines about what went well; they are shown if anything did not.
+SAID := $(VENV)/install.log
+define install
+	@$(PIP) install $(1) > $(SAID) 2>&1 || { status=$$?; cat $(SAID) >&2; \
+		echo "==> pip failed; the lines above are in $(SAID) too" >&2; exit $$status; }
+endef
 
 .PHONY: serve setup bench test quick soak check clients format clean
 .DELETE_ON_ERROR:
@@ -95,11 +101,11 @@ $(VENV)/.installed-npm: tests/clients/node/package.json tests/clients/node/packa
 
 # The stamps make an install run again only when the files that decide it have changed.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "==> installing Foresay and its dependencies (the first time takes a minute or more: PyTorch is large)"
-	@$(PIP) install -c constraints.txt -e .
+	@echo "==> installing Foresay, PyTorch, transformers and what they need (the first time takes 1 to 2 minutes)"
+	$(call install,-c constraints.txt -e .)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "==> installing what the tests need"
-	@$(PIP) install -c constraints.txt -e ".[dev]"
+	$(call install,-c constraints.txt -e ".[dev]")
 	@touch $@

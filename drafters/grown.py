@@ -93,10 +93,10 @@ class Grown:
         price = self.shape.price
         if price is None or self.over:
             return
-        chances = np.exp(self.scores[1:])
-        usual = self.calibration.usual(self.kind, self.depth, self.fixed[self.depth].looked)
-        below = np.outer(chances[[node - 1 for node in self.front]], usual)
-        self.over = not price.goes_on(chances[chances > 0], below[below > 0])
+        usual = self.calibration.usual(self.kind, self.depth, self.fixed[self.depth].looked).tolist()
+        front = [math.exp(self.scores[node]) for node in self.front]
+        below = [chance * share for chance in front if chance for share in usual if share]
+        self.over = not price.goes_on([math.exp(score) for score in self.scores[1:] if score > _NONE], below)
 
     def adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
         """What the request makes of the logits below the front, fp32[F, V'], or [1, V'] below all; on the host."""

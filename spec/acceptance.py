@@ -1,4 +1,4 @@
-"""Two numbers that are told in many places, each with the one definition it has.
+"""Numbers that are told in many places, each with the one definition it has.
 
 Tokens per step: the tokens of a text over the passes of the target that wrote to it, whoever drafted, the one that
 read the prompt's end among them. Plain decoding has 1.
@@ -8,6 +8,8 @@ Accepted by depth, of drafts, which are trees with at least one drafted token::
     drafts  10        accepted at depth 1, 2, 3        6    3    3
                       cumulative                      0.6  0.3  0.3     of all drafts: at least so far
                       conditional                     0.6  0.5  1.0     of those accepted at the depth before
+
+A speed-up is how many times faster than plain decoding a text is written, once its prompt is read.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ import msgspec
 
 #: Depths that are told each; the last one stands for all deeper ones too.
 TOLD = 9
+#: A speed-up within this factor of plain decoding is none: texts differ by as much. compare.js has both numbers too.
+GAIN = 1.03
+#: Measurements of one thing that lie farther apart than this factor do not tell it; on a quiet machine they never do.
+SCATTERED = 3.0
 
 
 def tokens_per_step(tokens: int, steps: int) -> float | None:

@@ -58,9 +58,9 @@ def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int]
 
 def _shortened(chain: DraftTree, most: int) -> Merged:
     """The first nodes of a chain."""
-    shorter = DraftTree.chain(chain.tokens[:most].tolist(), chain.drafter, chain.chances[:most])
+    shorter = chain.beginning(most, chain.chances[:most], chain.sources[:most])
     numbers = [node if node < most else -1 for node in range(len(chain))]
-    return Merged(replace(shorter, sources=chain.sources[:most], parts=chain.parts or (chain,)), [numbers])
+    return Merged(replace(shorter, parts=chain.parts or (chain,)), [numbers])
 
 
 class _Union:

@@ -8,8 +8,9 @@ pace changes between them. So each is kept as a share of the steps around it tha
     instead   of a step that drafted: start-up's seconds, times the median of the last samples, times its own pace; so
               what held the step up would have held up the other one, and a mean of many is no less than it was
 
-A pace that is another one than that of the samples may be so for chains and trees alone, and what is long ago may not
-be so any more: then the estimate is told with a doubt, and a plain step is wanted soon.
+A pace that is another one than that of the samples may be so for chains and trees alone, what is long ago may not be so
+any more, and of samples far apart the median says little: then the estimate is told with a doubt, and a plain step is
+wanted soon.
 
 What they cost: with a speed-up of S and t tokens per step one plain step in N takes (S - 1) / (N t) of the speed, which
 is 0.2 % of 2.7 times at one in 257. One that is wanted soon has to be earned by 128 steps with drafts, so at worst it
@@ -40,6 +41,7 @@ _ANOTHER = 1.5
 FEW = "too few steps without drafts were timed"
 OLD = "no step without drafts was timed lately"
 CHANGED = "the pace of this machine has changed since steps without drafts were timed"
+WANDERS = "steps of the same kind take times too far apart; something else may keep this machine busy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,11 @@ class PlainPace:
             return FEW
         if self._clock() - last[-1].at > _OLD:
             return OLD
-        return CHANGED if _differ(median(one.pace for one in last), self._pace()) else ""
+        if _differ(median(one.pace for one in last), self._pace()):
+            return CHANGED
+        shares = sorted(one.share for one in self._samples)
+        outer = len(shares) // 3  # those that something held up are no reason for doubt
+        return WANDERS if _differ(shares[outer], shares[-1 - outer]) else ""
 
     def due(self) -> bool:
         """Whether the next step should go without drafts, if nothing speaks against it."""

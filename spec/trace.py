@@ -230,13 +230,18 @@ class SequenceTrace:
             seconds=queued | self.seconds,
             time_to_first_token=first - self.arrived,
             decode_seconds=last - first,
-            decode_tokens_per_second=after_first / (last - first) if last > first else 0.0,
+            decode_tokens_per_second=after_first / (last - first) if last > first else self._rate(completion_tokens),
             per_step_drafted=self.per_step_drafted,
             per_step_accepted=self.per_step_accepted,
             forced=self.forced,
             resumed=self.resumed,
             changed=self.changed,
         )
+
+    def _rate(self, tokens: int) -> float:
+        """Tokens per second of a text that came whole in one step; 0 if that one read the prompt too."""
+        spent = 0.0 if "prefill" in self.seconds else sum(self.seconds.values())
+        return tokens / spent if spent else 0.0
 
 
 def depths_of(parents: Sequence[int]) -> list[int]:

@@ -99,6 +99,12 @@ class DraftTree:
         author = _author(drafter, tokens)
         return cls(torch.tensor(list(tokens)), parents, depths, ancestors, author, is_chain=True, chances=chances)
 
+    def beginning(self, nodes: int, chances: tuple[float, ...], sources: tuple[str, ...] = ()) -> DraftTree:
+        """The first nodes of a chain, with these chances."""
+        parents, depths, ancestors = _chain_columns(nodes)
+        author = self.drafter if nodes > 1 else ""
+        return DraftTree(self.tokens[:nodes], parents, depths, ancestors, author, True, chances, sources)
+
 
 def _author(drafter: str, tokens: Sequence[int]) -> str:
     """Who proposed a tree: nobody, if it is a root alone."""

@@ -1,4 +1,4 @@
-"""The Dockerfile and the unit of systemd say what is true of the package and of the command."""
+"""The Dockerfile and the unit of systemd say what is true of the package and of the command; what make says of pip."""
 
 from __future__ import annotations
 
@@ -91,3 +91,22 @@ def test_variables_that_are_written_about_are_settings() -> None:
     known = {setting.variable for setting in all_settings().values()} | {"FORESAY_CONFIG"}
     written = (PACKAGING / "README.md").read_text("utf-8") + UNIT + DOCKERFILE
     assert set(re.findall(r"FORESAY_[A-Z_]+[A-Z]", written)) <= known
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_make_shows_what_pip_says_only_if_it_fails(status, tmp_path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\nseq 170\necho no space left >&2\nexit {status}\n")
+    python.chmod(0o755)
+    done = subprocess.run(["make", ".venv/.installed"], cwd=tmp_path, capture_output=True, text=True)
+    said = (tmp_path / ".venv/install.log").read_text()
+    assert said.splitlines() == [*map(str, range(1, 171)), "no space left"]
+    assert len(done.stdout.splitlines()) == 1 and "1 to 2 minutes" in done.stdout
+    assert (done.returncode == 0) == (tmp_path / ".venv/.installed").exists() == (status == 0)
+    if status:
+        assert said in done.stderr and "==> pip failed; the lines above are in .venv/install.log too" in done.stderr
+    else:
+        assert done.stderr == ""

@@ -8,7 +8,7 @@ What makes rows equal are kernels whose sums run in an order of the row's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,6 +27,7 @@ _FILLER = 64
 _TREE_PARENTS = (-1, 0, 0, 1, 2, 2, 1, 5, 5, 7)
 _TRUE_PATH = (0, 2, 5, 7)
 _AFTER = 4
+EQUAL = "rows are bit-equal in any batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +40,45 @@ class Exactness:
 
 def probe(model: PagedModel, pool: PagePool, seed: int = 0) -> Exactness:
     """Run the text in all ways, and compare."""
-    failed = _first_difference(model, pool, seed)
-    model.drop_recordings()  # of passes that want the logits of more rows than steps do
+    passes = probing(model, pool, seed)
+    while True:
+        try:
+            next(passes)
+        except StopIteration as done:
+            found: Exactness = done.value
+            return found
+
+
+def probing(model: PagedModel, pool: PagePool, seed: int = 0) -> Generator[None, None, Exactness]:
+    """The same, which stops after each pass; closed there, it leaves nothing behind."""
+    try:
+        failed = yield from _first_difference(model, pool, seed)
+    finally:
+        model.drop_recordings()  # of passes that want the logits of more rows than steps do
     if failed is not None:
         return Exactness(False, f"rows differ {failed}: text may depend on the batch in rare ties")
     # What a GPU's kernels do in long texts, which they cut into parts, is not tried.
     how = ", in short texts" if model.decoder.device.type == "cuda" else ""
-    return Exactness(True, f"rows are bit-equal in any batch (probed{how})")
+    return Exactness(True, f"{EQUAL} (probed{how})")
 
 
-def _first_difference(model: PagedModel, pool: PagePool, seed: int) -> str | None:
+def _first_difference(model: PagedModel, pool: PagePool, seed: int) -> Generator[None, None, str | None]:
     """In which of the ways of running the text its bits differ; None if in none."""
     chunks = _chunks(model, pool.page_size)
     start, generator = sum(chunks), torch.Generator().manual_seed(seed)
     tokens = torch.randint(model.vocab_size, (start + len(_TRUE_PATH) + _AFTER,), generator=generator)
     with _reading(model, pool) as whole:
         wanted = [whole.chain(tokens), *whole.kept()]
+    yield
     with _reading(model, pool) as pieces, _reading(model, pool) as other:
-        logits = [pieces.chain(part, other if len(part) > 1 else None) for part in tokens[:start].split(chunks)]
+        logits = []
+        for part in tokens[:start].split(chunks):
+            logits.append(pieces.chain(part, other if len(part) > 1 else None))
+            yield
         logits.append(pieces.tree(tokens[start : start + len(_TRUE_PATH)]))
-        logits.extend(pieces.chain(token, other) for token in tokens[start + len(_TRUE_PATH) :].split(1))
+        for token in tokens[start + len(_TRUE_PATH) :].split(1):
+            logits.append(pieces.chain(token, other))
+            yield
         found = [torch.cat(logits), *pieces.kept()]
     parts = (  # how many rows have run by then, and how many of their keys and values lie where they stay
         ("between chunk sizes", start, start),

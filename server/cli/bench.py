@@ -72,8 +72,9 @@ def measure(
     progress: Callable[[int], None] = lambda written: None,
 ) -> dict[str, Any]:
     """Run the rounds, after one that is not counted; returns the report. progress: called with the answers so far."""
+    from foresay.server.cli.check.summary import Speeds, rounded
+
     written = 0
-    from foresay.server.cli.check.summary import Speeds
 
     kept: dict[str, list[Completion]] = {name: [] for name in engines}
     for number in range(config.rounds + 1):
@@ -89,8 +90,8 @@ def measure(
     return {
         "on": _summarised(kept["on"], speeds.drafted, speeds.drafted_range),
         "off": _summarised(kept["off"], speeds.plain, speeds.plain_range),
-        "speedup": round(speeds.speedup, 3),
-        "speedup_spread": [round(one, 3) for one in speeds.spread],
+        "speedup": rounded(speeds.speedup),
+        "speedup_spread": None if speeds.spread is None else [round(one, 3) for one in speeds.spread],
         "same_tokens": all(on.token_ids == off.token_ids for on, off in pairs),
         "exact": kept["on"][0].exact,
         "rounds": config.rounds,
@@ -123,7 +124,7 @@ def _summarised(completions: list[Completion], speed: float, spread: tuple[float
 
 def table(report: dict[str, Any]) -> str:
     """The report for a reader."""
-    from foresay.server.cli.check.summary import busy, scattered
+    from foresay.server.cli.check.summary import why_unknown
 
     prompts = f"{report['prompts']} prompts of {report['max_tokens']} tokens, {report['rounds']} rounds"
     rows = [("", "tokens/s", "lowest to highest", "tokens per step")]
@@ -141,9 +142,9 @@ def table(report: dict[str, Any]) -> str:
         for first, *cells in rows
     ]
     same = "both wrote the same tokens" if report["same_tokens"] else "they did NOT write the same tokens"
-    gain, spread = f"{report['speedup']:.2f} times as fast with drafts", report["speedup_spread"]
-    if scattered(spread):
-        gain = f"cannot tell how much drafts gain ({gain}), {busy(spread)}"
+    gain = "" if report["speedup"] is None else f"{report['speedup']:.2f} times as fast with drafts"
+    if unknown := why_unknown(report["speedup_spread"]):
+        gain = f"cannot tell how much drafts gain{f' ({gain})' if gain else ''}: {unknown}"
     return "\n".join(
         [
             f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {prompts}",

@@ -32,6 +32,7 @@ from foresay.server.engine.memory import (
     plan_cpu,
 )
 from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, quantized
+from foresay.server.engine.witness import Witness
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
 from foresay.spec.engine import Engine
@@ -44,6 +45,7 @@ from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import Capture
+from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.sizes import matrices, stored_parameters
 from foresay.verifier.ops.kernels.cpu import threads
@@ -138,11 +140,13 @@ def build_engine(
     observers: Sequence[Observer] = (),
     beside: Mapping[str, int] | None = None,
     costs: Costs | None = None,
+    witness: Witness | None = None,
 ) -> Engine:
     """Load the models, plan the memory, prove exactness, measure the step cost. observers: of the engine. beside: bytes
     that other engines of the server hold, by device; :class:`foresay.server.engine.memory.NoRoom` if this one does not
     fit beside them. costs: what an engine before this one measured, which is not measured again if it is of the same,
-    and is kept on disk for servers that start later; gets what was measured. Without them all is measured.
+    and is kept on disk for servers that start later; gets what was measured. Without them all is measured. witness: may
+    know from an earlier start that rows are equal, and is to probe later then; without it they are probed now.
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
@@ -156,8 +160,8 @@ def build_engine(
     drafters = [drafter.load(loading, verifier) for drafter in chosen.named]
     names = _placed([drafter.name for drafter in drafters], chosen.named)
     capture = _capture(loading, verifier, drafters)
-    say("probing exactness")
-    info = _info(chosen, probe(verifier, pool), names, _doubts(chosen, drafters, verifier))
+    exactness = _exactness(chosen, verifier, witness)
+    info = _info(chosen, exactness, names, _doubts(chosen, drafters, verifier))
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
     if measured := costs.given(chosen.of) or (kept and costs.recall()):
         say("taking over the previous engine's measurements")
@@ -171,6 +175,8 @@ def build_engine(
     most = config.max_seqs, chosen.loading.device.chunk
     scheduler = Scheduler(pool, prefix, shape, drafting.cost, *most, budget=budget, root_seconds=root)
     give_back()
+    if loading.unkept:
+        kept_weights.keep_soon(loading.unkept, config.weight_cache_bytes)
     return Engine(
         info=info,
         pool=pool,
@@ -202,6 +208,14 @@ def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _
     files = [directory, *(one.directory for one in named if isinstance(one, FromFiles))]
     of = digest(config, files, device.name, threads.wanted())
     return _Chosen(loading, memory, dtype, activations, draft, named, of)
+
+
+def _exactness(chosen: _Chosen, verifier: PagedModel, witness: Witness | None) -> Exactness:
+    loading = chosen.loading
+    if witness is not None and not loading.device.is_gpu:
+        return witness.exactness(chosen.of, verifier, loading.pool, loading.say)
+    loading.say("probing exactness")
+    return probe(verifier, loading.pool)
 
 
 def _capture(loading: Loading, verifier: PagedModel, drafters: Sequence[Drafter]) -> Capture | None:

@@ -38,8 +38,8 @@ _TURNS, _LEAST_TURNS, _PATIENCE = 6, 3, 1.5
 _LONG = 0.4
 #: But for so many: of one row alone nobody knows what a second one costs.
 _ANYWAY = 5
-#: Rows of the steps whose time is measured (some products are made in groups of 6), and a drafted tree.
-_ROWS = (1, 2, 3, 5, 6, 8, 12, 16, 32, 64)
+#: Rows of the steps whose time is measured (some products are made in groups of 6, others of 8), and a drafted tree.
+_ROWS = (1, 2, 3, 5, 6, 8, 9, 12, 16, 32, 64)
 DRAFTED = TreeShape((4, 4, 3, 3))
 #: Trees that kernels are compiled for where a budget chooses them: attention over few rows, over more and over many.
 COMPILED = (DRAFTED, TreeShape((8, 8)), TreeShape((20, 20)))

@@ -51,6 +51,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The pair at one temperature. Speeds in tokens per second; spread: the least and the greatest speed-up.
+    None: no text has a speed.
 
     runs: texts written both ways. same_tokens: whether both ways wrote the same in all of them. propose_share: of the
     time of a step, what drafting took.
@@ -59,8 +60,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     runs: int
     tokens: int
-    speedup: float
-    spread: tuple[float, float]
+    speedup: float | None
+    spread: tuple[float, float] | None
     drafted_speed: float
     plain_speed: float
     tokens_per_step: float

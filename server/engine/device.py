@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -17,10 +18,12 @@ from foresay.server.engine.machine import free_bytes, machine_bytes, multiplies_
 from foresay.server.engine.parameters import kv_kind
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
+from foresay.spec.errors import ForesayError
 from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.tree import MAX_NODES
+from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.decoder import Decoder, Packed
 from foresay.verifier.model.weights import load
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
 from foresay.verifier.paged_model import PagedModel
@@ -119,7 +122,7 @@ class Progress(Protocol):
 class Loading:
     """target: the target's directory. model: its configuration. length: the longest text, prompt and output together.
     dtype: of all weights. rounds: whether activations become 8 bits where weights have kernels for it. say: told what
-    is done now."""
+    is done now. unkept: weights that were packed, and by what name they are to be kept."""
 
     config: EngineConfig
     target: Path
@@ -130,6 +133,7 @@ class Loading:
     pool: PagePool
     rounds: bool
     say: Progress
+    unkept: list[tuple[str, Packed]] = field(default_factory=list)
 
     def paged_model(
         self,
@@ -144,6 +148,16 @@ class Loading:
         role: what it is called while it loads. columns: int64[V'], the only tokens of which logits are wanted; None for
         all. kv_dtype: as ``--kv-dtype`` names it.
         """
+        decoder = Decoder(model, self._packed(role, directory, model, columns), self.length + MAX_NODES)
+        kept = KV_DTYPES.get(kv_kind(model, kv_dtype), decoder.dtype)
+        store = KVStore(self.pool, model.num_layers, model.num_kv_heads, model.head_dim, kept, decoder.device)
+        return PagedModel(decoder, store, self.length)
+
+    def _packed(self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> Packed:
+        """The weights as an earlier start packed them, else read and packed."""
+        key = self._key(directory, model, columns)
+        if key is not None and (found := kept_weights.find(key)) is not None:
+            return found
         made = model.quantization is not None and model.quantization.is_made
         reading = f"{'quantising' if made else 'reading'} the {role}'s weights"
         self.say(reading)
@@ -152,10 +166,19 @@ class Loading:
         if columns is not None:
             weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
         self.say(f"packing the {role}'s weights")
-        decoder = Decoder(model, weights, self.length + MAX_NODES, self.rounds)
-        kept = KV_DTYPES.get(kv_kind(model, kv_dtype), decoder.dtype)
-        store = KVStore(self.pool, model.num_layers, model.num_kv_heads, model.head_dim, kept, decoder.device)
-        return PagedModel(decoder, store, self.length)
+        packed = Packed.of(model, weights, self.rounds)
+        if key is not None and key == self._key(directory, model, columns):  # nobody wrote to the files meanwhile
+            self.unkept.append((key, packed))
+        return packed
+
+    def _key(self, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> str | None:
+        """The name that the packed weights are kept under; None if they are not."""
+        if not self.config.weight_cache or self.device.is_gpu:
+            return None
+        chosen = None if columns is None else columns.numpy().tobytes()
+        with suppress(OSError, ForesayError):  # the loader says what is amiss
+            return kept_weights.key_of(directory, model, self.dtype, self.rounds, chosen)
+        return None
 
 
 def give_back() -> None:

@@ -35,13 +35,15 @@ importing = Lock()
 _QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
-def import_tokenizers() -> None:
-    """Import what tokenizers are made of. Where torch is not imported yet, transformers takes it for missing for ever:
-    to be called by a process alone that never runs one of its models."""
+def import_tokenizers(name: str = "PreTrainedTokenizerFast") -> None:
+    """Import transformers' class of this name, which reads tokenizers. Where torch is not imported yet, transformers
+    takes it for missing for ever: to be called by a process alone that never runs one of its models."""
     with importing:
         if "torch" not in sys.modules:
             with _hidden(), uncollected():
-                from transformers import AutoTokenizer as AutoTokenizer
+                import transformers
+
+                getattr(transformers, name)
 
 
 @contextmanager

@@ -18,13 +18,14 @@ from foresay.spec.trace import ShadowReport
 
 if TYPE_CHECKING:
     from foresay.drafters.shadow import Shadow
+    from foresay.server.engine.witness import Witness
 
 log = logging.getLogger("foresay.engine")
 
 
 class Loop:
     """Feeds one engine from one link. grammars: loads what makes constraints of grammars, None if the model has none.
-    shadow: an observer of the engine whose reports the server gets."""
+    shadow: an observer of the engine whose reports the server gets. witness: has something to try when nobody asks."""
 
     def __init__(
         self,
@@ -32,9 +33,10 @@ class Loop:
         link: Link,
         grammars: Callable[[], GrammarCompiler | None] = lambda: None,
         shadow: Shadow | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self._engine = engine
-        self._shadow = shadow
+        self._shadow, self._witness = shadow, witness
         self._link = link
         self._pending = Pending(grammars, link.wake)
         self._stopped = False
@@ -42,15 +44,27 @@ class Loop:
     def run(self) -> None:
         """Step while there is work, sleep in the socket while there is none, until stopped."""
         while not self._stopped:
-            for frame in self._link.receive(wait=not self._engine.has_work):
+            for frame in self._link.receive(wait=not (self._engine.has_work or self._trying)):
+                self._rest(asked=False, of=frame)
                 self._apply(frame)
             for request, compiled in self._pending.ready():
                 self._add(request, compiled)
             if self._engine.has_work and not self._stopped:
+                self._rest(asked=True)
                 deltas = self._engine.step()
                 if deltas or self._engine.trace is not None:
                     self._link.send(frames.Deltas(deltas, self._engine.trace))
+            if self._witness is not None and not (self._engine.has_work or self._stopped):
+                self._witness.go_on()
             self._observe()
+
+    def _rest(self, asked: bool, of: object = None) -> None:
+        if self._witness is not None and not isinstance(of, frames.Ping):
+            self._witness.rest(asked)
+
+    @property
+    def _trying(self) -> bool:
+        return self._witness is not None and self._witness.going
 
     def _observe(self) -> None:
         """Nobody waits for tokens now: note what happened, and what a shadow would have had accepted."""

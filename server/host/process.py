@@ -30,6 +30,7 @@ from foresay.spec.request import EngineInfo
 
 if TYPE_CHECKING:  # torch and all that is built of it: see _import
     from foresay.server.engine.observers import EngineObservers
+    from foresay.server.engine.witness import Witness
     from foresay.server.text.grammars.compiler import GrammarCompiler
     from foresay.spec.engine import Engine
 
@@ -59,7 +60,7 @@ def started(link: Link) -> frames.Start:
             return frame
 
 
-def built(start: frames.Start, link: Link) -> tuple[Engine, EngineObservers] | None:
+def built(start: frames.Start, link: Link, witness: Witness) -> tuple[Engine, EngineObservers] | None:
     """The engine and who watches it, or None after telling the server why there is none. The link is told what is being
     loaded."""
     from foresay.server.engine.build import build_engine
@@ -70,7 +71,8 @@ def built(start: frames.Start, link: Link) -> tuple[Engine, EngineObservers] | N
 
     try:
         watchers = EngineObservers.of(start.config)
-        return build_engine(start.config, link.loading, watchers.observers, start.beside, start.costs), watchers
+        given = start.config, link.loading, watchers.observers, start.beside, start.costs, witness
+        return build_engine(*given), watchers
     except NoRoom as error:
         link.send(frames.Failed(str(error), building=True, footprint=error.footprint))
     except ForesayError as error:
@@ -98,10 +100,12 @@ def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler 
 
 def serve(link: Link) -> int:
     """Build the engine the first frame asks for, say so, and run it; returns the exit status."""
+    from foresay.server.engine.witness import Witness
     from foresay.server.host.loop import Loop
+    from foresay.verifier.model.kept_weights import leave_off
 
-    start = started(link)
-    parts = built(start, link)
+    start, witness = started(link), Witness()
+    parts = built(start, link, witness)
     if parts is None:
         return 2
     engine, watchers = parts
@@ -110,7 +114,8 @@ def serve(link: Link) -> int:
     gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
     link.send(frames.Ready(engine.info, start.costs))
     try:
-        Loop(engine, link, partial(grammar_compiler, start.config, engine.info), watchers.shadow).run()
+        grammars = partial(grammar_compiler, start.config, engine.info)
+        Loop(engine, link, grammars, watchers.shadow, witness).run()
     except GONE:
         raise
     except Exception as error:
@@ -120,6 +125,7 @@ def serve(link: Link) -> int:
         return 1
     finally:
         watchers.close()
+        leave_off()
     return 0
 
 

@@ -27,7 +27,7 @@ from foresay.server.settings.resolved import Names
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import Rendered, Room
-from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
+from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer, loader_of
 from foresay.server.text.warned import WarningLog, warning
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
@@ -108,7 +108,7 @@ class Text(msgspec.Struct, frozen=True):
         from foresay.server.settings.resolved import target_directory
 
         directory = target_directory(config)
-        import_tokenizers()
+        import_tokenizers(loader_of(directory))
         tokenizer = Tokenizer.load(directory)
         chat_format = ChatFormat.of(tokenizer, config.tool_parser, config.reasoning_parser)
         if tokenizer.has_template:  # compiled now rather than while the first chat request waits

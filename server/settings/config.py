@@ -223,6 +223,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _about("share of the GPU's memory that the engine may hold: models, KV cache and all (0.9)", "memory", "SHARE"),
     ] = None
     prefix_cache: Annotated[bool, _about("reuse the KV of prompts that start alike", "memory")] = True
+    weight_cache: Annotated[
+        bool, _about("keep packed weights on disk, so that later starts on a CPU read and pack nothing", "memory")
+    ] = True
+    weight_cache_bytes: Annotated[
+        Positive,
+        _about(
+            "the most that packed weights on disk may take; the least recently used go first (20 GB)", "memory", "BYTES"
+        ),
+    ] = 20_000_000_000
     threads: Annotated[Positive | None, _about("CPU threads (one per physical core)", "memory", "N")] = None
     seed: Annotated[int | None, _about("seed of requests that give none (random)", "sampling", "S")] = None
 

@@ -59,6 +59,34 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, **unset)
 
 
+#: The class of transformers' that takes tokenizer.json as it is, and its names in checkpoints.
+AS_STORED = "PreTrainedTokenizerFast"
+_NO_CLASS_OF_ITS_OWN = (AS_STORED, "TokenizersBackend")
+
+
+class _About(msgspec.Struct):
+    """Of tokenizer_config.json or config.json."""
+
+    tokenizer_class: str | None = None
+    model_type: str | None = None
+    auto_map: Any = None
+
+
+def loader_of(directory: Path) -> str:
+    """Which class of transformers' reads the tokenizer of a checkpoint. ``AutoTokenizer`` takes half a second to
+    import; where a checkpoint names no class of its own it ends up with this one, save for some families of which it
+    knows better."""
+    try:
+        about, model = (
+            msgspec.json.decode((directory / name).read_bytes(), type=_About)
+            for name in ("tokenizer_config.json", "config.json")
+        )
+    except (OSError, msgspec.MsgspecError):  # it says what is wrong
+        return "AutoTokenizer"
+    plain = about.tokenizer_class in _NO_CLASS_OF_ITS_OWN and model.model_type in ("llama", "qwen3")
+    return AS_STORED if plain and not (about.auto_map or model.auto_map) else "AutoTokenizer"
+
+
 class Tokenizer:
     """Encodes, decodes and renders chat templates. Safe to use from several threads."""
 
@@ -78,10 +106,11 @@ class Tokenizer:
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
         """Load from a checkpoint directory; :class:`ModelError` if there is no usable tokenizer in it."""
-        from transformers import AutoTokenizer  # costs seconds: not before a server needs it
+        import transformers  # costs seconds: not before a server needs it
 
+        loader = getattr(transformers, loader_of(directory))
         try:
-            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            tokenizer = loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # of a damaged tokenizer.json the library raises nothing more special
             reason = code_refused("tokenizer_config.json", error) or error
             raise ModelError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error

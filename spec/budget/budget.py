@@ -59,6 +59,7 @@ class Budget(Observer):
         self._cases: dict[str, SequenceStats] = {}
         self._exploration, self._looks = Exploration(), Looks()
         self._unread: Mapping[str, int] = {}
+        self._plans: Mapping[str, Plan] = {}
 
     @property
     def shape(self) -> TreeShape:
@@ -76,14 +77,14 @@ class Budget(Observer):
 
     def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
         """See what was right, and what the step took."""
-        right = False
+        right = 0
         for result in results:
             case = self._cases.get(result.scheduled.sequence.id)
             if case is not None and result.emitted and result.tree is not None:
                 case.learn(result)
-                right = right or (result.accepted > 0 and case.looked)
+                right += result.accepted * case.looked
         if self.timed and results and not (trace.prefill_rows or trace.aside):
-            self._looks.saw(trace.seconds, right)
+            self._looks.saw(trace.seconds, right / len(results))
             self._timed(trace, results)
 
     def _timed(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
@@ -109,7 +110,8 @@ class Budget(Observer):
     def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; what it showed stays with the members."""
         self._cases.pop(sequence.id, None)
-        self._looks.begin()
+        if not self._cases:  # beside others a new text is looked at soon enough
+            self._looks.begin()
 
     def dropped(self, error: Exception) -> None:
         """Nothing is drafted from now on: a choice by what is not known would cost more than it brings."""
@@ -128,15 +130,24 @@ class Budget(Observer):
             return [NO_PLAN] * len(sequences)
         able, last, self.leader.news = [s for s in sequences if s.speculate and s.most_levels > 0], self.why, ""
         looks = self._looks.due() or not self.timed or any(sequence.prediction for sequence in able)
+        plans: Mapping[str, Plan] = {}
         if not able:
-            self.why, plans = None, {}
-        elif last is not None and not (looks or last.ways[0].nodes) and len(last.ways[0].found) == len(able):
-            plans = {sequence.id: Plan(why=last) for sequence in able}  # planning is in vain too
+            self.why = None
         else:
             cases = [self._cases.setdefault(s.id, self._cases.get(s.id) or begun(s, self.members)) for s in able]
             look(able, cases, list(self.members.values()) if looks else ())
-            plans = dict(zip((sequence.id for sequence in able), self._decide(able, cases), strict=True))
+            if looks or last is None or not self._lasts(last, able):
+                self._plans = dict(zip((s.id for s in able), self._decide(able, cases), strict=True))
+            plans = self._plans  # else planning would be in vain too
         return [plans.get(sequence.id, NO_PLAN) for sequence in sequences]
+
+    def _lasts(self, last: Why, able: Sequence[SequenceState]) -> bool:
+        """Whether what was planned is still the thing to do: for the same sequences, and nothing of it found."""
+        chosen, plans = last.ways[0], [self._plans.get(sequence.id) for sequence in able]
+        if last.probe or any(chosen.found) or len(plans) != len(chosen.found):
+            return False
+        pairs = zip(plans, able, strict=True)
+        return all(plan is not None and plan.shape.levels <= sequence.most_levels for plan, sequence in pairs)
 
     def _decide(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats]) -> list[Plan]:
         """For each of those that may draft."""

@@ -42,14 +42,14 @@ class Exploration:
 
 
 class Looks:
-    """Whether to look things up in the next step. That and planning take a tenth of a millisecond or two: nothing
-    beside a step of 10 ms, and a fifth of one of 0.5. So where a few looks in a row brought nothing, the next ones come
-    after 1, 2, 4, .. steps without; never more seldom than the share of the time that looking in vain may take asks
-    for. Where something that was found is right, and where another text begins, it begins anew."""
+    """Whether to look things up in the next step. That and planning take a tenth of a millisecond or two, more for
+    several sequences: nothing beside a step of 10 ms, and a fifth of one of 0.5. So where a few looks in a row brought
+    less than they took, the next ones come after 1, 2, 4, .. steps without; never more seldom than the share of the
+    time that looking in vain may take asks for. Where looking pays, and where another text begins, it begins anew."""
 
     def __init__(self) -> None:
         self.now = True
-        self._share = 0.0
+        self._share = self._brought = 0.0
         self._vain = self._left = 0
 
     def due(self) -> bool:
@@ -58,11 +58,13 @@ class Looks:
         self._left -= 1
         return self.now
 
-    def saw(self, seconds: Mapping[str, float], right: bool) -> None:
-        """What a step took, by its phases, and whether something that was found and drafted was right."""
+    def saw(self, seconds: Mapping[str, float], right: float) -> None:
+        """What a step took, by its phases, and how many tokens of each sequence were found and right: about as many
+        steps were saved."""
         if self.now:
             self._share += _MOVED * (seconds.get("plan", 0.0) / sum(seconds.values()) - self._share)
-            self._vain = 0 if right else self._vain + 1
+            self._brought += _MOVED * (right - self._brought)
+            self._vain = 0 if right and self._brought >= self._share else self._vain + 1
             self._left = min(1 << min(self._vain, 16) >> _SPARED, int(self._share / _LOOKING))
 
     def begin(self) -> None:

@@ -136,4 +136,4 @@ def look(able: Sequence[SequenceState], cases: Sequence[SequenceStats], members:
 def _believed(claims: Claims, chain: DraftTree) -> DraftTree:
     """The nodes of a proposal that are likely enough, with their chances."""
     likely = [chance for chance in claims.chances(claimed(chain)) if chance >= LEAST]
-    return DraftTree.chain(chain.tokens[: 1 + len(likely)].tolist(), chain.drafter, (1.0, *likely))
+    return chain.beginning(1 + len(likely), (1.0, *likely))

@@ -14,7 +14,7 @@ from foresay.server.cli.check.summary import Speeds, Twice, Written, advice, gai
 from foresay.server.cli.main import main
 from foresay.server.engine.checks import Finding, Measured, Notes
 from foresay.spec.acceptance import ByDepth
-from foresay.spec.trace import Statistics
+from foresay.spec.trace import SequenceTrace, Statistics
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
 
 
@@ -26,6 +26,7 @@ def test_a_pair_is_measured_at_both_temperatures(name, models, tmp_path) -> None
     for one in report.probe:
         assert one.runs >= 1
         assert one.same_tokens
+        assert one.speedup is not None and one.spread is not None
         assert one.spread[0] <= one.speedup <= one.spread[1]
         assert one.tokens_per_step >= 1
     (texts,) = [finding for finding in report.findings if finding.subject == "texts"]
@@ -200,14 +201,31 @@ def test_acceptance_is_told_both_ways() -> None:
     assert found.same_tokens
 
 
-def test_a_text_that_came_in_one_step_does_not_count_as_the_slowest() -> None:
-    """Its speed cannot be told, since nothing came after its first tokens: it was accepted whole."""
+def test_a_text_that_was_over_with_its_prompt_does_not_count_as_the_slowest() -> None:
+    """Its speed cannot be told."""
     whole, alone = statistics([3], 0.0), statistics([0] * 4, 10.0)
     usual = statistics([0, 3, 3], 40.0), statistics([0] * 9, 20.0)
     assert Speeds.of([(whole, alone), usual]) == Speeds.of([usual]) == Speeds(
         40.0, 20.0, 2.0, (2.0, 2.0), (40.0, 40.0), (20.0, 20.0)
     )  # fmt: skip
-    assert Speeds.of([(whole, alone)]).speedup == 1.0, "nothing is known"
+    nothing = Speeds.of([(whole, alone)])
+    assert (nothing.speedup, nothing.spread) == (None, None)
+    text = Twice(*(Written([1], numbers) for numbers in (whole, alone)))
+    sentence = advice([measured(0.0, [text])], levels=4)
+    assert (
+        sentence == "Cannot tell how much it gains: every text was over when its prompt was read; ask for longer ones."
+    )
+
+
+def test_a_text_that_came_whole_in_one_step_has_the_speed_of_that_step() -> None:
+    """Which is the best that drafts can do, and was taken for no speed at all."""
+    trace, read = SequenceTrace(), SequenceTrace()
+    trace.charge({"propose": 0.004, "forward": 0.016})
+    read.charge({"prefill": 0.020})
+    for one in (trace, read):
+        one.record([1, 2, 3], 3, 4)
+    assert trace.statistics(1, 0, 4, 3).decode_tokens_per_second == pytest.approx(200.0)
+    assert read.statistics(1, 0, 4, 3).decode_tokens_per_second == 0.0, "its prompt was read in the same time"
 
 
 def test_the_speed_up_follows_from_the_speeds_and_lies_among_single_ones() -> None:
@@ -216,7 +234,7 @@ def test_the_speed_up_follows_from_the_speeds_and_lies_among_single_ones() -> No
         speeds = [(rng.uniform(1, 500), rng.uniform(1, 500)) for _ in range(count)]
         pairs = [(statistics([0, 1], one), statistics([0, 1], other)) for one, other in speeds]
         found = Speeds.of(pairs)
-        assert found.speedup == found.drafted / found.plain
+        assert found.speedup == found.drafted / found.plain and found.spread is not None
         assert found.spread[0] <= found.speedup * (1 + 1e-9) and found.speedup <= found.spread[1] * (1 + 1e-9)
 
 

@@ -25,8 +25,8 @@ async def test_a_speed_up_that_rests_on_little_is_unsure(tokenizer: Tokenizer) -
         speed, chart = visit.page.locator("#speed"), visit.page.locator("#speed-over-time .line")
         for number in range(30):
             service.telemetry.step(step(number, CHANGED))
-        await expect(speed).to_have_text(re.compile(r"^2\.70×as fast as without drafts\s*unsure\?"))
-        await expect(speed.locator(".why")).to_have_text(re.compile(f"^Unsure, since {CHANGED}: "))
+        await expect(speed).to_have_text(re.compile(r"^2\.70×as fast as without drafts\s*cannot tell\?"))
+        await expect(speed.locator(".why")).to_have_text(re.compile(f"^Cannot tell, since {CHANGED}: "))
         assert await visit.page.title() == "Foresay: toy", "no headline that may be wrong"
         grey = await speed.locator("b").evaluate("one => getComputedStyle(one).color")
         await expect(chart.and_(visit.page.locator("[data-colour=none]"))).to_have_count(1)

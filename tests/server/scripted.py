@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from foresay.server.engine.generation import EngineStatus, Sink
+from foresay.server.engine.generation import EngineStatus, ServedEngine, Sink
 from foresay.server.host.service import Service, ServiceOptions, Text
 from foresay.server.http.app import create_app
 from foresay.server.schemas.errors import EngineFailed
@@ -179,7 +179,7 @@ def entry(token: int, place: int, count: int) -> TokenLogprobs:
 
 @asynccontextmanager
 async def served(
-    engine: ScriptedEngine,
+    engine: ScriptedEngine | ServedEngine,
     tokenizer: Tokenizer,
     change: Callable[[Service], None] = lambda service: None,
     defaults: SamplingDefaults | None = None,

@@ -26,7 +26,7 @@ CHAT: dict[str, Any] = {
     "ignore_eos": True,
 }
 #: Where the client leaves: at the first line that says so.
-MOMENTS = ["checking the files", "starting the engine process", "probing exactness"]
+MOMENTS = ["checking the files", "starting the engine process", "packing the target's weights"]
 
 
 @pytest.fixture

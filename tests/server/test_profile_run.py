@@ -25,7 +25,7 @@ def rehearsed(max_model_len: int = 128, pages: int = 200) -> tuple[House, Profil
 
 def test_a_curve_of_growing_rows_and_what_a_draft_takes() -> None:
     house, profile_run = rehearsed(max_model_len=64)
-    assert [rows for rows, _ in profile_run.curve().points] == [1, 2, 3, 5, 6, 8, 12, 16, 32]
+    assert [rows for rows, _ in profile_run.curve().points] == [1, 2, 3, 5, 6, 8, 9, 12, 16, 32]
     assert all(seconds > 0 for _, seconds in profile_run.curve().points)
     rng = random.Random(1)
     cost = profile_run.draft_cost(Foresight([rng.randrange(32) for _ in range(200)], lambda position: 0.5), 12)
@@ -110,7 +110,7 @@ def test_trees_have_their_price_however_deep_a_drafter_goes(levels: int) -> None
 def test_a_context_without_room_is_no_error() -> None:
     """Of one that holds a few tokens only the small steps are measured; of one that holds none, nothing."""
     _, short = rehearsed(max_model_len=12)
-    assert [rows for rows, _ in short.curve().points] == [1, 2, 3, 5, 6, 8]
+    assert [rows for rows, _ in short.curve().points] == [1, 2, 3, 5, 6, 8, 9]
     _, none = rehearsed(max_model_len=1)
     assert none.root_seconds() == 0.0
     assert none.curve().points == [(1, 1.0)]
@@ -118,5 +118,5 @@ def test_a_context_without_room_is_no_error() -> None:
 
 def test_a_small_cache_is_measured_as_far_as_it_goes() -> None:
     house, profile_run = rehearsed(max_model_len=64, pages=8)
-    assert [rows for rows, _ in profile_run.curve().points] == [1, 2, 3, 5, 6, 8, 12, 16]
+    assert [rows for rows, _ in profile_run.curve().points] == [1, 2, 3, 5, 6, 8, 9, 12, 16]
     house.pool.check([], at_rest=True)

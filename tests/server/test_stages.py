@@ -121,6 +121,7 @@ def test_on_a_terminal_only_the_banner_is_left(tmp_path: Path) -> None:
     """The engine process writes to the same terminal, and nothing."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "foresay.server.cli.main", "serve", "--port", "0", "--draft", "none"]
+    command += ["--seed", str(time.time_ns() % 10**9)]  # of these settings no earlier start knows anything
     environment = os.environ | {"TERM": "xterm-256color", "NO_COLOR": "1"}
     with subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environment) as process:
         os.close(theirs)

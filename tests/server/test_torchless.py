@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from foresay.server.settings.resolved import BUNDLED, nothing_to_fetch
+from foresay.server.text.tokenizer import loader_of
 from tests.server.live import LiveServer, openai_client
 
 ASK: Any = {"model": "bundled", "messages": [{"role": "user", "content": "Tell a story."}]}
@@ -53,7 +57,40 @@ def test_without_it_tokenizers_load_and_nobody_complains() -> None:
         "from foresay.server.host.imports import import_tokenizers; import_tokenizers(); import sys, os;"
         "from foresay.server.text.tokenizer import Tokenizer; from foresay.server.settings.resolved import BUNDLED;"
         "Tokenizer.load(BUNDLED / 'target').encode('fox');"
-        "assert 'torch' not in sys.modules and 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ"
+        "assert not sys.modules.keys() & {'torch', 'transformers.models.auto.tokenization_auto'} and"
+        " 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "PyTorch" not in done.stdout + done.stderr
+
+
+#: What tokenizer_config.json and config.json say, beside what they need.
+NAMED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({}, {"model_type": "qwen3"}),
+    ({"tokenizer_class": "PreTrainedTokenizerFast"}, {}),
+    ({"tokenizer_class": "LlamaTokenizerFast"}, {}),
+    ({"tokenizer_class": None}, {}),
+    ({}, {"model_type": "qwen2"}),
+    ({}, {"auto_map": {"AutoConfig": "mine.Config"}}),
+    ({"auto_map": {"AutoTokenizer": [None, "mine.Tokenizer"]}}, {}),
+]
+
+
+@pytest.mark.parametrize(("about", "model"), NAMED)
+def test_a_tokenizer_is_read_as_auto_tokenizer_reads_it(about, model, tmp_path) -> None:
+    for name, changes in (("tokenizer_config.json", about), ("config.json", model)):
+        values = json.loads((BUNDLED / "target" / name).read_text())
+        (tmp_path / name).write_text(json.dumps(values | changes))
+    shutil.copy(BUNDLED / "target" / "tokenizer.json", tmp_path)
+    direct = NAMED.index((about, model)) < 3
+    assert loader_of(tmp_path) == ("PreTrainedTokenizerFast" if direct else "AutoTokenizer")
+    if direct:
+        one, other = (
+            getattr(transformers, name).from_pretrained(tmp_path, local_files_only=True)
+            for name in (loader_of(tmp_path), "AutoTokenizer")
+        )
+        assert type(one) is type(other) and one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
+        assert (one.chat_template, one.special_tokens_map) == (other.chat_template, other.special_tokens_map)
+    (tmp_path / "config.json").write_text("{")
+    assert loader_of(tmp_path) == "AutoTokenizer"

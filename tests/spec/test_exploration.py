@@ -65,13 +65,13 @@ def test_whoever_leads_by_now_is_not_asked_to_be_seen_and_found_nodes_are_left_a
     assert set(asked(Exploration(), [way("m", -0.5), PLAIN], 2000)) == {""}
 
 
-def run(looks: Looks, steps: int, plan: float, right: bool = False) -> list[int]:
+def run(looks: Looks, steps: int, plan: float, right: float = 0.0) -> list[int]:
     """So many steps of 1 ms, of which looking takes ``plan`` where it is done; the steps in which it was."""
     looked = []
     for step in range(steps):
         if looks.due():
             looked.append(step)
-        looks.saw({"plan": plan if looks.now else 0.0, "forward": 0.001}, right and looks.now)
+        looks.saw({"plan": plan if looks.now else 0.0, "forward": 0.001}, right if looks.now else 0.0)
     return looked
 
 
@@ -92,12 +92,23 @@ def test_something_right_and_another_text_begin_anew(anew: str) -> None:
     run(looks, 200, plan=0.0003)
     if anew == "right":
         while not looks.due():
-            looks.saw({"plan": 0.0, "forward": 0.001}, right=False)
-        looks.saw({"plan": 0.0003, "forward": 0.001}, right=True)
+            looks.saw({"plan": 0.0, "forward": 0.001}, right=0.0)
+        looks.saw({"plan": 0.0003, "forward": 0.001}, right=8.0)
     else:
         looks.begin()
     assert run(looks, 4, plan=0.0003) == [0, 1, 2, 3]
 
 
 def test_what_is_right_is_asked_at_every_step() -> None:
-    assert run(Looks(), 100, plan=0.0005, right=True) == list(range(100))
+    assert run(Looks(), 100, plan=0.0005, right=1.0) == list(range(100))
+
+
+@pytest.mark.parametrize(("right", "pays"), [(4.0, True), (0.25, False)])
+def test_what_is_right_in_every_fourth_look_is_asked_as_often_as_that_pays(right: float, pays: bool) -> None:
+    """Four tokens in four looks are worth looks that take a fifth of a step each, and a quarter of one is not."""
+    looks, count = Looks(), 0
+    for _ in range(1000):
+        count += looks.due()
+        hit = right if looks.now and count % 4 == 0 else 0.0
+        looks.saw({"plan": 0.00025 if looks.now else 0.0, "forward": 0.001}, hit)
+    assert count == 1000 if pays else count < 200

@@ -146,13 +146,25 @@ def test_where_looking_is_dear_and_vain_a_step_without_drafts_is_not_planned_ane
     assert budget.why is not whys[-1]
 
 
-def test_a_model_that_drafts_is_planned_for_in_every_step() -> None:
+def test_where_looking_is_dear_and_vain_a_model_drafts_on_as_planned() -> None:
+    """As long as there is room for what was planned, and the sequences are the same."""
     budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(), timed=True), sequence()
-    one.limit = 10_000
+    one.limit, whys = 10_000, []
     for _ in range(60):
         (plan,) = budget.plan([one])
-        assert plan.shape.levels > 0
+        assert plan.shape.levels > 0 and plan.why is budget.why
         budget.stepped(*came(one, plan, MODEL, [3, 6, 1], 2, plan=0.3, propose=0.3, forward=1.0))
+        whys.append(budget.why)
+    repeated = [why is before for before, why in pairwise(whys)]
+    assert not any(repeated[:3])
+    assert sum(repeated[30:]) > 20
+    assert budget._cases[one.id].length == len(one.tokens) - 3, "what comes of it still tells the pace"
+    for count in range(4):  # of these no look can be due, each would be planned as the one before
+        one.limit = len(one.tokens) + 5 - count
+        (plan,) = budget.plan([one])
+        assert plan.shape.levels <= one.most_levels
+    both = budget.plan([one, replace(one, id="other", tokens=[1, 7], limit=10_000)])
+    assert both[1].shape.levels > 0 and both[0].why is both[1].why
 
 
 def test_who_may_not_draft_is_not_asked_and_its_neighbour_is() -> None:
@@ -184,4 +196,4 @@ def test_beside_what_was_found_levels_and_rows_are_dearer() -> None:
     assert alone is not None
     assert beside is not None
     assert beside.level > 1.3 * alone.level
-    assert np.all(beside.rows >= alone.rows)
+    assert np.all(np.array(beside.rows) >= np.array(alone.rows))

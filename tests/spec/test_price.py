@@ -41,7 +41,7 @@ def test_a_level_is_drafted_where_it_is_worth_its_price(seed: int) -> None:
 def test_the_price_is_what_would_come_in_the_time() -> None:
     price = Price.of(10.0, 0.05, [1.0, 1.0, 1.2, 1.5], 2)
     assert price.level == pytest.approx(0.5)
-    assert price.rows.tolist() == pytest.approx([0.0, 0.0, 2.0, 5.0])
+    assert price.rows == pytest.approx([0.0, 0.0, 2.0, 5.0])
     assert price.levels == 2
 
 

@@ -164,12 +164,12 @@ async def test_what_rests_on_a_doubtful_baseline_is_unsure(caplog: pytest.LogCap
     assert live.doubt == CHANGED
     assert live.speed_up == pytest.approx(2 * 0.010 / 0.052)
     verdict = run.telemetry.verdict()
-    assert (verdict.pays, verdict.sentence) == (None, f"Unsure whether speculation pays: {CHANGED}.")
+    assert (verdict.pays, verdict.sentence) == (None, f"Cannot tell whether speculation pays: {CHANGED}.")
     run.report()
     [line] = [record.getMessage() for record in caplog.records]  # nobody is told to change flags
     found = LINE.fullmatch(line)
     assert found is not None, line
-    assert found["known"] == f"unsure: {CHANGED}"
+    assert found["known"] == f"cannot tell: {CHANGED}"
     for _ in range(2):
         run.steps(100, 1, 0.002, 0.050)
     live = (await run.telemetry.snapshot()).live

@@ -17,6 +17,7 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import TYPES, GgufFile
 from foresay.verifier.model.gguf.names import CONFIGURATION, ours, theirs
+from foresay.verifier.model.gguf.parts import parts_of
 from foresay.verifier.model.hub import LINK
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -71,7 +72,7 @@ class Checkpoint:
         if (directory / LINK).is_symlink():
             return cls._of_gguf(directory)
         index = {} if (directory / SINGLE).exists() else _index(directory)
-        files = tuple(directory / name for name in sorted(set(index.values()))) or (directory / SINGLE,)
+        files = _files(directory, index)
         tensors: dict[str, StoredTensor] = {}
         for file in files:
             for name, tensor in _header(file):
@@ -130,6 +131,17 @@ class Checkpoint:
         if tensor.dtype not in kinds:
             return f"{name} in {tensor.file} has type {tensor.dtype}; supported: {', '.join(kinds)}"
         return None
+
+
+def files_of(directory: Path) -> tuple[Path, ...]:
+    """The files that hold the weights. Raises WeightsError where nothing says which."""
+    if (directory / LINK).is_symlink():
+        return parts_of((directory / LINK).readlink())
+    return _files(directory, {} if (directory / SINGLE).exists() else _index(directory))
+
+
+def _files(directory: Path, index: Mapping[str, str]) -> tuple[Path, ...]:
+    return tuple(directory / name for name in sorted(set(index.values()))) or (directory / SINGLE,)
 
 
 def _names(stored: Iterable[str]) -> dict[str, str]:

@@ -84,26 +84,46 @@ def _pairs_apart(config: ModelConfig, weights: LayerWeights) -> LayerWeights:
     return LayerWeights(matrices, biases, weights.norms)
 
 
-class Decoder:
-    """A decoder-only model. Owns its weights, and is run where they are. rounds: see
-    :class:`~foresay.verifier.model.linear.Linear`."""
+@dataclass(slots=True)
+class Packed:
+    """All weights of a decoder, as they are multiplied by. embed: (V, H). final_norm: (H,)."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, max_positions: int, rounds: bool = False) -> None:
+    embed: Tensor
+    layers: list[Layer]
+    final_norm: Tensor
+    head: Linear
+
+    @classmethod
+    def of(cls, config: ModelConfig, weights: ModelWeights, rounds: bool = False) -> Packed:
+        """Pack them one by one, so that no second copy of the model stands. rounds: see
+        :class:`~foresay.verifier.model.linear.Linear`."""
+        embed, dtype, layers = weights.embed, weights.embed.dtype, list[Layer]()
+        for index in range(len(weights.layers)):
+            layers.append(Layer.of(config, index, weights.layers[index], dtype, rounds))
+            weights.layers[index] = None  # type: ignore[call-overload]
+        head = Linear(weights.lm_head, dtype=dtype, rounds=rounds)
+        if config.embedding_scale != 1.0:  # which the head, made of the same matrix, is not
+            embed = embed * torch.tensor(config.embedding_scale).to(embed)
+        return cls(embed, layers, weights.final_norm, head)
+
+
+class Decoder:
+    """A decoder-only model. Owns its weights, and is run where they are. rounds: how weights are packed that are not
+    yet."""
+
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights | Packed, max_positions: int, rounds: bool = False
+    ) -> None:
+        packed = weights if isinstance(weights, Packed) else Packed.of(config, weights, rounds)
         self.config = config
         self.max_positions = max_positions
         self.group = config.num_heads // config.num_kv_heads
-        self._embed = weights.embed
+        self._embed, self.layers, self.final_norm, self._head = (
+            packed.embed, packed.layers, packed.final_norm, packed.head,
+        )  # fmt: skip
         self.scale = config.scale
         ropes = [config.rope] if config.local_rope is None else [config.rope, config.local_rope]
         self.ropes = [RopeTable(config, max_positions, self.device, self.dtype, rope) for rope in ropes]
-        self.layers: list[Layer] = []
-        for index in range(len(weights.layers)):  # packed one by one, so that no second copy of the model stands
-            self.layers.append(Layer.of(config, index, weights.layers[index], self.dtype, rounds))
-            weights.layers[index] = None  # type: ignore[call-overload]
-        self.final_norm = weights.final_norm
-        self._head = Linear(weights.lm_head, dtype=self.dtype, rounds=rounds)
-        if config.embedding_scale != 1.0:  # which the head, made of the same matrix, is not
-            self._embed = weights.embed * torch.tensor(config.embedding_scale).to(weights.embed)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -57,6 +57,20 @@ class Linear:
         if then is not None and isinstance(self._packed, BlockedWeight) and isinstance(then._packed, BlockedWeight):
             self._packed = replace(self._packed, then=then._packed)
 
+    @classmethod
+    def of(cls, packed: PackedWeight, was: Tensor | None, dtype: torch.dtype) -> Linear:
+        """One on a CPU whose weight is packed already; see :attr:`parts`."""
+        made = cls.__new__(cls)
+        made.out_features, made.in_features = packed.outer, packed.inner
+        made.dtype, made.device = dtype, torch.device("cpu")
+        made._packed, made._was = packed, was
+        return made
+
+    @property
+    def parts(self) -> tuple[PackedWeight, Tensor | None]:
+        """The packed weight, and which number of a row each one of its is multiplied with; None: as they stand."""
+        return self._packed, self._was
+
     @property
     def nbytes(self) -> int:
         """What a product reads of memory for the weight."""

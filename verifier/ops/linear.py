@@ -52,6 +52,10 @@ class PackedWeight(Protocol):
         """O."""
 
     @property
+    def inner(self) -> int:
+        """K."""
+
+    @property
     def gated(self) -> Gate:
         """Whether, and how, what comes out is ``act(gate) * up``."""
 

@@ -278,14 +278,14 @@ def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
 
 def _note_quantised(notes: Notes, floats: list[Measured], found: Probed | None) -> None:
     """What int8 of the draft model does to acceptance and speed."""
-    from foresay.server.cli.check.summary import gains, measured
+    from foresay.server.cli.check.summary import factor, gains, measured
 
     if found is None:
         return
     numbers = [measured(temperature, texts) for temperature, texts in found.texts.items()]
     text = "; ".join(
-        f"{after.tokens_per_step:.2f} tokens per step instead of {before.tokens_per_step:.2f} and {after.speedup:.2f}x "
-        f"instead of {before.speedup:.2f}x at temperature {after.temperature:g}"
+        f"{after.tokens_per_step:.2f} tokens per step instead of {before.tokens_per_step:.2f} and "
+        f"{factor(after.speedup)} instead of {factor(before.speedup)} at temperature {after.temperature:g}"
         for before, after in zip(floats, numbers, strict=True)
     )
     text, facts = f"with --draft-quantize int8: {text}", {"quantised": numbers}

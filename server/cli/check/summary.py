@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from foresay.server.engine.checks import Measured, Report
-from foresay.spec.acceptance import TOLD, ByDepth, by_place, tokens_per_step
+from foresay.spec.acceptance import GAIN, SCATTERED, TOLD, ByDepth, by_place, tokens_per_step
 from foresay.spec.trace import Statistics
 
 if TYPE_CHECKING:
@@ -38,23 +38,24 @@ class Twice:
 class Speeds(NamedTuple):
     """What the same texts took both ways, in tokens per second after the first ones: medians, each way's least and
     most. speedup: of the medians. spread: the least and the greatest of single texts; the other lies between them.
+    None: no text has a speed.
     """
 
     drafted: float
     plain: float
-    speedup: float
-    spread: tuple[float, float]
+    speedup: float | None
+    spread: tuple[float, float] | None
     drafted_range: tuple[float, float]
     plain_range: tuple[float, float]
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Statistics, Statistics]]) -> Speeds:
-        """Of texts, drafted and plain. One that came whole in one step, either way, has no speed and is left out; where
-        none is left all are 0, and the speed-up is 1."""
+        """Of texts, drafted and plain. One that was over when its prompt was read has no speed and is left out; where
+        none is left all are 0."""
         rates = [(one.decode_tokens_per_second, other.decode_tokens_per_second) for one, other in pairs]
         rates = [pair for pair in rates if all(pair)]
         if not rates:
-            return cls(0.0, 0.0, 1.0, (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
+            return cls(0.0, 0.0, None, None, (0.0, 0.0), (0.0, 0.0))
         each, (drafted, plain) = [one / other for one, other in rates], zip(*rates, strict=True)
         middle, other = averages.median(drafted), averages.median(plain)
         ranges = ((min(one), max(one)) for one in (each, drafted, plain))
@@ -73,8 +74,8 @@ def measured(temperature: float, texts: Sequence[Twice]) -> Measured:
         temperature=temperature,
         runs=len(texts),
         tokens=tokens,
-        speedup=round(speeds.speedup, 3),
-        spread=(round(speeds.spread[0], 3), round(speeds.spread[1], 3)),
+        speedup=rounded(speeds.speedup),
+        spread=None if speeds.spread is None else (round(speeds.spread[0], 3), round(speeds.spread[1], 3)),
         drafted_speed=round(speeds.drafted, 2),
         plain_speed=round(speeds.plain, 2),
         tokens_per_step=round(tokens_per_step(tokens, steps) or 0.0, 3),
@@ -84,53 +85,58 @@ def measured(temperature: float, texts: Sequence[Twice]) -> Measured:
     )
 
 
+def rounded(speedup: float | None) -> float | None:
+    """For programs."""
+    return None if speedup is None else round(speedup, 3)
+
+
+def factor(speedup: float | None) -> str:
+    """For people."""
+    return "unknown" if speedup is None else f"{speedup:.2f}x"
+
+
 # -- what the numbers mean for a person --------------------------------------------------------------------------------
 
 
-#: Speed-ups of single texts that lie farther apart than this do not tell; a quiet machine stays far below.
-_SCATTERED = 3.0
-#: A gain below this is none: texts differ by as much.
-_GAIN = 1.03
 #: Below this many tokens per step the drafter is hardly ever right.
 _SELDOM_RIGHT = 1.4
 #: Above this share of a step the drafter itself is what costs.
 _COSTLY = 0.35
 
 
-def scattered(spread: Sequence[float]) -> bool:
-    """Whether single texts lie so far apart that a speed-up says nothing."""
-    return spread[1] > _SCATTERED * spread[0]
-
-
-def busy(spread: Sequence[float]) -> str:
-    """Why then it says nothing, and what to do."""
+def why_unknown(spread: Sequence[float] | None) -> str:
+    """Why speed-ups of single texts, of which these are the least and the greatest, say nothing, and what to do; empty
+    if they say something. None: no text has a speed."""
+    if spread is None:
+        return "every text was over when its prompt was read; ask for longer ones"
     low, high = spread
+    if high <= SCATTERED * low:
+        return ""
     return (
-        f"for single texts lie between {low:.2f}x and {high:.2f}x: something else keeps this machine busy; run this "
-        "again when it is quiet"
+        f"single texts lie between {low:.2f}x and {high:.2f}x: something else keeps this machine busy; run this again "
+        "when it is quiet"
     )
 
 
 def advice(measured: Sequence[Measured], levels: int) -> str:
     """levels: how deep each step drafts."""
-    speeds = [one.speedup for one in measured]
-    each = " and ".join(f"{one.speedup:.2f}x at temperature {one.temperature:g}" for one in measured)
-    if any(scattered(one.spread) for one in measured):
-        spread = min(one.spread[0] for one in measured), max(one.spread[1] for one in measured)
-        return f"Cannot tell how much it gains ({each}), {busy(spread)}."
-    if min(speeds) >= _GAIN:
+    speeds = [one.speedup for one in measured if one.speedup is not None]
+    each = " and ".join(f"{factor(one.speedup)} at temperature {one.temperature:g}" for one in measured if one.speedup)
+    if unknown := next(filter(None, (why_unknown(one.spread) for one in measured)), ""):
+        return f"Cannot tell how much it gains{f' ({each})' if each else ''}: {unknown}."
+    if min(speeds) >= GAIN:
         return f"On this machine this pair writes faster than the target alone: {each}."
-    if max(speeds) < _GAIN:
-        slow = "slower than" if max(speeds) < 1 / _GAIN else "no faster than"
+    if max(speeds) < GAIN:
+        slow = "slower than" if max(speeds) <= 1 / GAIN else "no faster than"
         return f"On this machine this pair is {slow} the target alone ({each}): {_change(measured, levels)}."
-    better = max(measured, key=lambda one: one.speedup).temperature
+    better = max(measured, key=lambda one: one.speedup or 0.0).temperature
     return f"On this machine this pair gains only at temperature {better:g} ({each}): {_change(measured, levels)}."
 
 
 def gains(before: Sequence[Measured], after: Sequence[Measured]) -> bool:
     """Whether the second is faster at every temperature, by more than texts differ."""
     pairs = zip(before, after, strict=True)
-    return all(later.speedup >= _GAIN * earlier.speedup for earlier, later in pairs)
+    return all((later.speedup or 0.0) >= GAIN * (earlier.speedup or 1.0) for earlier, later in pairs)
 
 
 def _change(measured: Sequence[Measured], levels: int) -> str:
@@ -220,12 +226,12 @@ def _measured_rows(probe: list[Measured]) -> list[tuple[str, ...]]:
         return []
     rows: list[tuple[str, ...]] = [("T", "speed-up", "tokens/s", "alone", "tokens per step", "accepted by depth")]
     for one in probe:
-        low, high = one.spread
+        spread = "" if one.spread is None else f" ({one.spread[0]:.2f} to {one.spread[1]:.2f})"
         speeds = (f"{one.drafted_speed:.1f}", f"{one.plain_speed:.1f}", f"{one.tokens_per_step:.2f}")
         rows.append(
             (
                 f"{one.temperature:g}",
-                f"{one.speedup:.2f}x ({low:.2f} to {high:.2f})",
+                f"{factor(one.speedup)}{spread}",
                 *speeds,
                 str(one.accepted_by_depth),
             )

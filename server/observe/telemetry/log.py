@@ -50,7 +50,7 @@ def _speed(verdict: Verdict, doubt: str) -> str:
     if verdict.speed_up is None:
         return ""
     saved = verdict.saved_seconds
-    known = f"unsure: {doubt}" if doubt else f"{abs(saved):.2f} s {'lost' if saved < 0 else 'saved'}"
+    known = f"cannot tell: {doubt}" if doubt else f"{abs(saved):.2f} s {'lost' if saved < 0 else 'saved'}"
     return f", {verdict.speed_up:.2f}x the speed of plain decoding (estimated; {known})"
 
 

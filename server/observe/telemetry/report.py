@@ -44,7 +44,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     it did last. The gauges are as of now. ``tokens_per_second`` is over the time that the engine stepped.
 
     speed_up: estimated, how many times faster than plain decoding: tokens per step of one request, times
-    ``root_seconds`` over the mean seconds of a decoding step. doubt: why that is unsure; empty if it is not.
+    ``root_seconds`` over the mean seconds of a decoding step. doubt: why that cannot be told; empty if it can.
     root_seconds: of a step without drafts, as it would be now. crowded: of the 10 seconds up to now, the share of the
     steps' time in which the engine waited for a core that something else had.
     """

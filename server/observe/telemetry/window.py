@@ -20,6 +20,7 @@ from foresay.server.observe.telemetry.counts import (
     Histogram,
 )
 from foresay.server.observe.telemetry.drafting import Drafting, Places, Run, Shadowing, add
+from foresay.spec.acceptance import GAIN
 from foresay.spec.trace import StepTrace
 
 #: Of a request, as vLLM names them: their histograms hold seconds.
@@ -215,8 +216,6 @@ FEWEST_STEPS = 20
 #: Steps, and requests that are over, without which a loss may be chance.
 FEWEST_STEPS_AGAINST, FEWEST_REQUESTS_AGAINST = 200, 3
 TOO_FEW = "Too few steps to tell whether speculation pays."
-#: An estimate this close to plain decoding is as good as equal.
-MARGIN = 0.02
 LOW_ACCEPTANCE = 0.3
 LARGE_SHARE = 0.4
 
@@ -238,12 +237,12 @@ def judged(window: Window) -> Verdict:
     if not window.drafts:
         return Verdict(None, speed_up, saved, "Nothing was drafted.")
     if window.doubt:
-        return Verdict(None, speed_up, saved, f"Unsure whether speculation pays: {window.doubt}.")
+        return Verdict(None, speed_up, saved, f"Cannot tell whether speculation pays: {window.doubt}.")
     if speed_up is None or window.decode_steps < FEWEST_STEPS:
         return Verdict(None, speed_up, saved, TOO_FEW)
-    if speed_up > 1 + MARGIN:
+    if speed_up >= GAIN:
         return Verdict(True, speed_up, saved, f"Speculation pays: {speed_up:.2f} times the speed of plain decoding.")
-    if speed_up >= 1 - MARGIN:
+    if speed_up > 1 / GAIN:
         return Verdict(True, speed_up, saved, "Speculation neither pays nor costs: it is as fast as plain decoding.")
     if not window.evident:
         return Verdict(None, speed_up, saved, TOO_FEW)

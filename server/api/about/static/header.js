@@ -103,11 +103,11 @@ function showSpeed(live) {
   if (!known) return;
   speed.value.textContent = say(FIGURES.speedUp, speed_up);
   speed.value.className = `big ${doubt ? "unknown" : speed_up >= 1 ? "good" : "warn"}`;
-  speed.doubt.textContent = doubt ? "unsure" : "estimated speed-up";
+  speed.doubt.textContent = doubt ? "cannot tell" : "estimated speed-up";
   const figures =
     `${number(tokens_per_step)} tokens per pass, ${time(step_seconds)} per pass; ` +
     `a pass without drafts would have taken ${time(plainSeconds(live))}`;
-  speed.why.say(null, doubt ? `Unsure, since ${doubt}: ${figures}` : `Estimated: ${figures}.`);
+  speed.why.say(null, doubt ? `Cannot tell, since ${doubt}: ${figures}` : `Estimated: ${figures}.`);
 }
 
 /** How old the figures are that are not of now. */

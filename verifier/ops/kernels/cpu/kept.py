@@ -54,7 +54,7 @@ def sources() -> str:
 def find(key: str) -> bytes | None:
     """The code that was kept under this name; None if there is none that may be run."""
     try:
-        if not _is_ours(directory()):
+        if not is_ours(directory().stat()):
             return None
         path = directory() / key
         found = path.read_bytes()
@@ -69,7 +69,7 @@ def keep(key: str, code: bytes) -> None:
     """Keep it, if there is a place; a reader sees all of it or nothing."""
     try:
         directory().mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours(directory()):
+        if not is_ours(directory().stat()):
             return
         with tempfile.NamedTemporaryFile(dir=directory(), delete=False) as file:
             file.write(hashlib.sha256(code).digest() + code)
@@ -80,9 +80,8 @@ def keep(key: str, code: bytes) -> None:
         return
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether nobody else can write there."""
-    found = folder.stat()
+def is_ours(found: os.stat_result) -> bool:
+    """Whether nobody else can write to this file or folder."""
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

@@ -1,0 +1,267 @@
+"""Packed weights that were kept: the very bits, or nothing; never those of another model, and never an error."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.parameters import quantized
+from foresay.server.host.local import Engine
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import BUNDLED
+from foresay.verifier.model import kept_weights
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Packed
+from foresay.verifier.model.hub import resolve
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.weights import load
+from tests.verifier.families import make
+from tests.verifier.gguf_files import all_of, cache_of_its_own, convert, q4_k_m
+
+PLENTY = 1 << 40
+SMALL: dict[str, Any] = {"draft": "none", "max_model_len": 64, "kv_tokens": 512, "threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    cache_of_its_own(tmp_path / "cache", monkeypatch)
+    monkeypatch.setattr(kept_weights, "LEAST_BYTES", 0)
+    return tmp_path / "cache" / "foresay" / "weights"
+
+
+def packed_of(directory: Path, dtype: torch.dtype = torch.float32, how: str | None = None, rounds: bool = False) -> Any:
+    config = quantized(ModelConfig.from_directory(directory), how, "--quantize")
+    return Packed.of(config, load(directory, config, dtype), rounds)
+
+
+def parts(found: object) -> Iterator[object]:
+    """Everything in it, tensors as their bytes, types, shapes and strides."""
+    if isinstance(found, Tensor):
+        yield found.dtype, found.shape, found.stride(), bytes(found.flatten().view(torch.uint8).numpy())
+    elif isinstance(found, dict):
+        yield from parts(list(found.items()))
+    elif isinstance(found, list | tuple):
+        for each in found:
+            yield from parts(each)
+    elif isinstance(found, Linear):
+        yield from (found.dtype, found.device, found.in_features, found.out_features)
+        yield from parts(found.parts)
+    elif hasattr(found, "__dataclass_fields__"):
+        yield type(found)
+        for field in fields(found):  # type: ignore[arg-type]
+            yield from parts(getattr(found, field.name))
+    else:
+        yield found
+
+
+def assert_kept(packed: Packed) -> None:
+    kept_weights.keep("this", packed, PLENTY)
+    found = kept_weights.find("this")
+    assert found is not None and list(parts(found)) == list(parts(packed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("how", [None, "int8", "int4", "fp8"])
+def test_every_bit_of_floats_and_of_what_is_made_of_them(dtype, how) -> None:
+    assert_kept(packed_of(BUNDLED / "target", dtype, how, rounds=how == "int4"))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm"])
+@pytest.mark.parametrize("kind", [q4_k_m, all_of("Q4_1"), all_of("Q8_0")], ids=["K", "Q4_1", "Q8_0"])
+def test_every_bit_of_a_gguf_file(tmp_path, family, kind) -> None:
+    wide: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4}
+    make(family, tmp_path / "plain", **wide, num_key_value_heads=2)
+    convert(tmp_path / "plain", tmp_path / "x.gguf", kind)
+    assert_kept(packed_of(resolve(tmp_path / "x.gguf"), rounds=True))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "phi3"])
+def test_every_bit_of_families_whose_layers_differ(tmp_path, family) -> None:
+    make(family, tmp_path)
+    assert_kept(packed_of(tmp_path, torch.bfloat16))
+
+
+def started(said: list[str] | None = None, **settings: Any) -> Any:
+    """An engine that is ready, and whatever it keeps is kept."""
+    engine = build_engine(
+        EngineConfig(**{**SMALL, **settings}), lambda phase, share=None: None if said is None else said.append(phase)
+    )
+    settle()
+    return engine
+
+
+def settle() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "packed weights":
+            thread.join()
+
+
+def reads(**settings: Any) -> bool:
+    """Whether a start reads the model's files."""
+    said: list[str] = []
+    started(said, **settings)
+    return "packing the target's weights" in said
+
+
+def test_the_second_start_reads_nothing_and_answers_the_same(folder, tmp_path) -> None:
+    texts = []
+    for _ in range(2):
+        with Engine(str(BUNDLED / "target"), **SMALL) as engine:
+            texts.append(engine.generate("Once upon a time", max_tokens=12, seed=3).text)
+        settle()
+    assert texts[0] == texts[1] and len(list(folder.iterdir())) == 1
+    assert not reads(target=str(BUNDLED / "target"))
+
+
+def test_other_settings_and_other_files_are_packed_anew(tmp_path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in (BUNDLED / "target").iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    target = str(copy)
+    assert reads(target=target) and not reads(target=target) and not reads(target=target, max_model_len=32)
+    assert reads(target=target, quantize="int4") and reads(target=target, quantize="int4", activations="model")
+    assert reads(target=target, weight_cache=False)
+    weights = next(copy.glob("*.safetensors"))
+    before = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert reads(target=target), "of the same size and time, in the same place"
+
+
+def test_the_tokens_that_a_draft_model_shares_are_part_of_the_name() -> None:
+    model = ModelConfig.from_directory(BUNDLED / "draft")
+    names = {kept_weights.key_of(BUNDLED / "draft", model, "bfloat16", False, ids) for ids in (None, b"1", b"2")}
+    names.add(kept_weights.key_of(BUNDLED / "draft", replace(model, rms_norm_eps=1.0), "bfloat16", False, None))
+    assert len(names) == 4
+
+
+# -- what is amiss -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(folder: Path) -> Path:
+    """A whole one."""
+    kept_weights.keep("this", packed_of(BUNDLED / "draft"), PLENTY)
+    return folder / "this"
+
+
+def flipped(at: int) -> Any:
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[at] ^= 16
+        path.write_bytes(content)
+
+    return flip
+
+
+AMISS = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-4096]),
+    "cut in the header": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + bytes(4096)),
+    "another kind of file": lambda path: path.write_bytes(b"\x7fELF" + path.read_bytes()[4:]),
+    "a bit of the digest": flipped(20),
+    "a bit of the header": flipped(200),
+    "a bit of the tensors": flipped(-70_000),
+    "a bit at the end": flipped(-4_000),
+    "two parts changed round": lambda path: path.write_bytes(
+        path.read_bytes()[: -(2 << 16)] + path.read_bytes()[-(1 << 16) :] + path.read_bytes()[-(2 << 16) : -(1 << 16)]
+    ),
+    "writable": lambda path: path.chmod(0o622),
+    "a link": lambda path: path.symlink_to(path.rename(path.with_name("that"))),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("amiss", AMISS)
+def test_what_is_amiss_is_not_used_and_told_once(amiss, file, caplog) -> None:
+    assert kept_weights.find("this") is not None
+    AMISS[amiss](file)
+    assert kept_weights.find("this") is None
+    (record,) = caplog.records
+    assert str(file) in record.message and "the model's own files are read" in record.message
+    if amiss != "a folder":
+        assert not os.path.lexists(file)
+        kept_weights.keep("this", packed_of(BUNDLED / "draft"), PLENTY)
+        assert kept_weights.find("this") is not None
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(file, caplog) -> None:
+    file.parent.chmod(0o777)
+    assert kept_weights.find("this") is None and "other users may write there" in caplog.text
+    kept_weights.keep("that", packed_of(BUNDLED / "draft"), PLENTY)
+    assert [each.name for each in file.parent.iterdir()] == ["this"]
+
+
+def test_what_is_written_to_mapped_weights_changes_no_file(file) -> None:
+    before, found = file.read_bytes(), kept_weights.find("this")
+    assert found is not None
+    found.embed.zero_()
+    assert file.read_bytes() == before
+
+
+def test_those_that_were_not_used_for_longest_go(file) -> None:
+    packed, size = packed_of(BUNDLED / "draft"), file.stat().st_size
+    kept_weights.keep("that", packed, PLENTY)
+    for name, when in (("this", 1), ("that", 2)):
+        os.utime(file.with_name(name), (when, when))
+    assert kept_weights.find("this") is not None
+    kept_weights.keep("third", packed, 2 * size)
+    assert sorted(each.name for each in file.parent.iterdir()) == ["third", "this"]
+    kept_weights.keep("fourth", packed, size - 1)
+    assert not file.with_name("fourth").exists(), "larger than all of them may be"
+
+
+def test_where_nothing_can_be_kept_nothing_is(file, monkeypatch, caplog) -> None:
+    packed = packed_of(BUNDLED / "draft")
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_weights, "_free", lambda folder: 1000)
+        kept_weights.keep("that", packed, PLENTY)
+    with monkeypatch.context() as patch:
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(os, "fsync", full)
+        kept_weights.keep("that", packed, PLENTY)
+    monkeypatch.setattr(kept_weights, "LEAST_BYTES", PLENTY)
+    kept_weights.keep("that", packed, PLENTY)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    kept_weights.keep("that", packed, PLENTY)
+    assert kept_weights.find("that") is None
+    assert [each.name for each in file.parent.iterdir()] == ["this"] and not caplog.records
+
+
+def test_what_another_process_is_writing_is_left_to_it(file) -> None:
+    packed, part = packed_of(BUNDLED / "draft"), file.with_name("that.part")
+    with part.open("wb") as other:
+        fcntl.flock(other.fileno(), fcntl.LOCK_EX)
+        kept_weights.keep("that", packed, PLENTY)
+        assert part.read_bytes() == b"" and not file.with_name("that").exists()
+    kept_weights.keep("that", packed, PLENTY)
+    assert kept_weights.find("that") is not None and not part.exists(), "one that died is written over"
+
+
+def test_a_process_that_ends_leaves_off(file, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_weights, "_ending", threading.Event())
+        kept_weights.leave_off()
+        kept_weights.keep_soon([("that", packed_of(BUNDLED / "draft"))], PLENTY)
+        settle()
+        assert [each.name for each in file.parent.iterdir()] == ["this"]
+    kept_weights.keep_soon([("that", packed_of(BUNDLED / "draft"))], PLENTY)
+    settle()
+    assert kept_weights.find("that") is not None
