@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.server.cli.command import Command
-from foresay.server.cli.generate import drawn, for_people, sampling_params, write_out
+from foresay.server.cli.generate import drawn, for_people, hint_of_models, sampling_params, write_out
 from foresay.server.cli.progress import say, stopping
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
@@ -275,6 +275,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         with loaded(config, unlimited=True) as engine:
+            hint_of_models("chat", config, arguments)
             conversation = Conversation(engine, config, arguments.system, write_out)
             return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
     from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
@@ -282,6 +283,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
     with unechoed():  # what is typed while it loads is the first question
         engine = loaded(config, unlimited=True)
     with engine:
+        hint_of_models("chat", config, arguments)
         conversation = Conversation(engine, config, arguments.system, AnswerWriter(), terminal=True)
         return _converse(conversation, engine, LineReader())
 

@@ -71,6 +71,7 @@ def test_the_line_to_try_is_one_shell_command_with_a_json_body() -> None:
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:8123/v1/chat/completions"]
     body = json.loads(words[-1])
     assert body["model"] == "bundled" and body["messages"][0]["role"] == "user", "the toy has a chat template"
+    assert (body["temperature"], body["top_p"]) == (0.7, 0.95), "as foresay chat draws tokens"
 
 
 def test_colour_only_on_a_terminal_and_not_against_the_users_wish(monkeypatch: pytest.MonkeyPatch) -> None:

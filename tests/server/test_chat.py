@@ -341,7 +341,7 @@ def test_where_nothing_drafts_nothing_is_said_to(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("/compare\n/bye\n"))
-    assert main(["chat", "--draft", "none", "--max-model-len", "256", "--dtype", "float32"]) == 0
+    assert main(["chat", "bundled", "--draft", "none", "--max-model-len", "256", "--dtype", "float32"]) == 0
     first, _, compared = capsys.readouterr().err.splitlines()
     assert first == "bundled, temperature 0.7, top-p 0.95"
     assert compared.startswith("nothing drafts here, so there is nothing to compare")

@@ -96,7 +96,7 @@ def one_line(capsys, words: str, status: int) -> str:
     [
         ("--length 600", 2, "--length must be above 12 and at most 512"),
         ("--prompts /nowhere.txt", 2, "--prompts /nowhere.txt: no such file or directory"),
-        ("--target /nowhere", 1, "/nowhere: no such directory"),
+        ("--target /nowhere", 1, "/nowhere: no such file or directory"),
         ("--width 64", 2, "--width is for draft_model only, not for medusa"),
         ("--out /dev/null/heads", 2, "--out /dev/null/heads: /dev/null/heads.work cannot be made (Not a directory)"),
         pytest.param(
