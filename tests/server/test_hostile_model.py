@@ -141,7 +141,8 @@ def test_a_hostile_target(call, ordinary, model, tmp_path, monkeypatch, capsys) 
     (tmp_path / "prompts.txt").write_text("the quick\nbrown fox\nthe lazy dog\njumps over\n")
     status, said = run(CALLS[call], capsys, model=directory, prompts=tmp_path / "prompts.txt", out=tmp_path / "out")
     if not ordinary and call not in ("check", "quantize"):  # which read no text
-        assert status == 1 and said.count("\n") == 1 and REFUSED in said
+        *before, last = said.splitlines()
+        assert status == 1 and REFUSED in last and len(before) <= (3 if call.startswith("train") else 0)
     elif call != "check":  # which may find other fault with a model of random weights
         assert status == 0, said
     assert not code_that_ran(directory)
