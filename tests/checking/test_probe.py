@@ -32,7 +32,7 @@ def test_a_pair_is_measured_at_both_temperatures(name, models, tmp_path) -> None
     (texts,) = [finding for finding in report.findings if finding.subject == "texts"]
     assert "the same with the drafter and without" in texts.text
     assert report.verdict.endswith(".")
-    assert "this machine" in report.verdict
+    assert "On this machine" in report.verdict or "Cannot tell how much it gains" in report.verdict
 
 
 def test_what_int8_of_the_draft_does_is_measured(models, tmp_path) -> None:

@@ -4,16 +4,20 @@ an engine whose times are known."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foresay import Engine
+from foresay.drafters.training.prompts import Prompt
 from foresay.server.cli.bench import measure
 from foresay.server.cli.main import main
+from foresay.server.host.text_stream import TextStream
 from foresay.server.settings.config import BenchConfig
 from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.request import Request
 from tests.dashboard.timed import Clock, Script, engine
 
 SPEEDS = {
@@ -109,20 +113,18 @@ def test_a_model_that_ends_at_once_leaves_nothing_to_measure(ways: Clock, capsys
     assert [report["speedup"], report["on"]["tokens_per_second"], report["on"]["tokens_per_step"]] == [None] * 3
 
 
-def test_a_prompt_is_asked_as_a_person_asks_it() -> None:
+def test_a_prompt_is_asked_as_a_person_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the model's chat template, if it has one."""
-    from foresay.drafters.training.prompts import Prompt
-
     prompt, config = Prompt("How many is 3 times 12?", "--prompt 1"), BenchConfig(rounds=1, max_tokens=4, temperature=0)
     with Engine("bundled", "none", max_model_len=128, dtype="float32") as one:
         asked: list[list[int]] = []
         run = one.run
 
-        def kept(request: Any, *rest: Any) -> Any:
+        def kept(request: Request, stop: Sequence[str] = (), provenance: bool = False) -> TextStream:
             asked.append(request.prompt)
-            return run(request, *rest)
+            return run(request, stop, provenance)
 
-        one.run = kept  # type: ignore[method-assign]
+        monkeypatch.setattr(one, "run", kept)
         measure({"ngram": one, "none": one}, config, [prompt])
         expected = one.chat(str(prompt.content), max_tokens=1).prompt_token_ids
     assert asked[0] == expected != one.tokenizer.encode(str(prompt.content))

@@ -65,8 +65,8 @@ class Speeds(NamedTuple):
             return cls(0.0, 0.0, None, None, (0.0, 0.0), (0.0, 0.0))
         each, (drafted, plain) = [one / other for one, other in rates], zip(*rates, strict=True)
         middle, other = averages.median(drafted), averages.median(plain)
-        ranges = ((min(one), max(one)) for one in (each, drafted, plain))
-        return cls(middle, other, middle / other, *ranges, _interval(each))
+        spread, fast, slow = ((min(one), max(one)) for one in (each, drafted, plain))
+        return cls(middle, other, middle / other, spread, fast, slow, _interval(each))
 
 
 def _interval(each: Sequence[float]) -> tuple[float, float]:
@@ -190,8 +190,10 @@ def advice(measured: Sequence[Measured], levels: int) -> str:
 
 
 def gains(before: Sequence[Measured], after: Sequence[Measured]) -> bool:
-    """Whether the second is faster at every temperature, by more than texts differ."""
+    """Whether the second is faster at every temperature, by more than texts differ, as far as its figures tell."""
     pairs = zip(before, after, strict=True)
+    if any(one.unknown for one in after):
+        return False
     return all((later.speedup or 0.0) >= GAIN * (earlier.speedup or 1.0) for earlier, later in pairs)
 
 
