@@ -4,11 +4,13 @@ import os
 from typing import Literal
 
 from langchain_openai import ChatOpenAI
+from openai import OpenAI
 from pydantic import BaseModel, Field
 
+url = os.environ.get("FORESAY_URL", "http://127.0.0.1:8000") + "/v1"
 model = ChatOpenAI(
-    model="bundled",
-    base_url=os.environ.get("FORESAY_URL", "http://127.0.0.1:8000") + "/v1",
+    model=OpenAI(base_url=url, api_key="none").models.list().data[0].id,  # the first that is served
+    base_url=url,
     api_key="none",
     max_completion_tokens=60,
     seed=1,

@@ -5,12 +5,13 @@ import os
 from openai import OpenAI
 
 client = OpenAI(base_url=os.environ.get("FORESAY_URL", "http://127.0.0.1:8000") + "/v1", api_key="none")
+model = client.models.list().data[0].id  # the first that is served
 
 with client.responses.connect() as connection:
     previous = None
     for text in ("Tell me about a fox.", "And then?"):
         connection.response.create(
-            model="bundled", input=text, max_output_tokens=40, previous_response_id=previous, store=False
+            model=model, input=text, max_output_tokens=40, previous_response_id=previous, store=False
         )
         for event in connection:
             if event.type == "response.output_text.delta":

@@ -11,6 +11,7 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 client = OpenAI(base_url=os.environ.get("FORESAY_URL", "http://127.0.0.1:8000") + "/v1", api_key="none")
+model = client.models.list().data[0].id  # the first that is served
 
 
 class Step(BaseModel):
@@ -23,7 +24,7 @@ class Step(BaseModel):
 
 begun = time.perf_counter()
 answer = client.chat.completions.parse(
-    model="bundled",
+    model=model,
     messages=[{"role": "user", "content": "The user asks for a story about a fox. What is the next step?"}],
     response_format=Step,
     max_completion_tokens=120,

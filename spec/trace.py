@@ -61,9 +61,9 @@ class Statistics(msgspec.Struct, kw_only=True):
 
 
 #: How the news of a budget begin that drafts nothing.
-NOT_PAYING = "speculation does not pay now"
+NOT_PAYING = "Nothing is drafted now, since it would not pay"
 #: And of one that failed, so that nothing is drafted any more.
-SWITCHED_OFF = "speculation is off until the engine restarts, since choosing drafts failed"
+SWITCHED_OFF = "Speculation is off until the engine restarts, since choosing drafts failed"
 
 
 class Weighed(msgspec.Struct, frozen=True, array_like=True):
@@ -76,8 +76,8 @@ class Weighed(msgspec.Struct, frozen=True, array_like=True):
     ms: float
 
     def __str__(self) -> str:
-        what = f"{self.drafter} of {self.nodes}" if self.drafter != NONE else NONE
-        return f"{what}: {self.tokens:.2f} tokens in {self.ms:.2f} ms"
+        what = f"with {self.nodes} drafted by {self.drafter}" if self.drafter != NONE else "without drafts"
+        return f"{self.tokens:.2f} tokens in {self.ms:.2f} ms {what}"
 
 
 class StepTrace(msgspec.Struct, kw_only=True):

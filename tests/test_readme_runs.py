@@ -147,15 +147,18 @@ def test_console_and_python_examples_run_in_the_order_in_which_they_stand(termin
     (asked,) = [said for command, said in printed.items() if command.startswith("curl")]
     assert asked.count("data: ") > 3 and asked.rstrip().endswith("data: [DONE]")
     assert "alice" in printed["foresay keys list"]
-    assert "tokens per step" in printed["foresay bench --rounds 1 --max-tokens 60"]
+    assert "tokens per step" in printed["foresay bench smollm2 --rounds 1 --max-tokens 60"]
     exposed = [said for command, said in printed.items() if "--host 0.0.0.0" in command]
-    assert all("needs an API key" in said for said in exposed) and exposed
-    script = terminal.local("\n".join(PYTHON))
+    assert all("only with an API key" in said for said in exposed) and exposed
+    script = terminal.local("\n".join(PYTHON)).replace(
+        'model="Qwen/Qwen3-0.6B"', 'model="smollm2"'
+    )  # one server has all
     environment = terminal.environment | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
+    assert re.search(r"^{\"city\": \"(Paris|Rome|Ulm)\"}$", done.stdout, re.MULTILINE)
     assert re.search(r"Function\(arguments='{\"city\": ?\"(Paris|Rome|Ulm)\"}', name='weather'\)", done.stdout)
-    assert len(PYTHON) == 4
+    assert "'target'" in done.stdout.splitlines()[-1] and len(PYTHON) == 5
     code = "import foresay.server, foresay.spec; print(foresay.server.__file__, foresay.spec.__file__)"
     found = terminal.run(f"cd .. && python -c '{code}' && cd - > {os.devnull}").split()
     assert all("/foresay/.venv/lib/" in file for file in found), "what was installed serves, wherever one is"

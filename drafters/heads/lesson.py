@@ -79,6 +79,16 @@ class Depth:
     sampled: float
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How a head does at each depth, and on how much text that it did not learn from: texts, and tokens of the target
+    in them."""
+
+    depths: list[Depth]
+    texts: int
+    tokens: int
+
+
 def judge(logits: Tensor, wanted: Tensor, generator: torch.Generator) -> Depth:
     """Compare guesses with the target's rows, both [..., V] over the target's vocabulary (-inf where not guessed)."""
     if not len(wanted):

@@ -38,10 +38,9 @@ class Lessons:
         generator = torch.Generator().manual_seed(seed * 1_000_033 + turn)
         return self._of(int(torch.randperm(len(self._groups), generator=generator)[place]))
 
-    def all(self, most: int) -> Iterator[Lesson]:
-        """Those of all groups, at most so many, evenly chosen."""
-        for number in range(0, len(self._groups), -(-len(self._groups) // most)):
-            yield self._of(number)
+    def all(self) -> Iterator[Lesson]:
+        """Those of all groups."""
+        yield from map(self._of, range(len(self._groups)))
 
     def _of(self, number: int) -> Lesson:
         group = self._groups[number]

@@ -17,14 +17,14 @@ from torch import Tensor
 from foresay.drafters.heads.dflash_model import DFlashModel
 from foresay.drafters.heads.draft_model import DraftModel
 from foresay.drafters.heads.eagle_model import EagleModel
-from foresay.drafters.heads.lesson import Depth, Lesson
+from foresay.drafters.heads.lesson import Depth, Judged, Lesson
 from foresay.drafters.heads.medusa_model import MedusaModel
 from foresay.drafters.heads.peagle_model import PEagleModel
 from foresay.drafters.training import files
 from foresay.drafters.training.lessons import Lessons
 from foresay.drafters.training.optimizer import Optimizers
 from foresay.drafters.training.progress import Progress
-from foresay.drafters.training.settings import Settings
+from foresay.drafters.training.settings import HELD_OUT, Settings
 from foresay.drafters.training.shapes import dflash_shape, draft_shape, draft_vocabulary, eagle_shape
 from foresay.drafters.training.teacher import Teacher, Text
 from foresay.drafters.training.work import Work
@@ -33,13 +33,10 @@ from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE
 
 Model = MedusaModel | EagleModel | DFlashModel | DraftModel
 
-#: Texts written side by side, and seconds between two saved states.
-_WRITTEN_AT_ONCE = 128
+#: Seconds between two saved states.
 _SAVED_EVERY = 60.0
-#: One text in so many is held out to judge what was learned.
-_HELD_OUT = 20
-#: Steps' worth of held-out texts that are judged, at most.
-_JUDGED = 8
+#: Held-out texts that are judged, at most.
+_JUDGED = 64
 _LEARNERS = {
     MEDUSA: "training the Medusa heads",
     EAGLE3: "training the EAGLE-3 head",
@@ -56,16 +53,16 @@ class Run:
         self.settings, self.teacher = settings, teacher
         self._work, self._progress = work, progress
 
-    def __call__(self) -> list[Depth]:
-        """Write, learn, judge and publish; returns how the model does at each depth on held-out text."""
+    def __call__(self) -> Judged:
+        """Write, learn, judge and publish; returns how the model does on held-out text."""
         texts = self.texts()
-        learned = [text for number, text in enumerate(texts) if number % _HELD_OUT]
+        learned = [text for number, text in enumerate(texts) if number % HELD_OUT]
         model = self.model(learned).to(self.teacher.device)
         self.learn(model, self._lessons(learned, model.needs))
-        depths = self.judge(model, texts[::_HELD_OUT])
+        judged = self.judge(model, texts[::HELD_OUT])
         self._publish(model)
         self._work.remove()
-        return depths
+        return judged
 
     def _publish(self, model: Model) -> None:
         teacher, config = self.teacher, model.config(self.settings.target)
@@ -88,8 +85,8 @@ class Run:
 
     def texts(self) -> list[Text]:
         """What the target wrote."""
-        prompts = self._prompts()
-        batches = [prompts[start : start + _WRITTEN_AT_ONCE] for start in range(0, len(prompts), _WRITTEN_AT_ONCE)]
+        prompts, size = self._prompts(), self.settings.together
+        batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         there = sum(len(batch) for number, batch in enumerate(batches) if self._work.text(number).exists())
         texts: list[Text] = []
         with Progress("generating texts with the target", len(prompts), "texts", there, self._progress) as bar:
@@ -188,12 +185,18 @@ class Run:
     def _save(self, model: Model, optimizer: Optimizers, path: Path, step: int) -> None:
         files.save(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
 
-    def judge(self, model: Model, texts: Sequence[Text]) -> list[Depth]:
+    def judge(self, model: Model, texts: Sequence[Text]) -> Judged:
         """Means over held-out texts, depth by depth."""
         generator, settings = torch.Generator().manual_seed(0), self.settings
+        texts = texts[:: -(-len(texts) // _JUDGED)]
         lessons = Lessons(self.teacher, texts, model.needs, settings.batch, 2 * settings.depth + 2)
-        found = [model.judged(lesson, generator) for lesson in lessons.all(_JUDGED)]
-        return [_mean([depths[number] for depths in found]) for number in range(len(found[0]))]
+        found: list[list[Depth]] = []
+        with Progress("judging it on held-out texts", len(texts), "texts", 0, self._progress) as bar:
+            for lesson in lessons.all():
+                found.append(model.judged(lesson, generator))
+                bar.to(min(len(texts), len(found) * settings.batch))
+        depths = [_mean([depths[number] for depths in found]) for number in range(len(found[0]))]
+        return Judged(depths, len(texts), sum(len(text.tokens) - text.start for text in texts))
 
 
 def _mean(depths: list[Depth]) -> Depth:

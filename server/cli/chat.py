@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.server.cli.command import Command
-from foresay.server.cli.generate import drawn, for_people, sampling_params, write_out
+from foresay.server.cli.generate import drawn, for_people, hint_of_models, sampling_params, write_out
 from foresay.server.cli.progress import say, stopping
-from foresay.server.settings.config import USUAL_TOKENS, SamplingConfig
+from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
+from foresay.spec.names import NONE
 
 if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine
     from foresay.server.host.text_stream import TextStream
+    from foresay.spec.acceptance import ByDepth
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.trace import ShadowReport, Statistics
 
@@ -32,15 +34,19 @@ Messages = list[dict[str, str]]
 
 COMMANDS = {
     "/help": "show this list",
-    "/system": "TEXT is the system message from now on; without TEXT there is none",
-    "/set": "NAME VALUE changes temperature, top_p, max_tokens, seed and others; without NAME shows them",
+    "/system": "/system TEXT sets the system message; without TEXT it is removed",
+    "/set": "/set NAME VALUE changes a setting, such as /set temperature 0; /set alone shows them all",
     "/new": "begin a new conversation",
-    "/compare": "write the last answer (or that to TEXT, or the next) again without drafts: both times, the same text?",
-    "/provenance": "colour tokens by who drafted them, or stop doing so",
-    "/stats": "tell more about the last answer",
+    "/compare": "write the last answer again without drafts, and show both times; /compare TEXT asks something new",
+    "/provenance": "colour each token by the drafter that proposed it; again to stop",
+    "/stats": "show more about the last answer",
     "/bye": "leave, as Ctrl-D does",
 }
 ALIASES = {"/reset": "/new", "/clear": "/new", "/quit": "/bye", "/exit": "/bye", "/?": "/help"}
+#: What is done where a setting has no value.
+_UNSET = {"max_tokens": "unset, as many as the context leaves", "seed": "unset, another for each answer"}
+#: Depths that /stats shows.
+_DEPTHS = 6
 KEYS = "Enter sends; Alt+Enter or a backslash begins another line. Ctrl-C clears the line, or stops an answer."
 
 
@@ -141,6 +147,9 @@ class Conversation:
 
     def _compare(self, text: str) -> None:
         """The drafted side is the answer as it was given: written again, it could be drafted from itself."""
+        if self._engine.info.drafter == NONE:
+            say("nothing drafts here, so there is nothing to compare; leave out --draft none to try it")
+            return
         if self._last is not None and not text:
             self._decode_again(self._last)
             return
@@ -166,7 +175,7 @@ class Conversation:
             return
         same = again.token_ids == last.completion.token_ids
         reason = "" if same else f" ({self._engine.info.exact_reason})"
-        say(f"with drafts:    {_timed(drafted)}\nwithout drafts: {_timed(again.statistics)}")
+        say(f"with drafts:    {_timed(drafted)}\nwithout drafts: {_timed(again.statistics)}", indent=16)
         say(f"{'the same text' if same else 'NOT the same text'}{reason}")
 
     # -- commands ----------------------------------------------------------------------------------------------------
@@ -179,16 +188,19 @@ class Conversation:
         match words:
             case []:
                 say("\n".join(f"{name:<18} {_shown(name, getattr(self._config, name))}" for name in known))
+            case [name, "unset"] if name in known:
+                self._config = for_people(msgspec.structs.replace(self._config, **{name: known[name].default}))
+                say(f"{name} {_shown(name, getattr(self._config, name))}")
             case [name, value]:
                 try:
                     self._config = changed(self._config, {name: value}, known)
                     say(f"{name} {_shown(name, getattr(self._config, name))}")
                 except ConfigurationError as error:
                     say(str(error))
-            case [name, *_]:
-                setting = known.get(name)
-                what = f"{name} is {setting.expected}" if setting else f"the names are {', '.join(known)}"
-                say(f"/set NAME VALUE: {what}, such as /set temperature 0.7")
+            case [name, *_] if name in known:
+                say(f"/set {name} VALUE: {name} is {known[name].expected}, or unset")
+            case _:
+                say(f"/set NAME VALUE, such as /set temperature 0.7: the names are {', '.join(known)}")
 
     def _toggle_colours(self) -> None:
         if not self._terminal:
@@ -206,8 +218,7 @@ class Conversation:
         completion, statistics = self._last.completion, self._last.completion.statistics
         say(summary(statistics, completion.finish_reason, completion.seed, completion.exact))
         cached = f"{statistics.cached_tokens} of {statistics.prompt_tokens} prompt tokens were in the KV cache"
-        accepted = statistics.by_depth if statistics.drafts else "nothing was drafted"
-        say(f"{cached} | accepted by depth: {accepted}")
+        say(f"{cached} | {_accepted(statistics.by_depth)}")
         for report in self._last.shadowed:
             say(shadow_summary(report))
 
@@ -219,8 +230,20 @@ def _settable() -> dict[str, Setting]:
 
 
 def _shown(name: str, value: object) -> str:
-    usual = {"max_tokens": f"{USUAL_TOKENS}, or what the context leaves", "seed": "another for each answer"}
-    return usual.get(name, "unset") if value is None else str(value)
+    if value is None:
+        return _UNSET.get(name, "unset")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _accepted(depths: ByDepth) -> str:
+    """How far drafts were accepted, in words."""
+    shares = [share for share in depths.cumulative if share]
+    if not shares:
+        return "no draft was accepted" if depths.drafts else "nothing was drafted"
+    first, *more = (f"{share:.0%}" for share in shares[:_DEPTHS])
+    deeper = [f"{share} {least} or more" for least, share in enumerate(more, start=2)]
+    of = f"of {depths.drafts} draft{'' if depths.drafts == 1 else 's'}"
+    return ", ".join([f"{of}, {first} had 1 token or more accepted", *deeper])
 
 
 def _in_words(answer: _Answer) -> str:
@@ -229,7 +252,9 @@ def _in_words(answer: _Answer) -> str:
     parts = [_counted(len(completion.token_ids), answer.passes)]
     if statistics is not None and statistics.decode_tokens_per_second:
         parts.append(f"{statistics.decode_tokens_per_second:.1f} tokens/s")
-    ended = {"length": "cut for length (/set max_tokens N)", "cancelled": "stopped"}
+    full = "cut: the context is full (/new begins a new conversation)"
+    cut = full if answer.params.max_tokens is None else "cut for length (/set max_tokens N)"
+    ended = {"length": cut, "cancelled": "stopped"}
     return ", ".join([*parts, *filter(None, [ended.get(completion.finish_reason)])])
 
 
@@ -249,21 +274,24 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
     from foresay.server.cli.progress import loaded
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        with loaded(config) as engine:
+        with loaded(config, unlimited=True) as engine:
+            hint_of_models("chat", config, arguments)
             conversation = Conversation(engine, config, arguments.system, write_out)
             return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
     from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
 
     with unechoed():  # what is typed while it loads is the first question
-        engine = loaded(config)
+        engine = loaded(config, unlimited=True)
     with engine:
+        hint_of_models("chat", config, arguments)
         conversation = Conversation(engine, config, arguments.system, AnswerWriter(), terminal=True)
         return _converse(conversation, engine, LineReader())
 
 
 def _converse(conversation: Conversation, engine: Engine, read: Callable[[], str | None]) -> int:
-    who = f"{engine.info.target}, drafted by {engine.info.drafter}"
-    say(f"{who}, {conversation.sampling}\n/help shows the commands, /bye leaves.")
+    drafter = engine.info.drafter
+    who = [engine.info.target, *([] if drafter == NONE else [f"drafted by {drafter}"]), conversation.sampling]
+    say(f"{', '.join(who)}\n/help shows the commands, /bye leaves.")
     while (line := read()) is not None and conversation.obey(line):
         pass
     return 0

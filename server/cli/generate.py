@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.server.cli.command import Command
-from foresay.server.cli.progress import stopping
+from foresay.server.cli.progress import say, stopping
+from foresay.server.cli.serve import URL, answers
 from foresay.server.settings.config import SamplingConfig
-from foresay.spec.errors import ConfigurationError
+from foresay.spec.errors import ConfigurationError, ForesayError
 
 if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
@@ -53,13 +54,35 @@ def drawn(config: SamplingConfig) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in shown if value is not None)
 
 
+def hint_of_models(command: str, config: SamplingConfig, arguments: Namespace) -> None:
+    """Where no model was named: say that this is the toy, and how to name another, such as a running server has."""
+    if config.target != "bundled" or "target" in arguments:
+        return
+    said, target = "smollm2 is a small real model", "smollm2"
+    for served in _served():
+        if served["root"] != "bundled":
+            said, target = f"the server at {URL} has {served['id']}", served["root"]
+            break
+    say(f"no model is named, so this is the toy; {said}: foresay {command} {target}")
+
+
+def _served() -> list[dict[str, str]]:
+    """The models of a server of ours at the default address; a key of the user's is not for whatever listens there."""
+    try:
+        listed = next(answers(URL, "/v1/models", None, seconds=0.5), {}).get("data", [])
+        return [model for model in listed if model["owned_by"] == "foresay"]
+    except (ForesayError, AttributeError, KeyError, TypeError):  # nothing listens there, or another program
+        return []
+
+
 def generate(config: SamplingConfig, arguments: Namespace) -> int:
     """Generate, and print the text or the JSON line."""
     prompt = _prompt(arguments.prompt)
 
-    from foresay.server.cli.progress import loaded, say, shadow_summary, summary
+    from foresay.server.cli.progress import loaded, shadow_summary, summary
 
-    with loaded(config) as engine:
+    with loaded(config, unlimited="unlimited" in arguments) as engine:  # foresay run
+        hint_of_models("generate", config, arguments)
         config = for_people(config)
         stream = _stream(engine, config, prompt, arguments.chat)
         if arguments.json:

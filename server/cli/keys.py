@@ -9,9 +9,15 @@ from getpass import getpass
 from pathlib import Path
 
 from foresay.server.cli.command import Command
+from foresay.server.cli.models import show_table
+from foresay.server.cli.serve import admin_key, answers
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.load import load
-from foresay.spec.errors import ConfigurationError
+from foresay.server.settings.units import moment
+from foresay.spec.errors import ConfigurationError, ForesayError
+
+#: What a server counts for each key.
+_COUNTED = ("requests", "prompt_tokens", "completion_tokens")
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -19,7 +25,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
         "action",
         metavar="ACTION",
         choices=("add", "list", "remove", "hash"),
-        help="add: make a key, show it once and add its hash to the file; list: show the names that have keys; remove: "
+        help="add: make a key, show it once and add its hash to the file; list: show the names that have keys, or with "
+        "--url what each key has used; remove: "
         "revoke a key; hash: read a key from stdin and print what to put into the file",
     )
     parser.add_argument(
@@ -33,6 +40,12 @@ def _add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="the file of keys (default: the one in the settings, else ~/.config/foresay/keys.toml)",
     )
+    parser.add_argument(
+        "--url", metavar="URL", help="list: ask the server there what each key has used since it started"
+    )
+    parser.add_argument(
+        "--admin-key", metavar="KEY", help="the server's admin key, for --url (default: FORESAY_ADMIN_KEY)"
+    )
     parser.add_argument("--config", metavar="FILE", help="a TOML file with settings (default: FORESAY_CONFIG)")
 
 
@@ -45,6 +58,10 @@ def run(config: None, arguments: Namespace) -> int:
         raise ConfigurationError(
             f"{action} takes no name" if name else f"{action} needs a name: foresay keys {action} NAME"
         )
+    if arguments.url is not None and action != "list":
+        raise ConfigurationError(f"--url is for foresay keys list only, not for {action}")
+    if arguments.url is not None:
+        return _list_usage(arguments.url, admin_key(arguments.admin_key))
     if action == "hash":
         print(keys.entry_text(name, _given()), end="")
     elif action == "list":
@@ -85,6 +102,25 @@ def _list(path: Path) -> None:
     print(f"{len(entries) or 'no'} key{'' if len(entries) == 1 else 's'} in {path}", file=sys.stderr)
 
 
+def _list_usage(url: str, key: str) -> int:
+    """A row for each key of the server: what it has used, and when it was last used."""
+    answer = next(answers(url, "/admin/usage", key), {})
+    if "error" in answer:
+        raise ForesayError(f"--url {url}: {answer['error']['message']}")
+    rows = [
+        (one["name"] or "all clients", *(f"{one[count]:,}" for count in _COUNTED), _time(one["last_request"]))
+        for one in answer["data"]
+    ]
+    show_table(("name", *(count.replace("_", " ") for count in _COUNTED), "last used"), rows)
+    since = _time(min((one["since"] for one in answer["data"]), default=None))
+    print(f"counted since {since}, for keys that were added later since then", file=sys.stderr)
+    return 0
+
+
+def _time(seconds: int | None) -> str:
+    return "never" if seconds is None else f"{moment(seconds)[:16].replace('T', ' ')} UTC"
+
+
 def _file(arguments: Namespace) -> Path:
     """The file that was named, else the one a server here would use by its settings, else the default one."""
     from foresay.server.gateway.keys import default_path
@@ -101,7 +137,13 @@ def _given() -> str:
 COMMAND = Command(
     "keys",
     "make, list and revoke API keys for the server",
-    ("foresay keys add alice", "foresay keys list", "foresay keys remove alice", "foresay keys hash alice"),
+    (
+        "foresay keys add alice",
+        "foresay keys list",
+        "foresay keys list --url http://127.0.0.1:8000",
+        "foresay keys remove alice",
+        "foresay keys hash alice",
+    ),
     None,
     run,
     _add_arguments,

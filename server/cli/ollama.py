@@ -14,13 +14,11 @@ from foresay.server.cli.chat import chat
 from foresay.server.cli.command import Command
 from foresay.server.cli.generate import generate
 from foresay.server.cli.models import show_table
-from foresay.server.cli.serve import answers
+from foresay.server.cli.serve import URL, answers
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.errors import ConfigurationError, ForesayError
-
-URL = "http://127.0.0.1:8000"
 
 
 def _add_prompt(parser: ArgumentParser) -> None:
@@ -30,8 +28,13 @@ def _add_prompt(parser: ArgumentParser) -> None:
 def run(config: SamplingConfig, arguments: Namespace) -> int:
     """``foresay chat``, or ``foresay generate --chat`` where there is a prompt."""
     if arguments.prompt:
-        return generate(config, Namespace(prompt=" ".join(arguments.prompt), chat=True, json=False))
-    return chat(config, Namespace(system=None))
+        prompt = " ".join(arguments.prompt)
+        return generate(config, _with(arguments, prompt=prompt, chat=True, json=False, unlimited=True))
+    return chat(config, _with(arguments, system=None))
+
+
+def _with(arguments: Namespace, **more: object) -> Namespace:
+    return Namespace(**vars(arguments) | more)
 
 
 # -- on disk -----------------------------------------------------------------------------------------------------------

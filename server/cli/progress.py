@@ -115,8 +115,9 @@ class Stages:
         self._out.flush()
 
 
-def loaded(config: EngineConfig) -> Engine:
-    """The engine; its stages are shown on a terminal while it loads, and what it warns of is told.
+def loaded(config: EngineConfig, unlimited: bool = False) -> Engine:
+    """The engine; its stages are shown on a terminal while it loads, and its warnings are printed. unlimited: an answer
+    whose length is not set may be as long as the context lets it, instead of the usual length.
 
     Called in a process of ours, which runs none of transformers' models: its tokenizers are imported without torch.
     """
@@ -129,6 +130,8 @@ def loaded(config: EngineConfig) -> Engine:
             from foresay.server.host.local import Engine
         gc.freeze()
         engine = Engine.from_config(config, stages)
+    if unlimited:
+        engine.usual_tokens = None
     for warning in engine.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return engine

@@ -66,8 +66,12 @@ SERVE = Command(
 # -- foresay reload ----------------------------------------------------------------------------------------------------
 
 
+#: Where a server listens if nothing else is set.
+URL = "http://127.0.0.1:8000"
+
+
 def _add_reload_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", metavar="URL", help="the server (%(default)s)")
+    parser.add_argument("--url", default=URL, metavar="URL", help="the server (%(default)s)")
     parser.add_argument("--model", metavar="NAME", help="which of its models, if it has several")
     parser.add_argument("--admin-key", metavar="KEY", help="its admin key (default: FORESAY_ADMIN_KEY)")
 
@@ -82,7 +86,7 @@ def reload(config: EngineConfig, arguments: Namespace) -> int:
     }
     last: dict[str, Any] = {}
     with Stages(lines=True) as stages:
-        for last in answers(arguments.url, "/admin/reload", _admin_key(arguments.admin_key), body):
+        for last in answers(arguments.url, "/admin/reload", admin_key(arguments.admin_key), body):
             if last["status"] == "loading":
                 stages(last["phase"], last["share"])
     if last.get("status") != "replaced":
@@ -96,22 +100,26 @@ def _seen_from_there(value: object) -> object:
     return str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
 
 
-def _admin_key(given: str | None) -> str:
+def admin_key(given: str | None) -> str:
+    """The admin key that was given, or is in the environment."""
     key = given or os.environ.get("FORESAY_ADMIN_KEY")
     if key is None:
         raise ConfigurationError("this needs the server's admin key: give --admin-key, or set FORESAY_ADMIN_KEY")
     return key
 
 
-def answers(url: str, path: str, key: str | None, body: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-    """The lines that the server answers with, to a GET if there is no body; an error is one line."""
+def answers(
+    url: str, path: str, key: str | None, body: dict[str, Any] | None = None, seconds: float | None = None
+) -> Iterator[dict[str, Any]]:
+    """The lines that the server answers with, to a GET if there is no body; an error is one line. seconds: how long to
+    wait for each; without it forever."""
     url = url if "://" in url else f"http://{url}"
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url.rstrip("/") + path, data, headers)
         try:
-            with urllib.request.urlopen(request) as answer:
+            with urllib.request.urlopen(request, timeout=seconds) as answer:
                 yield from map(json.loads, answer)
         except urllib.error.HTTPError as error:
             with error:

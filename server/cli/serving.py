@@ -11,7 +11,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 import msgspec
@@ -26,6 +26,7 @@ from foresay.server.http.life import BESIDE, CLOSING_SECONDS, run_server
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import cached_target, model_names
 from foresay.server.settings.units import span_in_words
+from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.request import EngineInfo
 from foresay.verifier.model.hub import resolve
 
@@ -101,7 +102,7 @@ def rows(info: EngineInfo) -> list[Row]:
         ("drafter", _reasoned((info.draft or info.drafter) + _shape(info), info.drafter_reason)),
         ("dtype", _reasoned(f"{info.dtype} on {info.device}", info.dtype_reason)),
         *([("weights", info.quantization)] if info.quantization else []),
-        *([("activations", _reasoned(info.activations, info.activations_reason))] if info.quantization else []),
+        *([("activations", _reasoned(_activations(info), info.activations_reason))] if info.quantization else []),
         ("exact", _reasoned("yes" if info.exact else "no", info.exact_reason)),
         (
             "KV cache",
@@ -122,33 +123,38 @@ def access(config: ServeConfig) -> str:
     """Who may use the server."""
     if not config.api_key and config.api_key_file is None:
         return "this machine only" if is_loopback(config.host) else "anyone who can reach it; no API key is needed"
-    told = [f"{len(config.api_key)} from the settings"] if config.api_key else []
-    told += [] if config.api_key_file is None else [f"those in {config.api_key_file}"]
-    return "needs an API key: " + " and ".join(told)
+    keys = len(config.api_key)
+    told = ["the one from the settings" if keys == 1 else f"one of {keys} from the settings"] if keys else []
+    told += [] if config.api_key_file is None else [f"one of those in {config.api_key_file}"]
+    return "only with an API key, " + " or ".join(told)
 
 
-def try_line(url: str, model: str, keyed: bool = False, chats: bool = False) -> str:
-    """A command that streams an answer from this server. keyed: it needs a key, taken from FORESAY_API_KEY. chats: the
-    model has a chat template."""
+def try_line(url: str, model: str, keyed: bool = False, sampling: Mapping[str, float] | None = None) -> str:
+    """A command that streams an answer from this server. keyed: it needs a key, taken from FORESAY_API_KEY.
+    sampling: how a model with a chat template is to draw tokens; None: it has no such template."""
     asked = [{"role": "user", "content": "What is photosynthesis?"}]
-    given: dict[str, Any] = {"messages": asked} if chats else {"prompt": "Once upon a time"}
-    path = "chat/completions" if chats else "completions"
+    given: dict[str, Any] = {"prompt": "Once upon a time"} if sampling is None else {"messages": asked, **sampling}
+    path = "completions" if sampling is None else "chat/completions"
     body = {"model": model, **given, "max_tokens": 100, "stream": True}
     sent = shlex.quote(msgspec.json.encode(body).decode())
     key = ' -H "Authorization: Bearer $FORESAY_API_KEY"' if keyed else ""
     return f"curl -N {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {sent}"
 
 
-def _chats(config: ServeConfig) -> bool:
-    """Whether the target's files have a chat template; one among several models may be anywhere yet."""
+def _sampling(config: ServeConfig) -> dict[str, float] | None:
+    """How ``foresay chat`` draws tokens, if the target's files have a chat template; one among several models may be
+    anywhere yet."""
     place = None if config.models else cached_target(config)
     if place is None:
-        return False
+        return None
     directory = resolve(place)
-    if (directory / "chat_template.jinja").exists():
-        return True
     tokenizer = directory / "tokenizer_config.json"
-    return tokenizer.exists() and b'"chat_template"' in tokenizer.read_bytes()
+    inside = tokenizer.exists() and b'"chat_template"' in tokenizer.read_bytes()
+    if not inside and not (directory / "chat_template.jinja").exists():
+        return None
+    usual = SamplingDefaults.read(directory).for_people()
+    names = ("temperature", "top_k", "top_p")
+    return {name: value for name in names if (value := getattr(usual, name)) is not None}
 
 
 def warnings(config: ServeConfig) -> list[str]:
@@ -200,7 +206,7 @@ def _tell(table: Sequence[Row], notes: Sequence[str], config: ServeConfig, model
     """The table, where and for whom the server is, what to know and what to try."""
     url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
     table, notes = [*table, *addresses(url), ("access", access(config))], [*notes, *warnings(config)]
-    line = try_line(url, model, bool(config.api_key or config.api_key_file), _chats(config))
+    line = try_line(url, model, bool(config.api_key or config.api_key_file), _sampling(config))
     if out.isatty() and not os.environ.get("NO_COLOR"):
         _show_rich(table, notes, line, out)
     else:
@@ -250,12 +256,16 @@ def _kept(info: EngineInfo) -> str:
     return f" of {info.kv_token_bytes:,} bytes ({info.kv_dtype})" if info.kv_token_bytes else ""
 
 
+def _activations(info: EngineInfo) -> str:
+    return "not rounded" if info.activations == "model" else info.activations
+
+
 def _shape(info: EngineInfo) -> str:
     widths = info.draft_shape
     if not widths:
         return ""
     if info.chosen:
-        return f", chosen at every step, up to {len(widths)} tokens ahead"
+        return f", up to {len(widths)} tokens ahead, as many as pay at each step"
     if set(widths) == {1}:
         return f", {len(widths)} tokens ahead"
     return f", a tree of {','.join(map(str, widths))}"

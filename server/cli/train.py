@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foresay.drafters.training.settings import HELD_OUT
 from foresay.server.cli.command import Command
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, target_directory
@@ -18,7 +19,7 @@ from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE, cano
 if TYPE_CHECKING:
     import torch
 
-    from foresay.drafters.heads.lesson import Depth
+    from foresay.drafters.heads.lesson import Judged
     from foresay.drafters.training.settings import Settings
     from foresay.drafters.training.work import Work
     from foresay.verifier.model.config import ModelConfig
@@ -29,6 +30,12 @@ _DEPTHS = {MEDUSA: 4, EAGLE3: 6, DFLASH: 7, PEAGLE: 7, DRAFT_MODEL: 1}
 #: Layers of a DFlash head, at most, unless they are named.
 _MOST_LAYERS = 5
 _INTERRUPTED = 130
+#: Texts written side by side: enough to fill a GPU; few on a CPU, since a run that is stopped loses those it has begun.
+_TOGETHER = {"cuda": 128, "cpu": 32}
+#: How often the first guess of a good drafter is right (docs/heads.md); the held-out texts that a verdict needs.
+_GOOD = 0.5
+_FEWEST_JUDGED = 10
+_MORE = f"give at least 20 prompts and --samples {_FEWEST_JUDGED * HELD_OUT} for a verdict"
 
 
 def _whole(wanted: str, fits: Callable[[int], bool]) -> Callable[[str], int]:
@@ -85,7 +92,11 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _add_needed(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("what to make, from what").add_argument
-    add("--target", default="bundled", help="bundled, a short name, a directory or a hub id (default: bundled)")
+    add(
+        "--target",
+        default="bundled",
+        help="a short name such as smollm2, a hub id, a directory, a GGUF file, or bundled (default: bundled)",
+    )
     add("--prompts", type=Path, required=True, metavar="PATH", help="prompts for the target: .txt, .jsonl or a folder")
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder; DIR.work beside it holds unfinished work")
     add(
@@ -132,38 +143,73 @@ def _add_learning(parser: ArgumentParser) -> None:
 
 
 def run(config: None, arguments: Namespace) -> int:
-    """Train; the table of held-out acceptance goes to stdout."""
+    """Train; the table of held-out acceptance and the verdict go to stdout."""
     if not arguments.prompts.exists():
         raise ConfigurationError(f"--prompts {arguments.prompts}: no such file or directory")
     check_model_name(f"--target {arguments.target}", arguments.target)
-    from foresay.drafters.training.work import Work
-    from foresay.verifier.model.config import ModelConfig
-    from foresay.verifier.model.hub import LINK
+    from foresay.drafters.training.prompts import read_prompts
+    from foresay.server.cli.progress import Stages, say
 
-    directory = target_directory(EngineConfig(target=arguments.target), flag="--target")
-    model = ModelConfig.from_directory(directory)
-    # What the numbers of a GGUF file stand for is learned from.
-    if model.quantization is not None and not (directory / LINK).exists():
-        raise ConfigurationError(
-            f"--target {arguments.target}: its weights are quantised ({model.quantization}); train with the model it "
-            "was made from; the result drafts for both"
-        )
-    settings, device = _settings(arguments, model), _device(arguments.device)
-    work = Work(arguments.out, settings)
+    say(plan(arguments, len(read_prompts(arguments.prompts))))
+    with Stages() as stages:
+        stages("finding the target")
+        directory, model = _target(arguments.target)
+        stages("importing PyTorch")
+        device = _device(arguments.device)
+        settings = _settings(arguments, model, device)
+        from foresay.drafters.training.work import Work
+
+        work = Work(arguments.out, settings)
     try:
-        depths = _trained(settings, directory, device, model, work)
+        judged = _trained(settings, directory, device, model, work)
     except KeyboardInterrupt:
-        kept = f"; {work.path} keeps the work so far; run the same command to continue" if work.begun else ""
-        print(f"foresay train: stopped{kept}", file=sys.stderr)
+        print(f"foresay train: stopped{_kept(work, settings)}", file=sys.stderr)
         return _INTERRUPTED
     finally:
         work.close()
-    print(table(depths, settings.kind))
-    print(farewell(settings, work.out), file=sys.stderr)
+    print(table(judged, settings.kind), flush=True)
+    print(farewell(settings, work.out), file=sys.stderr, flush=True)
+    print(verdict(judged))
     return 0
 
 
-def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
+def plan(arguments: Namespace, prompts: int) -> str:
+    """What is about to be done, and whether it can be judged."""
+    uses = "" if prompts >= arguments.samples else f", each used about {round(arguments.samples / prompts)} times"
+    held_out = -(-arguments.samples // HELD_OUT)
+    few = f"\nonly {held_out} of the texts will be held out to judge it: {_MORE}" if held_out < _FEWEST_JUDGED else ""
+    return (
+        f"{prompts:,} prompt{'' if prompts == 1 else 's'}{uses}; {arguments.target} answers them in "
+        f"{arguments.samples:,} texts of up to {arguments.length:,} tokens; {arguments.kind} is trained on these for "
+        f"{arguments.steps:,} steps of {arguments.batch} texts{few}"
+    )
+
+
+def _kept(work: Work, settings: Settings) -> str:
+    """What becomes of the work of a run that was stopped."""
+    if work.begun:
+        return f"; {work.path} keeps the work so far; run the same command to continue"
+    first = min(settings.together, settings.samples)
+    return f" before the first {first} texts were complete, so there is nothing to keep"
+
+
+def _target(name: str) -> tuple[Path, ModelConfig]:
+    """The target's directory and what it is. Raises ConfigurationError where nothing can be learned from it."""
+    from foresay.verifier.model.config import ModelConfig
+    from foresay.verifier.model.hub import LINK
+
+    directory = target_directory(EngineConfig(target=name), flag="--target")
+    model = ModelConfig.from_directory(directory)
+    # A GGUF file's numbers are turned into weights that can be learned from.
+    if model.quantization is not None and not (directory / LINK).exists():
+        raise ConfigurationError(
+            f"--target {name}: its weights are quantised ({model.quantization}); train with the model it was made "
+            "from; the result drafts for both"
+        )
+    return directory, model
+
+
+def _settings(arguments: Namespace, model: ModelConfig, device: str) -> Settings:
     """What was asked for, or follows from the target. Raises ConfigurationError for what does not fit together."""
     from foresay.drafters.training.settings import Settings
     from foresay.drafters.training.shapes import default_layers, default_width
@@ -201,6 +247,7 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
         layers=arguments.layers or (most and default_layers(model.num_layers, most)),
         width=width if kind == DRAFT_MODEL else None,
         vocabulary=arguments.vocabulary or 32_000,
+        together=_TOGETHER[device],
     )
 
 
@@ -214,12 +261,13 @@ def _device(asked: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _trained(settings: Settings, directory: Path, device: str, model: ModelConfig, work: Work) -> list[Depth]:
+def _trained(settings: Settings, directory: Path, device: str, model: ModelConfig, work: Work) -> Judged:
     import torch
     from transformers.utils import logging
 
     from foresay.drafters.training.run import Run
     from foresay.drafters.training.teacher import Teacher
+    from foresay.server.cli.progress import Stages
     from foresay.spec.errors import ForesayError
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -227,7 +275,10 @@ def _trained(settings: Settings, directory: Path, device: str, model: ModelConfi
     # A CPU without bf16 instructions is several times faster in fp32; a GPU has them, and less memory.
     dtype: torch.dtype = getattr(torch, model.dtype) if device == "cuda" else torch.float32
     try:
-        return Run(settings, Teacher(directory, device, dtype), work)()
+        with Stages() as stages:
+            stages("loading the target")
+            teacher = Teacher(directory, device, dtype)
+        return Run(settings, teacher, work)()
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
@@ -237,13 +288,28 @@ def _trained(settings: Settings, directory: Path, device: str, model: ModelConfi
         ) from error
 
 
-def table(depths: Sequence[Depth], kind: str) -> str:
+def table(judged: Judged, kind: str) -> str:
     """Held-out acceptance by depth, given that everything before was right."""
-    lines = ["depth   accepted at T=0   at T=1   cross-entropy"]
-    for number, depth in enumerate(depths, start=1):
+    texts = f"{judged.texts} text{'' if judged.texts == 1 else 's'}"
+    lines = [
+        f"judged on {texts} ({judged.tokens:,} tokens) that it did not learn from",
+        "depth   accepted at T=0   at T=1   cross-entropy",
+    ]
+    for number, depth in enumerate(judged.depths, start=1):
         name = "any" if kind == DRAFT_MODEL else str(number)
         lines.append(f"{name:>5}   {depth.greedy:>15.1%}   {depth.sampled:>6.1%}   {depth.loss:>13.3f}")
     return "\n".join(lines)
+
+
+def verdict(judged: Judged) -> str:
+    """Whether the drafter is any good, by how often its first guess is right."""
+    if judged.texts < _FEWEST_JUDGED:
+        return f"too few held-out texts to judge: {judged.texts}; {_MORE}"
+    first = judged.depths[0]
+    right = f"the first guess is right {first.sampled:.0%} of the time at T=1, {first.greedy:.0%} at T=0"
+    if first.sampled > _GOOD:
+        return f"good: {right}"
+    return f"too little: {right}; aim for more than half, with more prompts, more texts (--samples) and more steps"
 
 
 def farewell(settings: Settings, out: Path) -> str:

@@ -97,7 +97,7 @@ def choose_activations(config: EngineConfig, model: ModelConfig, device: Device)
     if config.activations != "auto":
         return Resolved(config.activations, "asked for")
     if against or 4 not in bits:
-        return Resolved("model", against or "weights of 8 bits lose less than rounded activations would")
+        return Resolved("model", against or "rounding them would cost more accuracy than 8-bit weights do")
     return Resolved("int8", "weights of 4 bits are multiplied as whole numbers")
 
 

@@ -174,13 +174,25 @@ class RateLimiter:
         return None if per_minute is None else TokenBucket(per_minute, self._clock)
 
 
+class Usage(msgspec.Struct, eq=False):
+    """What one caller has used since the server started, or since the key was added. requests: those that ran.
+    last_request: when the last of them began. Times are in seconds since 1970."""
+
+    since: int = msgspec.field(default_factory=lambda: int(time.time()))
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    last_request: int | None = None
+
+
 class Caller(msgspec.Struct, frozen=True):
     """One user of the server. name: of their key, for the log. tenant: prefixes of prompts, stored responses and limits
-    are shared only within one tenant. rate_limiter: how much they may ask for."""
+    are shared only within one tenant. rate_limiter: how much they may ask for. usage: how much they have used."""
 
     name: str = ""
     tenant: str = ""
     rate_limiter: RateLimiter = msgspec.field(default_factory=RateLimiter)
+    usage: Usage = msgspec.field(default_factory=Usage)
 
 
 ANYONE = Caller()
@@ -219,13 +231,18 @@ def admitted(requests: Sequence[Request]) -> Iterator[Callable[[int], None]]:
 
     Raises :class:`~foresay.server.schemas.errors.RateLimited` if the caller has used up what it may.
     """
-    rate_limiter, meter = CALLER.get().rate_limiter, METER.get() or Meter()
+    caller, meter = CALLER.get(), METER.get() or Meter()
+    rate_limiter, usage = caller.rate_limiter, caller.usage
     prompt_tokens = sum(len(request.prompt) for request in requests if request.fork_of is None)
     rate_limiter.enter(len(requests), prompt_tokens)
     meter.prompt_tokens += prompt_tokens
+    usage.requests += 1
+    usage.prompt_tokens += prompt_tokens
+    usage.last_request = int(time.time())
 
     def spend(tokens: int) -> None:
         meter.output_tokens += tokens
+        usage.completion_tokens += tokens
         rate_limiter.spend(tokens)
 
     began = time.monotonic()

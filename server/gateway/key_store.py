@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from foresay.server.gateway.caller import Caller, Limits, RateLimiter
+from foresay.server.gateway.caller import Caller, Limits, RateLimiter, Usage
 from foresay.server.gateway.keys import ApiKey, HashedKey, KeyRing, exposed, read
 from foresay.spec.errors import ConfigurationError
 
@@ -43,6 +43,11 @@ class KeyStore:
     def names(self) -> list[str]:
         """Of all keys."""
         return [key.name for key in self._ring.keys]
+
+    @property
+    def callers(self) -> list[Caller]:
+        """Those who hold a key, or everybody as one where no key is needed."""
+        return list(self._callers.values()) if self.needed else [self.anyone]
 
     def caller(self, presented: str) -> Caller | None:
         """Who holds this key; None if it opens nothing."""
@@ -88,9 +93,10 @@ class KeyStore:
             known = before.get(key.id)
             kept = known is not None and known.hashed == key.hashed
             rate_limiter = self._callers[key.id].rate_limiter if kept else RateLimiter(key.limits)
+            usage = self._callers[key.id].usage if kept else Usage()
             if rate_limiter.limits != key.limits:
                 rate_limiter.change(key.limits)
-            callers[key.id] = Caller(key.name, key.id, rate_limiter)
+            callers[key.id] = Caller(key.name, key.id, rate_limiter, usage)
         for id, caller in self._callers.items():
             caller.rate_limiter.revoked = id not in callers or callers[id].rate_limiter is not caller.rate_limiter
         for caller in callers.values():

@@ -58,16 +58,24 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         text = self.text if len(self.text) <= _SHORT else f"{self.text[: _SHORT - 3]}..."
         return f"Completion({text!r}, {len(self.token_ids)} tokens, {self.finish_reason}, seed={self.seed})"
 
+    def __str__(self) -> str:
+        return self.text
+
     def _repr_html_(self) -> str:
         """For notebooks: the text, each drafted token in the colour of its drafter."""
         words = "".join(_coloured(text, drafter) for text, drafter in self._spans())
         names = sorted(set(self.drafters) - {""})
-        passes = "" if self.statistics is None else f" in {self.statistics.steps} passes"
-        legend = [f"{len(self.token_ids)} tokens{passes}", *(_coloured(name, name) for name in names)]
+        legend = [f"{len(self.token_ids)} tokens{self._cost()}", *(_coloured(name, name) for name in names)]
         return (
             f'<div style="white-space: pre-wrap">{words}</div>'
             f'<div style="opacity: 0.8; font-size: 85%">{" &middot; ".join(legend)}</div>'
         )
+
+    def _cost(self) -> str:
+        """The passes of the target and the seconds from the request to the last token, where they are known."""
+        if (known := self.statistics) is None:
+            return ""
+        return f" in {known.steps} passes, {known.time_to_first_token + known.decode_seconds:.2f} s"
 
     def _spans(self) -> Iterator[tuple[str, str]]:
         """The text of each token, and who drafted it."""

@@ -41,8 +41,9 @@ Structured = StructuredOutputs | Mapping[str, Any]
 class Engine:
     """A target, a drafter and a KV cache in this process. Not to be shared between threads.
 
-    target: ``"bundled"``, a directory or a hub id. draft: ``"auto"``, ``"none"``, ``"ngram"``, ``"suffix"``, a
-    directory or a hub id.
+    target: a short name such as ``"smollm2"`` (``foresay models`` lists them), a hub id, a directory or a GGUF file;
+    ``"bundled"`` is the toy. draft: ``"auto"``, ``"none"``, ``"ngram"``, ``"suffix"``, a hub id, a directory or a GGUF
+    file.
     settings: any other field of :class:`~foresay.server.settings.config.EngineConfig`, such as ``draft_tokens=6``.
     progress: called with what is being loaded and, where known, how much of it (0 to 1); without it a notebook shows
     that, and nothing else does.

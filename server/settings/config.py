@@ -456,17 +456,17 @@ class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
 
     temperature: Annotated[
         Temperature | None,
-        _about("0 takes the most likely token (what the model recommends, else 0.7; to measure, 1)", "sampling", "T"),
+        _about("0 takes the most likely token (default: as the model recommends, else 0.7; bench: 1)", "sampling", "T"),
     ] = None
     top_k: Annotated[
         TopK | None,
-        _about("sample from the K most likely tokens; 0 is all (what the model recommends, else all)", "sampling", "K"),
+        _about("sample from the K most likely tokens, 0: all (default: as the model recommends)", "sampling", "K"),
     ] = None
     top_p: Annotated[
         TopP | None,
         _about(
-            "sample from the most likely tokens that together reach P (what the model recommends, else 0.95; to "
-            "measure, 1)",
+            "sample from the most likely tokens that together reach P (default: as the model recommends, else 0.95; "
+            "bench: 1)",
             "sampling",
             "P",
         ),
@@ -488,7 +488,10 @@ class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
         _about("above 1, tokens of the prompt and the text so far get less likely", "sampling", "R"),
     ] = 1.0
     max_tokens: Annotated[
-        Positive | None, _about("most tokens to generate (256, or what the context leaves)", "stopping", "N")
+        Positive | None,
+        _about(
+            "the longest answer, in tokens (default: 256; chat and run: all that the context leaves)", "stopping", "N"
+        ),
     ] = None
     min_tokens: Annotated[int, Meta(ge=0), _about("fewest tokens to generate", "stopping", "N")] = 0
     stop: Annotated[

@@ -124,7 +124,9 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
     kind = next((kind for kind in FIRST_HEADS if kind in heads), None)
     if kind is not None:
         return Resolved(",".join((f"{kind}:{heads[kind]}", *AUTO)), "the head that ships with it, and earlier text")
-    return Resolved(",".join(AUTO), "need no model; name a smaller model of the same family with --draft to gain more")
+    return Resolved(
+        ",".join(AUTO), "copied from earlier text; to gain more, give a smaller model of the same family: --draft"
+    )
 
 
 def _heads(config: EngineConfig) -> dict[str, Path]:

@@ -52,10 +52,11 @@ class Why:
 
     def __str__(self) -> str:
         chosen, *others = self.weighed
-        against = "; ".join(map(str, others)) or "no drafter has anything to propose"
-        if chosen.drafter == NONE:
-            return f"{NOT_PAYING}: {chosen}; {against}" if others else f"{NONE}: {against}"
-        return f"{chosen}; {against}"
+        if chosen.drafter == NONE and not others:
+            return "Nothing is drafted now, since no drafter has anything to propose"
+        says = NOT_PAYING if chosen.drafter == NONE else f"Drafting with {chosen.drafter} now"
+        against = f", against {' or '.join(map(str, others))}" if others else ""
+        return f"{says}: {chosen}{against}"
 
 
 class Leader:

@@ -124,6 +124,11 @@ def test_the_readme_shows_others_in_the_format_that_suits_each_way_best(tmp_path
     text = readme.block(readme.newest(tmp_path))
     assert "| llama.cpp A plain | 50 / 50 | 50 / 50 | 50 / 50 |" in text and "B plain |" not in text
     assert "| foresay auto | 300 / 300 |" in text and "| foresay auto | 300 | 300 |" in text
-    assert "- T = 1: decoding: foresay auto 4.00 (4.00 to 4.00) times as fast as llama.cpp B ngram-mod;" in text
+    same = "4.00 (4.00 to 4.00)"
+    assert f"- Decoding is {same} times as fast at T = 0, {same} at T = 1.\n" in text
+    assert (
+        text.count("\n- ") == 4
+        and "(`auto`) make ours another 3.00 (3.00 to 3.00) times as fast at T = 0, 3.00" in text
+    )
     assert "0-peers.json" in text and "1-at_once.json" in text, "the newest of several kinds of prompts"
     assert "| foresay none | 100.0 (100.0 to 100.0) |" in report.peers(entry)

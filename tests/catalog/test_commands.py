@@ -79,7 +79,7 @@ def test_pull_of_what_cannot_be_served(hub, cache, capsys, monkeypatch):
         (["owner/absent"], "no such repository", 1),
         (["owner/gated"], "gated", 1),
         (["owner/mo del"], "neither a directory nor a hub repository", 1),
-        (["../../etc/passwords"], "no such directory", 1),
+        (["../../etc/passwords"], "no such file or directory", 1),
         (["/etc/passwd"], "is a file", 1),
         (["owner/model\x00"], "neither a directory nor a hub repository", 1),
         (["nobody/nothing", "--draft"], "no draft is known for nobody/nothing; foresay models lists", 2),

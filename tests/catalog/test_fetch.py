@@ -240,5 +240,5 @@ def test_another_model_of_the_shape_gets_none_of_the_heads(tmp_path, shipped, mo
 
 
 def test_a_path_that_leads_nowhere_is_refused_before_anything_is_imported():
-    with pytest.raises(ModelNotFound, match="no such directory"):
+    with pytest.raises(ModelNotFound, match="no such file or directory"):
         check_names(EngineConfig(target="./smollm2"))

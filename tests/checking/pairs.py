@@ -195,7 +195,7 @@ def tie(directory: Path) -> None:
 
 _FILE = "model.safetensors"
 FAULTY = {
-    "no_target": Case("ngram", ("/nowhere: no such directory",), {"target": "/nowhere"}),
+    "no_target": Case("ngram", ("/nowhere: no such file or directory",), {"target": "/nowhere"}),
     "cut_target": Case("none", (f"{_FILE}: not a complete safetensors file",), target_broken=cut(_FILE)),
     "no_weights": Case("draft", ("neither model.safetensors nor",), target_broken=without(_FILE)),
     "other_weights": Case("none", ("the weights do not fit config.json",), target_broken=says(intermediate_size=96)),
@@ -211,7 +211,7 @@ FAULTY = {
         "draft", ("architecture GPT2LMHeadModel",), target_broken=says(architectures=["GPT2LMHeadModel"])
     ),
     "cut_config": Case("draft", ("config.json: not valid JSON",), target_broken=cut("config.json")),
-    "no_draft": Case("/nowhere", ("/nowhere: no such directory",)),
+    "no_draft": Case("/nowhere", ("/nowhere: no such file or directory",)),
     "no_medusa": Case("medusa:draft", ("holds no head",)),
     "wrong_kind": Case("medusa:safeailab", ("holds eagle heads",)),
     "draft_of_another_kind": Case(

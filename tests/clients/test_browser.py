@@ -39,7 +39,7 @@ def page_origin() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def url(page_origin, tmp_path_factory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("serve") / "log"
-    with LiveServer(log, "--cors-origin", page_origin) as server:
+    with LiveServer(log, "--served-model-name", "story", "--cors-origin", page_origin) as server:
         yield server.wait_for_url()
 
 

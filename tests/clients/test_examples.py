@@ -1,4 +1,4 @@
-"""Every file in examples/ runs as it stands against a real server with the bundled pair."""
+"""Every file in examples/ runs as it stands against a real server, whatever its model is called."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ import os
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.server.live import LiveServer
 from tests.telemetry.scraping import Scrape
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 GUIDELLM = Path(sys.prefix) / "guidellm" / "bin" / "guidellm"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("serve") / "log"
+    with LiveServer(log, "--max-seqs", "4", "--served-model-name", "story") as server:
+        yield server.wait_for_url()
 
 
 def run(url: str, *command: str, **more: str) -> str:
@@ -60,6 +69,12 @@ def test_curl(url):
     answer = json.loads(json.loads(animal)["choices"][0]["message"]["content"])
     assert answer["animal"] in ("fox", "owl") and 0 <= answer["age"] <= 99
     assert "data: [DONE]" in output
+
+
+def test_curl_shows_what_is_wrong(url):
+    environment = os.environ | {"FORESAY_URL": url, "MODEL": "tale"}
+    done = subprocess.run(["sh", str(EXAMPLES / "curl.sh")], env=environment, capture_output=True, text=True)
+    assert done.returncode != 0 and "The model 'tale' was not found" in done.stdout
 
 
 def test_langchain(url):

@@ -166,7 +166,7 @@ async def test_keys_come_and_go_while_the_server_runs(url, file):
 async def test_the_log_says_who_asked_and_holds_no_key_and_no_text(url, server):
     await ask(url, ALICE, request_id="mine")
     output = server.output
-    assert "access" in output and "needs an API key: those in" in output
+    assert "access" in output and "only with an API key, one of those in" in output
     assert " POST /v1/completions 200 " in output and " key=alice id=" in output
     assert " POST /v1/completions 429 " in output and " key=bob id=" in output
     for secret in (ALICE, BOB, CAROL, "miller", "sk-wrong"):

@@ -127,7 +127,11 @@ async def test_a_model_that_cannot_be_loaded_is_told_and_the_others_go_on(server
     url = server.wait_for_url()
     async with openai_client(url) as client:
         await client.completions.create(model=TOY, **ASK)
-        for name, why in (("damaged", "safetensors"), ("absent", "no such directory"), ("long", "max_model_len is")):
+        for name, why in (
+            ("damaged", "safetensors"),
+            ("absent", "no such file or directory"),
+            ("long", "max_model_len is"),
+        ):
             with pytest.raises(openai.InternalServerError, match=why) as refused:
                 await client.completions.create(model=name, **ASK)
             assert refused.value.code == "load_failed"

@@ -270,12 +270,14 @@ async def test_trials_that_fail_become_rarer():
 
 async def test_who_cannot_be_prepared_sends_nobody_away():
     absent = Comer("b")
-    absent.unprepared = ConfigurationError("/no/such/model: no such directory")
+    absent.unprepared = ConfigurationError("/no/such/model: no such file or directory")
     world = World([Comer("a"), absent])
     async with world.running():
         await world.ask("a")
         refused = await asyncio.gather(*[world.ask("b") for _ in range(3)], return_exceptions=True)
-    assert [str(one) for one in refused] == ["The model 'b' could not be loaded: /no/such/model: no such directory"] * 3
+    assert [str(one) for one in refused] == [
+        "The model 'b' could not be loaded: /no/such/model: no such file or directory"
+    ] * 3
     assert world.happened == ["+a"]
 
 

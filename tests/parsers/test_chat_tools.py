@@ -327,6 +327,7 @@ async def test_a_template_that_knows_no_tools_refuses_them(tokenizer, param, fie
     async with served(engine_saying(tokenizer, "ok"), tokenizer) as client:
         status, body = await ask(client, **({"messages": [USER]} | fields))
     assert (status, body.get("error", {}).get("param")) == ((200, None) if param is None else (400, param))
+    assert param != "tools" or "such as Qwen3 (docs/agents.md)" in body["error"]["message"]
 
 
 async def test_only_some_of_the_tools_may_be_allowed(tokenizer):

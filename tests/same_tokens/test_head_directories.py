@@ -98,6 +98,6 @@ def test_what_is_no_head_is_refused(directory) -> None:
         find(f"medusa:{directory}/target")
     with pytest.raises(ConfigurationError, match=r"--draft medusa:.*eagle3 holds eagle heads"):
         find(f"medusa:{directory}/eagle3")
-    with pytest.raises(ModelNotFound, match="no such directory"):
+    with pytest.raises(ModelNotFound, match="no such file or directory"):
         find("eagle3:/nowhere/at/all")
     assert isinstance(find(str(directory / "target")), DraftModel)

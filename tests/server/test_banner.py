@@ -71,6 +71,7 @@ def test_the_line_to_try_is_one_shell_command_with_a_json_body() -> None:
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:8123/v1/chat/completions"]
     body = json.loads(words[-1])
     assert body["model"] == "bundled" and body["messages"][0]["role"] == "user", "the toy has a chat template"
+    assert (body["temperature"], body["top_p"]) == (0.7, 0.95), "as foresay chat draws tokens"
 
 
 def test_colour_only_on_a_terminal_and_not_against_the_users_wish(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +106,10 @@ def test_a_tree_is_told_from_a_chain() -> None:
     tree = msgspec.structs.replace(INFO, draft_shape=(3, 2, 1))
     none = msgspec.structs.replace(INFO, draft_shape=(), drafter="none", drafter_reason="")
     assert dict(serving.rows(tree))["drafter"].startswith("bundled/draft, a tree of 3,2,1")
+    chosen = msgspec.structs.replace(INFO, draft_shape=(1, 1, 1), chosen=True)
+    assert dict(serving.rows(chosen))["drafter"].startswith("bundled/draft, up to 3 tokens ahead, as many as pay at")
+    plain = msgspec.structs.replace(INFO, quantization="int8", activations="model", activations_reason="why")
+    assert dict(serving.rows(plain))["activations"] == "not rounded (why)"
     assert dict(serving.rows(none))["drafter"] == "none"
 
 

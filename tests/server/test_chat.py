@@ -19,8 +19,8 @@ from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
 from foresay import Engine
-from foresay.server.cli import terminal
-from foresay.server.cli.chat import Conversation, _shown
+from foresay.server.cli import chat, terminal
+from foresay.server.cli.chat import Conversation
 from foresay.server.cli.generate import drawn, for_people, sampling_params
 from foresay.server.cli.main import main
 from foresay.server.cli.progress import say
@@ -28,6 +28,7 @@ from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
 from foresay.server.schemas.tokens import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.acceptance import ByDepth
 from foresay.spec.errors import NumericalError
 
 UP, PASTE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[200~{}\x1b[201~", "\x1b\r", "\x03", "\x04"
@@ -281,7 +282,11 @@ def test_lines_end_between_words_on_a_terminal_and_nowhere_else(monkeypatch: pyt
     [
         ("/set temperature hot", "temperature must be a number from 0 to 100, got 'hot'"),
         ("/set temprature 1", 'unknown setting "temprature"; did you mean "temperature"?'),
-        ("/set top_p", "/set NAME VALUE: top_p is a number above 0 and at most 1, such as /set temperature 0.7"),
+        ("/set top_p", "/set top_p VALUE: top_p is a number above 0 and at most 1, or unset"),
+        ("/set max_tokens", "/set max_tokens VALUE: max_tokens is a whole number of at least 1, or unset"),
+        ("/set temperature 0", "temperature 0"),
+        ("/set temperature unset", "temperature 0.7"),
+        ("/set max_tokens unset", "max_tokens unset, as many as the context leaves"),
         ("/set max_tokens 0", "max_tokens must be a whole number of at least 1, got '0'"),
         ("/compair", 'unknown command /compair; did you mean "/compare"? (/help lists them, /bye leaves)'),
         ("/stats", "nothing to tell yet"),
@@ -306,7 +311,52 @@ def test_set_changes_the_next_answers(engine: Engine, said: Said) -> None:
     assert told[:2] == ["temperature 0.5", "top_p 0.9"] and told[-1].startswith("3 tokens in ")
     talk.obey("/set")
     assert {" ".join(line.split()) for line in said()} >= {"temperature 0.5", "seed 7", "max_tokens 3"}
-    assert _shown("max_tokens", None) == "256, or what the context leaves"
+
+
+def test_an_answer_may_fill_the_context_unless_a_length_is_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"/set ignore_eos true\n{QUESTION}\n/bye\n"))
+    words = [
+        "--draft",
+        "ngram",
+        "--draft-tokens",
+        "2",
+        "--max-model-len",
+        "300",
+        "--dtype",
+        "float32",
+        "--temperature",
+        "0",
+    ]
+    assert main(["chat", *words]) == 0
+    chatted = capsys.readouterr().out
+    assert main(["run", *words, "--ignore-eos", "bundled", *QUESTION.split()]) == 0
+    ran = capsys.readouterr()
+    assert re.match(r"2[6-9]\d tokens \(length\)", ran.err), "the usual 256 are for what is measured"
+    assert ran.out == chatted
+
+
+def test_where_nothing_drafts_nothing_is_said_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/compare\n/bye\n"))
+    assert main(["chat", "bundled", "--draft", "none", "--max-model-len", "256", "--dtype", "float32"]) == 0
+    first, _, compared = capsys.readouterr().err.splitlines()
+    assert first == "bundled, temperature 0.7, top-p 0.95"
+    assert compared.startswith("nothing drafts here, so there is nothing to compare")
+
+
+@pytest.mark.parametrize(
+    ("depths", "drafts", "said"),
+    [
+        ([3, 1, 1, 0], 13, "of 13 drafts, 23% had 1 token or more accepted, 8% 2 or more, 8% 3 or more"),
+        ([0], 1, "no draft was accepted"),
+        ([], 0, "nothing was drafted"),
+    ],
+)
+def test_how_far_drafts_were_right_is_said_in_words(depths: list[int], drafts: int, said: str) -> None:
+    assert chat._accepted(ByDepth.of(depths, drafts)) == said
 
 
 def test_a_path_is_a_question_and_bye_leaves(engine: Engine) -> None:

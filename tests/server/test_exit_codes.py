@@ -81,7 +81,7 @@ def test_a_model_that_is_not_there_is_1(name: str, tmp_path: Path) -> None:
     ]
     done = foresay(name, *words, *(["--port", "0"] if name == "serve" else []))
     assert done.returncode == 1
-    assert f"{missing}: no such directory" in done.stdout + done.stderr
+    assert f"{missing}: no such file or directory" in done.stdout + done.stderr
 
 
 def test_a_reader_that_is_gone_is_1() -> None:

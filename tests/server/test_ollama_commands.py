@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import threading
@@ -110,6 +111,10 @@ class Server(BaseHTTPRequestHandler):
     asked: list[tuple[str, object, str | None]]
 
     def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self.asked.append((self.path, None, self.headers["Authorization"]))
+            self.answer(200, b'{"data": [{"id": "fox", "root": "./my-fox", "owned_by": "foresay"}]}')
+            return
         details = ModelDetails(family="", families=(), parameter_size="", quantization_level="")
         common: dict[str, Any] = {"model": "toy", "modified_at": "", "digest": "", "details": details}
         ends = {"toy:latest": "9999-12-31T23:59:59Z", "other": "2026-11-26T20:00:30.5Z"}
@@ -147,6 +152,27 @@ def test_ps_shows_what_a_server_has_loaded(server: str, capsys: pytest.CaptureFi
     _, first, second = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
     assert first == "toy:latest 3.0 MiB CPU the server ends"
     assert second == "other 3.0 MiB CPU 2026-11-26 20:00 UTC"
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "generate"])
+def test_without_a_model_one_is_told_how_to_name_a_better_one(
+    command: str, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A running server's key is its own affair: another program may listen there."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("/bye\n"))
+    monkeypatch.setattr("foresay.server.cli.generate.URL", server)
+    monkeypatch.setenv("FORESAY_API_KEY", "secret")
+    words = [command, *QUICK, *(["--prompt", "A"] if command == "generate" else [])]
+    assert main(words) == 0
+    name = "generate" if command == "generate" else "chat"
+    said = f"no model is named, so this is the toy; the server at {server} has fox: foresay {name} ./my-fox\n"
+    assert said in capsys.readouterr().err
+    assert Server.asked == [("/v1/models", None, None)]
+    monkeypatch.setattr("foresay.server.cli.generate.URL", "http://127.0.0.1:1")
+    assert main(words) == 0
+    assert f"; smollm2 is a small real model: foresay {name} smollm2\n" in capsys.readouterr().err
+    assert main([command, "bundled", *words[1:]]) == 0
+    assert "no model is named" not in capsys.readouterr().err
 
 
 def test_stop_has_a_server_unload_a_model(server: str, capsys: pytest.CaptureFixture[str]) -> None:

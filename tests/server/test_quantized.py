@@ -137,10 +137,13 @@ def test_activations_are_rounded_where_there_are_kernels(monkeypatch, how, devic
 
 
 def test_activations_are_said(capsys) -> None:
-    for activations, words in (("int8", "activations rounded to int8"), ("model", "activations stay")):
+    for activations, words, said in (
+        ("int8", "activations rounded to int8", "int8 (asked for)"),
+        ("model", "activations stay", "not rounded (asked for)"),
+    ):
         info = engine_of("bundled", quantize="int4", activations=activations).info
         assert info.exact and info.activations == activations
-        assert words in dict(rows(info))["weights"] and activations in dict(rows(info))["activations"]
+        assert words in dict(rows(info))["weights"] and dict(rows(info))["activations"] == said
         assert main(["check", "--draft", "none", "--quantize", "int4", "--activations", activations]) == 0
         assert words in capsys.readouterr().out
     assert "activations" not in dict(rows(engine_of("bundled").info))

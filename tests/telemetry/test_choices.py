@@ -10,9 +10,10 @@ from foresay.server.observe.telemetry.window import Window
 from foresay.spec.trace import NOT_PAYING, SWITCHED_OFF, StepTrace
 from tests.telemetry.test_verdict import Run
 
-GAINS = "suffix of 8: 4.00 tokens in 7.00 ms; none: 1.00 tokens in 6.00 ms"
+PLAIN = "1.00 tokens in 6.00 ms without drafts"
+GAINS = f"Drafting with suffix now: 4.00 tokens in 7.00 ms with 8 drafted by suffix, against {PLAIN}"
 FAILED = f"{SWITCHED_OFF}: ValueError: no seconds"
-LOSES = f"{NOT_PAYING}: none: 1.00 tokens in 6.00 ms; draft_model of 1: 1.10 tokens in 7.20 ms"
+LOSES = f"{NOT_PAYING}: {PLAIN}, against 1.10 tokens in 7.20 ms with 1 drafted by draft_model"
 
 
 def step(choice: str, news: str = "") -> StepTrace:
@@ -54,14 +55,14 @@ def test_another_leader_is_told_once_and_that_none_pays_is_a_warning_once_there_
         run.reporter.report()
         return [(record.levelname, record.getMessage()) for record in caplog.records]
 
-    assert said(GAINS, 10) == [("INFO", f"Drafting now: {GAINS}")]
+    assert said(GAINS, 10) == [("INFO", GAINS)]
     assert said("", 10) == []
-    assert said(LOSES, 10) == [("INFO", f"Drafting now: {LOSES}")], "a handful of steps is no evidence"
+    assert said(LOSES, 10) == [("INFO", LOSES)], "a handful of steps is no evidence"
     assert said("", 300) == []
     for _ in range(3):
         run.steps(70, accepted=0, propose=0.004, forward=0.011)
-    assert said(LOSES, 10)[0] == ("WARNING", f"Drafting now: {LOSES}")
-    assert said(GAINS, 10) == [("INFO", f"Drafting now: {GAINS}")]
+    assert said(LOSES, 10)[0] == ("WARNING", LOSES)
+    assert said(GAINS, 10) == [("INFO", GAINS)]
     assert said(LOSES, 10) == []
-    assert said(FAILED, 10) == [("WARNING", f"Drafting now: {FAILED}")]
-    assert said(LOSES, 300) == [("INFO", f"Drafting now: {LOSES}")]
+    assert said(FAILED, 10) == [("WARNING", FAILED)]
+    assert said(LOSES, 300) == [("INFO", LOSES)]

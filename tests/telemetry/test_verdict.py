@@ -12,7 +12,7 @@ from foresay.server.engine.generation import EngineStatus
 from foresay.server.observe.telemetry.log import EVERY_SECONDS, Reporter
 from foresay.server.observe.telemetry.telemetry import Telemetry
 from foresay.server.observe.telemetry.views import LIVE_SECONDS
-from foresay.server.observe.telemetry.window import judged
+from foresay.server.observe.telemetry.window import _cause, judged
 from foresay.server.text.choice import Piece
 from foresay.spec.plain import CHANGED
 from foresay.spec.request import Delta, EngineInfo, Origin, Request
@@ -125,6 +125,16 @@ def test_a_warning_says_why_it_does_not_pay(
         f"Speculation is not paying: a token takes {step / (accepted + 1):.2f} ms, and would take 10.00 ms without "
         f"drafts (a step takes {step:.2f} ms, {1000 * propose:.2f} ms of them drafting); {why}"
     )
+
+
+@pytest.mark.parametrize(("accepted", "propose"), [(1, 0.002), (3, 0.04), (3, 0.005)])
+def test_a_length_that_is_chosen_for_each_step_is_not_to_be_lowered(accepted: int, propose: float) -> None:
+    run = Run()
+    run.steps(300, accepted, propose, 0.05)
+    window = run.telemetry.totals()
+    assert _cause(window).endswith("fewer --draft-tokens")
+    window.chosen = {"draft_model": 300}
+    assert _cause(window).endswith("--draft none")
 
 
 def test_it_warns_again_once_it_has_paid_in_between(caplog: pytest.LogCaptureFixture) -> None:

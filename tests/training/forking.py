@@ -85,6 +85,6 @@ def attempt(settings: Settings, out: Path, dies_at: int) -> None:
 
     torch.set_num_threads(1)
     os.replace = deadly  # type: ignore[assignment]
-    run._WRITTEN_AT_ONCE, run._SAVED_EVERY = 16, -1.0
+    run._SAVED_EVERY = -1.0
     teacher = Teacher(Path(settings.target), "cpu", torch.float32)
     Run(settings, teacher, Work(out, settings), progress=False)()

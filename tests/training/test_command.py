@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from foresay.drafters.heads.lesson import Depth, Judged
+from foresay.drafters.training.teacher import Teacher
 from foresay.server.cli.main import main
+from foresay.server.cli.train import verdict
 
 
 @pytest.mark.parametrize(
@@ -21,21 +25,68 @@ def test_the_command_trains_and_says_how_good_it_is(target, prompts, tmp_path, c
     assert main([*words.split(), "--steps", "3", "--batch", "4", *extra.split()]) == 0
     shown = capsys.readouterr()
     out = shown.out.splitlines()
-    assert out[0].split() == ["depth", "accepted", "at", "T=0", "at", "T=1", "cross-entropy"]
-    assert [line.split()[0] for line in out[1:]] == rows
+    assert re.fullmatch(r"judged on 2 texts \(\d+ tokens\) that it did not learn from", out[0])
+    assert out[1].split() == ["depth", "accepted", "at", "T=0", "at", "T=1", "cross-entropy"]
+    assert [line.split()[0] for line in out[2:-1]] == rows
+    assert out[-1] == (
+        "too few held-out texts to judge: 2; give at least 20 prompts and --samples 200 for a verdict"
+    ), "a handful of tokens can all be right, or none"
     assert (tmp_path / "my-own" / "config.json").exists()
     draft = f"{tmp_path}/my-own" if kind == "draft" else f"{kind}:{tmp_path}/my-own"
+    name = "draft_model" if kind == "draft" else kind
     assert shown.err.splitlines() == [
+        f"3 prompts, each used about 10 times; {target} answers them in 30 texts of up to 20 tokens; {name} is trained "
+        "on these for 3 steps of 4 texts",
+        "only 2 of the texts will be held out to judge it: give at least 20 prompts and --samples 200 for a verdict",
         f"saved in {tmp_path}/my-own",
         f"use it:    foresay serve {target} --draft {draft}",
         f"check it:  foresay check {target} --draft {draft} --probe",
     ]
 
 
+@pytest.mark.parametrize(
+    ("texts", "right", "said"),
+    [
+        (100, 0.63, "good: the first guess is right 63% of the time at T=1, 70% at T=0"),
+        (10, 0.25, "too little: the first guess is right 25% of the time at T=1, 70% at T=0; aim for more than half, "),
+        (1, 1.0, "too few held-out texts to judge: 1; give at least 20 prompts"),
+    ],
+)
+def test_the_verdict_needs_texts_and_a_first_guess_that_is_mostly_right(texts, right, said) -> None:
+    assert verdict(Judged([Depth(2.0, 0.7, right), Depth(2.0, 0.1, 0.1)], texts, 60 * texts)).startswith(said)
+
+
+def test_a_run_stopped_while_it_writes_keeps_the_texts_that_are_complete(target, prompts, tmp_path, capsys) -> None:
+    words = (
+        f"train medusa --target {target} --prompts {prompts} --out {tmp_path}/head --samples 70 --length 20 --steps 2"
+    )
+
+    def stopped_in(batch: int) -> str:
+        write, calls = Teacher.write, iter(range(batch))
+
+        def stopping(*given):
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            return write(*given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Teacher, "write", stopping)
+            assert main(words.split()) == 130
+        return str(capsys.readouterr().err.splitlines()[-1])
+
+    nothing = "foresay train: stopped before the first 32 texts were complete, so there is nothing to keep"
+    assert stopped_in(0) == nothing
+    assert list(tmp_path.iterdir()) == []
+    kept = f"{tmp_path}/head.work keeps the work so far; run the same command to continue"
+    assert stopped_in(1) == f"foresay train: stopped; {kept}"
+    assert stopped_in(1) == f"foresay train: stopped; {kept}"
+    assert [path.name for path in sorted((tmp_path / "head.work").glob("text-*"))] == ["text-0000.pt", "text-0001.pt"]
+
+
 def one_line(capsys, words: str, status: int) -> str:
-    """What a command that fails says on stderr."""
+    """What a command that fails says on stderr, after its plan."""
     assert main(words.split()) == status
-    (line,) = capsys.readouterr().err.splitlines()
+    line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("foresay train: ")
     return str(line)
 
@@ -44,8 +95,8 @@ def one_line(capsys, words: str, status: int) -> str:
     ("extra", "status", "said"),
     [
         ("--length 600", 2, "--length must be above 12 and at most 512"),
-        ("--prompts /nowhere.txt", 2, "/nowhere.txt: cannot be read"),
-        ("--target /nowhere", 1, "/nowhere: no such directory"),
+        ("--prompts /nowhere.txt", 2, "--prompts /nowhere.txt: no such file or directory"),
+        ("--target /nowhere", 1, "/nowhere: no such file or directory"),
         ("--width 64", 2, "--width is for draft_model only, not for medusa"),
         ("--out /dev/null/heads", 2, "--out /dev/null/heads: /dev/null/heads.work cannot be made (Not a directory)"),
         pytest.param(
@@ -72,13 +123,13 @@ def test_a_draft_model_has_no_depth(target, prompts, tmp_path, capsys) -> None:
     [
         (
             "--samples 1",
-            "argument --samples: must be a whole number of at least 2, one of them to be held out",
+            "--samples must be a whole number of at least 2, one of them to be held out",
         ),
-        ("--width 12", "argument --width: must be a multiple of 8, got '12'"),
-        ("--steps 0", "argument --steps: must be a whole number of at least 1, got '0'"),
-        ("--rate 2", "argument --rate: must be a number between 0 and 1, got '2'"),
-        ("--seed -1", "argument --seed"),
-        ("--temperatures 1,x", "argument --temperatures: must be temperatures from 0 to 100"),
+        ("--width 12", "--width must be a multiple of 8, got '12'"),
+        ("--steps 0", "--steps must be a whole number of at least 1, got '0'"),
+        ("--rate 2", "--rate must be a number between 0 and 1, got '2'"),
+        ("--seed -1", "--seed must be"),
+        ("--temperatures 1,x", "--temperatures must be temperatures from 0 to 100"),
     ],
 )
 def test_a_wrong_flag_is_named(tmp_path, capsys, flags, said) -> None:
@@ -130,7 +181,7 @@ def test_a_broken_target_is_named(target, prompts, tmp_path, capsys, how, said) 
     damaged(broken, how)
     words = f"train eagle3 --target {broken} --prompts {prompts} --out {tmp_path}/head --samples 4 --length 20"
     assert main(words.split()) in (1, 2)
-    (line,) = capsys.readouterr().err.splitlines()
+    _, _, line = capsys.readouterr().err.splitlines()
     assert str(broken) in line
     assert said in line
     assert list(tmp_path.iterdir()) == [broken]

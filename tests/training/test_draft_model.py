@@ -36,14 +36,14 @@ def settings(target, prompts) -> Settings:
 @pytest.fixture
 def trained(teacher, settings, tmp_path):
     """What the run said, and its folder."""
-    depths = Run(settings, teacher, Work(tmp_path / "draft", settings), progress=False)()
+    depths = Run(settings, teacher, Work(tmp_path / "draft", settings), progress=False)().depths
     return depths, tmp_path / "draft"
 
 
 def test_a_trained_draft_model_drafts(target, teacher, settings, trained, tmp_path) -> None:
     """Held-out loss falls with more steps, and the text stays what it was."""
     fewer = replace(settings, steps=1)
-    (first,) = Run(fewer, teacher, Work(tmp_path / "first", fewer), progress=False)()
+    (first,) = Run(fewer, teacher, Work(tmp_path / "first", fewer), progress=False)().depths
     ((ours,), directory) = trained
     assert ours.loss < first.loss
     engine = witnessed(build_engine(config(target, str(directory), draft_tokens=4)))

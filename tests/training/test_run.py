@@ -49,8 +49,10 @@ def begun(settings: Settings, teacher: Teacher, out: Path) -> Run:
 def test_a_trained_head_is_found_and_drafts(target, teacher, settings, tmp_path, kind) -> None:
     """Held-out loss falls with more steps; the folder loads by its own config; text stays what it was."""
     settings = of_kind(settings, kind)
-    short = begun(replace(settings, steps=1), teacher, tmp_path / "short")()
-    depths = begun(replace(settings, steps=60), teacher, tmp_path / "head")()
+    short = begun(replace(settings, steps=1), teacher, tmp_path / "short")().depths
+    judged = begun(replace(settings, steps=60), teacher, tmp_path / "head")()
+    depths = judged.depths
+    assert judged.texts == 2 and 0 < judged.tokens <= 2 * 24
     assert len(depths) == 3
     assert all(ours.loss < first.loss for ours, first in zip(depths, short, strict=True))
     assert not (tmp_path / "head.work").exists()
@@ -155,8 +157,7 @@ def test_prompts_of_like_length_are_written_together(teacher, settings, tmp_path
     """So that little is filled up. Each prompt comes equally often."""
     path = tmp_path / "prompts.txt"
     path.write_text("".join(f"{'the fox ' * count}\n" for count in (1, 9, 3, 5)))
-    monkeypatch.setattr("foresay.drafters.training.run._WRITTEN_AT_ONCE", 4)
-    run = begun(replace(settings, prompts=str(path), samples=16, length=60), teacher, tmp_path / "head")
+    run = begun(replace(settings, prompts=str(path), samples=16, length=60, together=4), teacher, tmp_path / "head")
     written: list[set[tuple[int, ...]]] = []
     heat: list[float] = []
     once = teacher.write
@@ -194,7 +195,7 @@ def test_a_state_that_does_not_fit_is_named(teacher, settings, tmp_path, monkeyp
         with pytest.raises(ForesayError, match=r"state\.pt: is damaged or cannot be read; remove it"):
             begun(settings, teacher, tmp_path / "head")()
     state.unlink()
-    assert len(begun(settings, teacher, tmp_path / "head")()) == 3
+    assert len(begun(settings, teacher, tmp_path / "head")().depths) == 3
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "draft_model"])
@@ -205,4 +206,4 @@ def test_two_texts_that_end_at_once_are_enough(teacher, settings, tmp_path, monk
     few = replace(settings, kind=kind, prompts=str(tmp_path / "p.txt"), samples=2, steps=2, layers=1, width=32)
     run = begun(few, teacher, tmp_path / "head")
     assert [len(text.tokens) for text in run.texts()] == [2, 2]
-    assert all(math.isfinite(depth.loss) for depth in run())
+    assert all(math.isfinite(depth.loss) for depth in run().depths)

@@ -42,7 +42,7 @@ def test_a_directory_without_config(tmp_path):
 
 def test_a_file(tmp_path):
     (tmp_path / "model").write_text("")
-    refused(tmp_path / "model", "is a file; name the directory that holds it")
+    refused(tmp_path / "model", "is a file, but no GGUF file; of a safetensors checkpoint, name the directory")
 
 
 def test_safetensors_go_before_a_file_of_llama_cpp(tmp_path):
@@ -89,13 +89,13 @@ def test_a_repository_without_the_file_that_is_asked_for(hub):
 
 
 def test_messages_name_the_flag(tmp_path):
-    with pytest.raises(ModelNotFound, match=r"^--draft /no/such: no such directory$"):
+    with pytest.raises(ModelNotFound, match=r"^--draft /no/such: no such file or directory$"):
         resolve("/no/such", flag="--draft")
 
 
 @pytest.mark.parametrize("name", ["/no/such/model", "./model", "~/model/of/mine", "a/b/c"])
 def test_a_path_is_never_looked_up_on_the_hub(name, cache):
-    refused(name, "no such directory")
+    refused(name, "no such file or directory")
 
 
 @pytest.mark.parametrize("name", ["owner/mo del", "owner/model--x", "bad..name"])

@@ -54,9 +54,9 @@ def resolve(
         if there and _is_gguf(path):
             return _unpacked(path)
         if there:
-            raise ModelNotFound("is a file; name the directory that holds it")
+            raise ModelNotFound("is a file, but no GGUF file; of a safetensors checkpoint, name the directory")
         if is_local(name_or_path):
-            raise ModelNotFound("no such directory")
+            raise ModelNotFound("no such file or directory")
         repository, _, wanted = str(name_or_path).partition(":")
         directory = _snapshot(repository, revision, [*PATTERNS, *extra])
         if wanted or (_of_gguf(repository) and not any(directory.glob("*.safetensors"))):

@@ -12,6 +12,8 @@ import foresay
 from foresay.server.api.about.dashboard import PAGE, served, wants_page
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.engine.generation import unavailable
+from foresay.server.gateway.caller import CALLER, Caller
+from foresay.server.gateway.key_store import KeyStore
 from foresay.server.host.models.models import MODELS, Entry, Models
 from foresay.server.observe.telemetry.report import Replica
 from foresay.server.schemas.shared import ModelCard, ModelList, UsualSampling
@@ -91,9 +93,35 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     models: dict[str, EngineInfo | None] | UnsetType = UNSET
 
 
+class KeyUsage(msgspec.Struct, kw_only=True, tag_field="object", tag="usage"):
+    """What one API key has used. name: the key's; empty on a server without keys, where it is what all have used.
+    since: when counting began, in seconds since 1970: the server's start, or when the key was added to its file.
+    requests: those that ran, through any API. last_request: when the last of them began; null before the first."""
+
+    name: str
+    since: int
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    last_request: int | None
+
+    @classmethod
+    def of(cls, caller: Caller) -> KeyUsage:
+        """What this caller has used."""
+        return cls(name=caller.name, **msgspec.structs.asdict(caller.usage))
+
+
+class Usages(msgspec.Struct, kw_only=True):
+    """``GET /admin/usage``: one for each key, those of ``--api-key`` first."""
+
+    data: list[KeyUsage]
+
+
 # -- routes ------------------------------------------------------------------------------------------------------------
 
 HIDDEN = "(hidden)"
+#: Who may use the server.
+KEYS: web.AppKey[KeyStore] = web.AppKey("keys", KeyStore)
 
 
 async def index(request: web.Request) -> web.Response:
@@ -194,6 +222,16 @@ async def model(request: web.Request) -> web.Response:
     return json_response(_card(served, entry, name if name in entry.service.options.names.known else entry.name))
 
 
+async def usage(request: web.Request) -> web.Response:
+    """What the key that was sent has used since the server started."""
+    return json_response(KeyUsage.of(CALLER.get()))
+
+
+async def usages(request: web.Request) -> web.Response:
+    """What each key has used since the server started; the admin key opens it."""
+    return json_response(Usages(data=[KeyUsage.of(caller) for caller in request.app[KEYS].callers]))
+
+
 def _card(served: Models, entry: Entry, name: str) -> ModelCard:
     info, created = entry.info, served.server.created
     if not served.several and info is None:
@@ -228,6 +266,8 @@ ROUTES = [
     Route("GET", "/load", load, answer=Load),
     Route("GET", "/version", version, answer=Version),
     Route("GET", "/server_info", server_info, answer=ServerInfo),
+    Route("GET", "/v1/usage", usage, answer=KeyUsage),
+    Route("GET", "/admin/usage", usages, answer=Usages),
     Route("GET", "/v1/models", models, answer=ModelList, errors=(401, 503)),
     Route(
         "GET",

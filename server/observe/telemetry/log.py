@@ -93,7 +93,7 @@ class Reporter:
         loses = comes_again and self._telemetry.window(LIVE_SECONDS).evident
         level = logging.WARNING if loses or window.news.startswith(SWITCHED_OFF) else logging.INFO
         if not comes_again or now >= self._next_choice_warning:
-            log.log(level, "%sDrafting now: %s", self._whose, window.news)
+            log.log(level, "%s%s", self._whose, window.news)
         if comes_again:
             self._next_choice_warning = now + WARN_EVERY_SECONDS
 

@@ -261,10 +261,12 @@ def _figures(window: Window) -> str:
 def _cause(window: Window) -> str:
     """What stands out, and which flag changes it."""
     rate = window.acceptance_rate or 0.0
+    # Where steps are chosen, so is how much they draft: --draft-tokens is then only the most of it.
+    fewer = "--draft none" if window.chosen else "fewer --draft-tokens"
     if rate < LOW_ACCEPTANCE:
-        return f"only {rate:.0%} of the drafts are accepted: try another --draft, or fewer --draft-tokens"
+        return f"only {rate:.0%} of the drafts are accepted: try another --draft, or {fewer}"
     if window.propose_seconds > LARGE_SHARE * window.decode_seconds:
         share = window.propose_seconds / window.decode_seconds
-        return f"drafting takes {share:.0%} of the time: try a smaller --draft, or fewer --draft-tokens"
+        return f"drafting takes {share:.0%} of the time: try a smaller --draft, or {fewer}"
     rows = window.decode_rows / window.decode_steps
-    return f"verifying {rows:.1f} rows at once costs too much here: try fewer --draft-tokens"
+    return f"verifying {rows:.1f} rows at once costs too much here: try {fewer}"

@@ -200,7 +200,9 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         """Raise for what the template would leave out in silence."""
         if offer.listed and "tools" not in self.words:
             raise InvalidRequest(
-                "tools", "this model's chat template does not support tools; only tool_choice none works"
+                "tools",
+                "this model's chat template does not support tools: choose a model whose template does, such as Qwen3 "
+                "(docs/agents.md), or send tool_choice none",
             )
         if offer.required and self.declared is not None:
             raise InvalidRequest("tool_choice", "this server cannot make this model call tools; tool_choice auto works")
