@@ -3,16 +3,20 @@ tokens on this machine those of plain decoding?
 
 Each round of a bench decodes every prompt with the drafter and without, in turns, so that a machine that slows down
 slows both. Both ways write the same tokens where the engine is exact, and the report says whether they did. Speeds are
-medians, and the speed-up is the quotient of the two that are printed.
+medians, and the speed-up is the quotient of the two that are printed. What other programs or chance may have made of
+it is not told as a gain: then the report says that it cannot tell.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,9 +24,9 @@ import msgspec
 from foresay.server.cli.command import Command
 from foresay.server.cli.generate import sampling_params
 from foresay.server.settings.config import BenchConfig, SamplingConfig
-from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.spec.acceptance import GAIN, ByDepth, by_place, tokens_per_step
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.names import NONE
+from foresay.spec.names import NONE, SUFFIX
 
 if TYPE_CHECKING:
     from foresay.drafters.training.prompts import Prompt
@@ -38,67 +42,159 @@ PROMPTS = (
     "Tom had 12 apples. He gave 5 of them to his sister. How many apples",
     "In the middle of the forest stood a house, and in that house",
 )
+#: For so many prompts, how many tokens were written is said of each.
+_SHOWN = 8
 
 
 def _add_bench_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help="measure on this prompt; may be repeated")
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="measure on this prompt, in the model's chat template if it has one; may be repeated",
+    )
+    _add_prompts(parser)
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        metavar="DRAFT",
+        help="measure several values of --draft instead of the one that is set, each in its turn, and say which to use",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+
+
+def _add_prompts(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--prompts",
+        metavar="PATH",
+        help="the prompts: .txt (one per line), .jsonl, a folder of such files, or - for standard input "
+        "(default: those of foresay bench)",
+    )
 
 
 def bench(config: BenchConfig, arguments: Namespace) -> int:
     """Measure, and print a table or, if that is asked for, JSON."""
     from foresay.drafters.training.progress import Progress
     from foresay.server.cli.progress import loaded
+    from foresay.server.settings.resolved import check_names
 
     if config.shadow is not None or config.trace is not None:
         raise ConfigurationError("bench measures without --shadow and --trace: they would slow one side down")
     config = msgspec.structs.replace(config, seed=0 if config.seed is None else config.seed)
-    plain = msgspec.structs.replace(config, draft=NONE, draft_tree=None, draft_history=None)
-    prompts = tuple(arguments.prompt or PROMPTS)
-    with loaded(config) as drafted, loaded(plain) as bare:
-        if drafted.info.drafter == bare.info.drafter:
+    ways = _ways(config, arguments.compare)
+    prompts = _bench_prompts(arguments)
+    for way in ways.values():
+        check_names(way)
+    with ExitStack() as opened:
+        engines = {name: opened.enter_context(loaded(way)) for name, way in ways.items()}
+        if not arguments.compare and engines[config.draft].info.drafter == NONE:
             raise ConfigurationError("there is nothing to compare: choose a drafter with --draft")
-        with Progress("measured", 2 * (config.rounds + 1) * len(prompts), "answers") as progress:
-            report = measure({"on": drafted, "off": bare}, config, prompts, progress.to)
-        report |= {"target": drafted.info.target, "drafter": drafted.info.drafter, "dtype": drafted.info.dtype}
-    print(msgspec.json.encode(report).decode() if arguments.json else table(report))
+        with Progress("measured", len(ways) * (config.rounds + 1) * len(prompts), "answers") as progress:
+            report = measure(engines, config, prompts, progress.to)
+    if not arguments.compare:
+        report |= report.pop("ways")[0]
+    print(msgspec.json.encode(report).decode() if arguments.json else "\n".join(table(report, config)))
     return 0
+
+
+def _ways(config: BenchConfig, compared: Sequence[str] | None) -> dict[str, BenchConfig]:
+    """By their names, what to load; last, decoding without drafts."""
+    names = [name for name in dict.fromkeys(compared or [config.draft]) if name != NONE]
+    if not names:
+        flag = "--compare" if compared else "--draft"
+        raise ConfigurationError(f"there is nothing to compare: choose a drafter with {flag}")
+    ways = {name: msgspec.structs.replace(config, draft=name) for name in names}
+    for name, way in ways.items():
+        if compared and not {SUFFIX, "auto"} & set(name.split(",")):
+            ways[name] = msgspec.structs.replace(way, draft_history=None)
+    return ways | {NONE: msgspec.structs.replace(config, draft=NONE, draft_tree=None, draft_history=None)}
+
+
+def _bench_prompts(arguments: Namespace) -> list[Prompt]:
+    from foresay.drafters.training.prompts import Prompt
+
+    own = [Prompt(text, f"--prompt {number}") for number, text in enumerate(arguments.prompt or (), start=1)]
+    return own + (prompts_of(arguments.prompts) if arguments.prompts or not own else [])
 
 
 def measure(
     engines: dict[str, Engine],
     config: BenchConfig,
-    prompts: tuple[str, ...],
+    prompts: Sequence[Prompt],
     progress: Callable[[int], None] = lambda written: None,
 ) -> dict[str, Any]:
-    """Run the rounds, after one that is not counted; returns the report. progress: called with the answers so far."""
-    from foresay.server.cli.check.summary import Speeds, rounded
-
-    written = 0
+    """Run the rounds, after one that is not counted; returns the report. engines: by the names of the ways to draft,
+    ``none`` among them. progress: called with the answers so far."""
+    from foresay.server.cli.selfcheck_prompts import begun
 
     kept: dict[str, list[Completion]] = {name: [] for name in engines}
+    crowded: list[float] = []
+    prompts = [_as_chat(engines[NONE], prompt) for prompt in prompts]
+    written = 0
     for number in range(config.rounds + 1):
+        params = msgspec.structs.replace(sampling_params(config), seed=(config.seed or 0) + number)
         for prompt in prompts:
             for name in list(engines) if number % 2 else list(engines)[::-1]:
-                params = msgspec.structs.replace(sampling_params(config), seed=(config.seed or 0) + number)
-                completion = engines[name].generate(prompt, params, stop=config.stop)
+                completion = begun(engines[name], prompt, params, config.stop).result()
                 progress(written := written + 1)
                 if number > 0:
                     kept[name].append(completion)
-    pairs = list(zip(kept["on"], kept["off"], strict=True))
+                    crowded.append(engines[name].crowded)
+    drafters = {name: engine.info.drafter for name, engine in engines.items()}
+    return _told(kept, drafters, mean(crowded), len(prompts)) | {
+        "rounds": config.rounds,
+        "max_tokens": config.max_tokens or engines[NONE].usual_tokens,
+        "temperature": sampling_params(config).temperature,
+        "target": engines[NONE].info.target,
+        "dtype": engines[NONE].info.dtype,
+    }
+
+
+def _told(kept: dict[str, list[Completion]], drafters: dict[str, str], crowded: float, prompts: int) -> dict[str, Any]:
+    """What came of the rounds. kept: by way of drafting, the answers in the order of the rounds."""
+    plain = kept.pop(NONE)
+    ways = [_way(name, drafted, plain, crowded) | {"drafter": drafters[name]} for name, drafted in kept.items()]
+    alone = [way.pop("off") for way in ways]
+    return {
+        "ways": ways,
+        "off": alone[0],
+        "winner": _winner(ways),
+        "crowded": round(crowded, 3),
+        "written": [mean(len(one.token_ids) for one in plain[at::prompts]) for at in range(prompts)],
+        "exact": all(one.exact for drafted in kept.values() for one in drafted),
+        "prompts": prompts,
+    }
+
+
+def _as_chat(engine: Engine, prompt: Prompt) -> Prompt:
+    """As a person would ask it of a model that has a chat template."""
+    if not isinstance(prompt.content, str) or not engine.tokenizer.has_template:
+        return prompt
+    return replace(prompt, content=[{"role": "user", "content": prompt.content}])
+
+
+def _way(name: str, drafted: list[Completion], plain: list[Completion], crowded: float) -> dict[str, Any]:
+    """What one way of drafting gained."""
+    from foresay.server.cli.check.summary import Speeds, rounded, rounded_pair, why_unknown
+
+    pairs = list(zip(drafted, plain, strict=True))
     speeds = Speeds.of((_statistics(on), _statistics(off)) for on, off in pairs)
     return {
-        "on": _summarised(kept["on"], speeds.drafted, speeds.drafted_range),
-        "off": _summarised(kept["off"], speeds.plain, speeds.plain_range),
+        "draft": name,
+        "on": _summarised(drafted, speeds.drafted, speeds.drafted_range),
+        "off": _summarised(plain, speeds.plain, speeds.plain_range),
         "speedup": rounded(speeds.speedup),
-        "speedup_spread": None if speeds.spread is None else [round(one, 3) for one in speeds.spread],
+        "speedup_spread": rounded_pair(speeds.spread),
+        "speedup_interval": rounded_pair(speeds.interval),
+        "cannot_tell": why_unknown(speeds, [_statistics(one) for one in drafted], crowded),
         "same_tokens": all(on.token_ids == off.token_ids for on, off in pairs),
-        "exact": kept["on"][0].exact,
-        "rounds": config.rounds,
-        "prompts": len(prompts),
-        "max_tokens": config.max_tokens or engines["on"].usual_tokens,
-        "temperature": sampling_params(config).temperature,
     }
+
+
+def _winner(ways: list[dict[str, Any]]) -> str | None:
+    """The fastest of those that are certain to gain; None if none is."""
+    sure = [way for way in ways if not way["cannot_tell"] and way["speedup"] >= GAIN]
+    return max(sure, key=lambda way: way["speedup"])["draft"] if sure else None
 
 
 def _statistics(completion: Completion) -> Statistics:
@@ -107,14 +203,15 @@ def _statistics(completion: Completion) -> Statistics:
 
 
 def _summarised(completions: list[Completion], speed: float, spread: tuple[float, float]) -> dict[str, Any]:
+    """speed: 0 if none could be measured, and then there are no figures that look like one."""
     measured = [_statistics(completion) for completion in completions]
     steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
     accepted = by_place(one.accepted_per_depth for one in measured)
     phases = {phase for one in measured for phase in one.seconds}
     return {
-        "tokens_per_second": round(speed, 2),
-        "spread": [round(one, 2) for one in spread],
-        "tokens_per_step": round(tokens_per_step(tokens, steps) or 0.0, 3),
+        "tokens_per_second": round(speed, 2) if speed else None,
+        "spread": [round(one, 2) for one in spread] if speed else None,
+        "tokens_per_step": round(tokens_per_step(tokens, steps) or 0.0, 3) if speed else None,
         "drafted_per_depth": by_place(one.drafted_per_depth for one in measured),
         "accepted_per_depth": accepted,
         "accepted_by_depth": ByDepth.of(accepted, sum(one.drafts for one in measured)),
@@ -122,42 +219,79 @@ def _summarised(completions: list[Completion], speed: float, spread: tuple[float
     }
 
 
-def table(report: dict[str, Any]) -> str:
-    """The report for a reader."""
-    from foresay.server.cli.check.summary import why_unknown
-
-    prompts = f"{report['prompts']} prompts of {report['max_tokens']} tokens, {report['rounds']} rounds"
-    rows = [("", "tokens/s", "lowest to highest", "tokens per step")]
-    for name, who in (("on", f"drafted by {report['drafter']}"), ("off", "plain decoding")):
-        one = report[name]
-        low, high = one["spread"]
-        rows.append(
-            (who, f"{one['tokens_per_second']:.1f}", f"{low:.1f} to {high:.1f}", f"{one['tokens_per_step']:.2f}")
-        )
+def table(report: dict[str, Any], config: BenchConfig) -> list[str]:
+    """The report for a reader, line by line."""
+    ways = report.get("ways", [report])
+    lines = [_head(report)]
+    if report["off"]["tokens_per_second"] is None:
+        return [*lines, ways[0]["cannot_tell"]]
+    compared = "ways" in report
+    rows = [("", "tokens/s", "lowest to highest", "tokens per step", *(["times as fast"] if compared else []))]
+    for way in ways:
+        label = way["draft"] if compared else f"drafted by {way['drafter']}"
+        rows.append((label, *_cells(way["on"]), *([_times(way)] if compared else [])))
+    rows.append((NONE if compared else "plain decoding", *_cells(report["off"]), *(["1.00"] if compared else [])))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))]
-        )
-        for first, *cells in rows
-    ]
-    same = "both wrote the same tokens" if report["same_tokens"] else "they did NOT write the same tokens"
-    gain = "" if report["speedup"] is None else f"{report['speedup']:.2f} times as fast with drafts"
-    if unknown := why_unknown(report["speedup_spread"]):
-        gain = f"cannot tell how much drafts gain{f' ({gain})' if gain else ''}: {unknown}"
-    return "\n".join(
-        [
-            f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {prompts}",
-            *lines,
-            f"{gain}; {same}",
-        ]
-    )
+    for first, *cells in rows:
+        rest = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append("  ".join([f"{first:<{widths[0]}}", *rest]))
+    return [*lines, *(_choice(report, config) if compared else [_gain(report)])]
+
+
+def _head(report: dict[str, Any]) -> str:
+    """What was measured."""
+    asked, written = report["max_tokens"], [f"{one:g}" for one in report["written"]]
+    shown = ", ".join(written) if len(written) <= _SHOWN else f"{mean(report['written']):.1f} on average"
+    prompts = f"{report['prompts']} prompts of {asked} tokens (written: {shown}), {report['rounds']} rounds"
+    return f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {prompts}"
+
+
+def _cells(one: dict[str, Any]) -> tuple[str, str, str]:
+    low, high = one["spread"]
+    return f"{one['tokens_per_second']:.1f}", f"{low:.1f} to {high:.1f}", f"{one['tokens_per_step']:.2f}"
+
+
+def _times(way: dict[str, Any]) -> str:
+    return f"{way['speedup']:.2f}{' (cannot tell)' if way['cannot_tell'] else ''}"
+
+
+def _same(way: dict[str, Any]) -> str:
+    return "both wrote the same tokens" if way["same_tokens"] else "they did NOT write the same tokens"
+
+
+def _gain(way: dict[str, Any]) -> str:
+    """What drafts gain, in one line."""
+    gain = f"{way['speedup']:.2f} times as fast with drafts"
+    if unknown := way["cannot_tell"]:
+        gain = f"cannot tell how much drafts gain ({gain}): {unknown}"
+    return f"{gain}; {_same(way)}"
+
+
+def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:
+    """Which way to take, with the command for it; before that, what speaks against a row of the table."""
+    for way in report["ways"]:
+        if way["cannot_tell"]:
+            yield f"{way['draft']}: cannot tell how much it gains: {way['cannot_tell']}"
+        if not way["same_tokens"]:
+            yield f"{way['draft']}: {_same(way)}"
+    winner = report["winner"]
+    if winner is None:
+        yield "no drafter is certain to gain"
+        return
+    flags = ["--draft", winner]
+    flags += [] if config.draft_tokens is None else ["--draft-tokens", str(config.draft_tokens)]
+    flags += [] if config.draft_tree is None else ["--draft-tree", str(config.draft_tree)]
+    yield f"the fastest: {shlex.join(['foresay', 'serve', config.target, *flags])}"
 
 
 BENCH = Command(
     "bench",
     "measure what speculation gives on this machine",
-    ("foresay bench", "foresay bench --draft ngram --temperature 0 --rounds 10"),
+    (
+        "foresay bench",
+        "foresay bench --draft ngram --temperature 0 --rounds 10",
+        "foresay bench Qwen/Qwen3-8B --compare suffix ngram auto --prompts prompts.jsonl --rounds 1",
+    ),
     BenchConfig,
     bench,
     _add_bench_arguments,
@@ -168,12 +302,7 @@ BENCH = Command(
 
 
 def _add_selfcheck_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--prompts",
-        metavar="PATH",
-        help="the prompts: .txt (one per line), .jsonl, a folder of such files, or - for standard input "
-        "(default: those of foresay bench)",
-    )
+    _add_prompts(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
 

@@ -65,7 +65,7 @@ def check(
     ids = (f"plainly-{number}" for number in count())
     for begin in range(0, len(asked), engine.info.max_seqs):
         group = asked[begin : begin + engine.info.max_seqs]
-        streams = [_begun(engine, prompt, params, stop) for _, prompt, params in group]
+        streams = [begun(engine, prompt, params, stop) for _, prompt, params in group]
         completions = [stream.result() for stream in streams]
         for (number, prompt, params), completion in zip(group, completions, strict=True):
             found = _differing(engine, completion, params, next(ids))
@@ -74,7 +74,8 @@ def check(
     return _report(engine, answers)
 
 
-def _begun(engine: Engine, prompt: Prompt, params: SamplingParams, stop: Sequence[str]) -> TextStream:
+def begun(engine: Engine, prompt: Prompt, params: SamplingParams, stop: Sequence[str]) -> TextStream:
+    """Begin the answer to a prompt; raises ConfigurationError for one that cannot be served."""
     try:
         if isinstance(prompt.content, str):
             return engine.stream(prompt.content, params, stop=stop)

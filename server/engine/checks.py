@@ -50,8 +50,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The pair at one temperature. Speeds in tokens per second; spread: the least and the greatest speed-up.
-    None: no text has a speed.
+    """The pair at one temperature. Speeds in tokens per second; spread: the least and the greatest speed-up; interval:
+    where their median lies. None: no text has a speed. crowded: the share of the time that threads waited for a core.
+    unknown: why all this does not tell whether the drafter gains; empty if it does.
 
     runs: texts written both ways. same_tokens: whether both ways wrote the same in all of them. propose_share: of the
     time of a step, what drafting took.
@@ -68,6 +69,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     propose_share: float
     accepted_by_depth: ByDepth
     same_tokens: bool
+    interval: tuple[float, float] | None = None
+    crowded: float = 0.0
+    unknown: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

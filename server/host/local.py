@@ -99,6 +99,11 @@ class Engine:
         return self._engine.info
 
     @property
+    def crowded(self) -> float:
+        """Of the time in which the engine's threads could have run lately, the share that they waited for a core."""
+        return 0.0 if self._engine.trace is None else self._engine.trace.crowded
+
+    @property
     def warnings(self) -> list[str]:
         """What whoever started it should know, a sentence each."""
         length, told = self.info.max_model_len, list(self.info.warnings)

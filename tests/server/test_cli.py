@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from foresay import Engine
+from foresay.drafters.training.prompts import Prompt
 from foresay.server.cli.bench import measure
 from foresay.server.cli.main import COMMANDS, build_parser, main
 from foresay.server.engine.trace import read
@@ -297,7 +298,7 @@ def test_bench_says_how_far_it_is() -> None:
     told: list[int] = []
     config = BenchConfig(rounds=1, max_tokens=4, temperature=0.0)
     with Engine("bundled", "none", max_model_len=64, dtype="float32") as engine:
-        measure({"on": engine, "off": engine}, config, ("Once",), told.append)
+        measure({"ngram": engine, "none": engine}, config, [Prompt("Once", "here")], told.append)
     assert told == [1, 2, 3, 4], "of two rounds, the first of which is not counted"
 
 
@@ -306,7 +307,7 @@ def test_bench_reports_both_ways_and_the_same_tokens(capsys: pytest.CaptureFixtu
     arguments = ["bench", "--rounds", "1", "--prompt", "Once upon a time", "--temperature", "0", *QUICK]
     assert main(arguments) == 0
     head, titles, drafted, plain, verdict = capsys.readouterr().out.splitlines()
-    assert head == "bundled, float32, temperature 0, 1 prompts of 12 tokens, 1 rounds"
+    assert head == "bundled, float32, temperature 0, 1 prompts of 12 tokens (written: 12), 1 rounds"
     assert titles.split("  ")[-1] == "tokens per step"
     assert drafted.startswith("drafted by ngram ") and plain.startswith("plain decoding ") and plain.endswith(" 1.00")
     assert verdict.endswith("both wrote the same tokens")

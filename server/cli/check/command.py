@@ -13,7 +13,7 @@ PROBE_SECONDS = 25.0
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--probe", action="store_true", help="load both and measure, about 30 seconds")
+    parser.add_argument("--probe", action="store_true", help="load both, then measure for 25 seconds")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
 
 

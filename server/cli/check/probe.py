@@ -126,4 +126,4 @@ def _write(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Wri
             if delta.finish_reason is not None:
                 if delta.statistics is None or delta.error is not None:
                     raise ProbeFailed(f"a text ended with an error: {delta.error or delta.finish_reason}")
-                return Written(tokens, delta.statistics)
+                return Written(tokens, delta.statistics, engine.trace.crowded if engine.trace else 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics as averages
 from collections.abc import Iterable, Sequence
@@ -17,14 +18,17 @@ if TYPE_CHECKING:
 
 #: Texts shorter than this say nothing about speed, unless all are.
 _SHORT = 8
+#: How often the interval of a speed-up may be wrong.
+_DOUBT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One finished text."""
+    """One finished text. crowded: as in :class:`~foresay.spec.trace.StepTrace`, when it ended."""
 
     tokens: list[int]
     statistics: Statistics
+    crowded: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class Twice:
 class Speeds(NamedTuple):
     """What the same texts took both ways, in tokens per second after the first ones: medians, each way's least and
     most. speedup: of the medians. spread: the least and the greatest of single texts; the other lies between them.
-    None: no text has a speed.
+    interval: where the median of single texts lies, with 95 % certainty if there are six or more. None: no text has a
+    speed.
     """
 
     drafted: float
@@ -47,19 +52,30 @@ class Speeds(NamedTuple):
     spread: tuple[float, float] | None
     drafted_range: tuple[float, float]
     plain_range: tuple[float, float]
+    interval: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Statistics, Statistics]]) -> Speeds:
-        """Of texts, drafted and plain. One that was over when its prompt was read has no speed and is left out; where
-        none is left all are 0."""
-        rates = [(one.decode_tokens_per_second, other.decode_tokens_per_second) for one, other in pairs]
+        """Of texts, drafted and plain. One that was over when its prompt was read, or with its first token, has no
+        speed and is left out; where none is left all are 0."""
+        longer = [pair for pair in pairs if min(one.completion_tokens for one in pair) > 1]
+        rates = [(one.decode_tokens_per_second, other.decode_tokens_per_second) for one, other in longer]
         rates = [pair for pair in rates if all(pair)]
         if not rates:
             return cls(0.0, 0.0, None, None, (0.0, 0.0), (0.0, 0.0))
         each, (drafted, plain) = [one / other for one, other in rates], zip(*rates, strict=True)
         middle, other = averages.median(drafted), averages.median(plain)
-        ranges = ((min(one), max(one)) for one in (each, drafted, plain))
-        return cls(middle, other, middle / other, *ranges)
+        spread, fast, slow = ((min(one), max(one)) for one in (each, drafted, plain))
+        return cls(middle, other, middle / other, spread, fast, slow, _interval(each))
+
+
+def _interval(each: Sequence[float]) -> tuple[float, float]:
+    """Of the median: by the sign test, which assumes nothing of how the values are distributed."""
+    ordered, cut, beyond = sorted(each), 0, 0.0
+    while (beyond := beyond + math.comb(len(ordered), cut) / 2 ** len(ordered)) <= _DOUBT / 2:
+        cut += 1
+    cut = max(0, cut - 1)
+    return ordered[cut], ordered[-1 - cut]
 
 
 def measured(temperature: float, texts: Sequence[Twice]) -> Measured:
@@ -69,13 +85,17 @@ def measured(temperature: float, texts: Sequence[Twice]) -> Measured:
     drafted = [text.drafted.statistics for text in texts]
     steps, tokens = sum(one.steps for one in drafted), sum(one.completion_tokens for one in drafted)
     accepted = by_place(one.accepted_per_depth for one in drafted)
+    crowded = averages.mean(text.drafted.crowded for text in texts)
     spent = sum(seconds for one in drafted for phase, seconds in one.seconds.items() if phase != "queue")
     return Measured(
         temperature=temperature,
         runs=len(texts),
         tokens=tokens,
         speedup=rounded(speeds.speedup),
-        spread=None if speeds.spread is None else (round(speeds.spread[0], 3), round(speeds.spread[1], 3)),
+        spread=rounded_pair(speeds.spread),
+        interval=rounded_pair(speeds.interval),
+        crowded=round(crowded, 3),
+        unknown=why_unknown(speeds, drafted, crowded),
         drafted_speed=round(speeds.drafted, 2),
         plain_speed=round(speeds.plain, 2),
         tokens_per_step=round(tokens_per_step(tokens, steps) or 0.0, 3),
@@ -88,6 +108,11 @@ def measured(temperature: float, texts: Sequence[Twice]) -> Measured:
 def rounded(speedup: float | None) -> float | None:
     """For programs."""
     return None if speedup is None else round(speedup, 3)
+
+
+def rounded_pair(pair: tuple[float, float] | None) -> tuple[float, float] | None:
+    """For programs."""
+    return None if pair is None else (round(pair[0], 3), round(pair[1], 3))
 
 
 def factor(speedup: float | None) -> str:
@@ -104,25 +129,56 @@ _SELDOM_RIGHT = 1.4
 _COSTLY = 0.35
 
 
-def why_unknown(spread: Sequence[float] | None) -> str:
-    """Why speed-ups of single texts, of which these are the least and the greatest, say nothing, and what to do; empty
-    if they say something. None: no text has a speed."""
-    if spread is None:
-        return "every text was over when its prompt was read; ask for longer ones"
-    low, high = spread
-    if high <= SCATTERED * low:
-        return ""
-    return (
-        f"single texts lie between {low:.2f}x and {high:.2f}x: something else keeps this machine busy; run this again "
-        "when it is quiet"
-    )
+#: Of the time in which threads could have run, the share that they wait for a core on a machine that is not quiet.
+_CROWDED = 0.1
+#: A step with drafts is never faster than one without, so a speed-up beyond tokens per step and this factor is noise.
+_BEYOND = 1.1
+#: A speed-up near 1 whose interval lies within this factor of it is known to be none.
+_NEAR = 1.1
+
+
+def why_unknown(speeds: Speeds, drafted: Sequence[Statistics], crowded: float) -> str:
+    """Why these speeds do not tell whether drafts gain, and what to do; empty if they do. drafted: of the texts that
+    were written with drafts. crowded: the share of the time that threads waited for a core."""
+    if speeds.speedup is None or speeds.spread is None or speeds.interval is None:
+        return _nothing(drafted)
+    (least, most), (low, high), most_tokens = speeds.spread, speeds.interval, _most_tokens(drafted)
+    if crowded > _CROWDED:
+        return f"other programs kept the cores busy for {crowded:.0%} of the time; {_AGAIN}"
+    if most > SCATTERED * least:
+        return (
+            f"single texts lie between {least:.2f}x and {most:.2f}x: something else keeps this machine busy; {_AGAIN}"
+        )
+    if speeds.speedup > _BEYOND * most_tokens:
+        return f"{most_tokens:.2f} tokens per step cannot make it {speeds.speedup:.2f} times as fast; {_AGAIN}"
+    none = 1 / GAIN < speeds.speedup < GAIN and low >= 1 / _NEAR and high <= _NEAR
+    if min(low, speeds.speedup) <= 1.0 <= max(high, speeds.speedup) and not none:
+        return f"it may be anything between {low:.2f}x and {high:.2f}x; measure more texts, on a quiet machine"
+    return ""
+
+
+_AGAIN = "run this again when it is quiet"
+
+
+def _nothing(drafted: Sequence[Statistics]) -> str:
+    """Why no text has a speed."""
+    if max((one.completion_tokens for one in drafted), default=0) <= 1:
+        return "the model ended after 1 token: nothing to measure"
+    return "every text was over when its prompt was read; ask for longer ones"
+
+
+def _most_tokens(drafted: Sequence[Statistics]) -> float:
+    """Tokens per step, at most: with the pass that read the prompt, or without it and its token."""
+    steps, tokens = sum(one.steps for one in drafted), sum(one.completion_tokens for one in drafted)
+    later = tokens_per_step(tokens - len(drafted), max(0, steps - len(drafted)))
+    return max(tokens_per_step(tokens, steps) or 0.0, later or 0.0)
 
 
 def advice(measured: Sequence[Measured], levels: int) -> str:
     """levels: how deep each step drafts."""
     speeds = [one.speedup for one in measured if one.speedup is not None]
     each = " and ".join(f"{factor(one.speedup)} at temperature {one.temperature:g}" for one in measured if one.speedup)
-    if unknown := next(filter(None, (why_unknown(one.spread) for one in measured)), ""):
+    if unknown := next(filter(None, (one.unknown for one in measured)), ""):
         return f"Cannot tell how much it gains{f' ({each})' if each else ''}: {unknown}."
     if min(speeds) >= GAIN:
         return f"On this machine this pair writes faster than the target alone: {each}."
@@ -134,8 +190,10 @@ def advice(measured: Sequence[Measured], levels: int) -> str:
 
 
 def gains(before: Sequence[Measured], after: Sequence[Measured]) -> bool:
-    """Whether the second is faster at every temperature, by more than texts differ."""
+    """Whether the second is faster at every temperature, by more than texts differ, as far as its figures tell."""
     pairs = zip(before, after, strict=True)
+    if any(one.unknown for one in after):
+        return False
     return all((later.speedup or 0.0) >= GAIN * (earlier.speedup or 1.0) for earlier, later in pairs)
 
 

@@ -1,0 +1,130 @@
+"""``foresay bench``: what is measured, in which words a model gets it, and what is said of several ways of drafting. On
+an engine whose times are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foresay import Engine
+from foresay.drafters.training.prompts import Prompt
+from foresay.server.cli.bench import measure
+from foresay.server.cli.main import main
+from foresay.server.host.text_stream import TextStream
+from foresay.server.settings.config import BenchConfig
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.request import Request
+from tests.dashboard.timed import Clock, Script, engine
+
+SPEEDS = {
+    "none": Script(plain=0.010, drafting=0.0, verifying=0.010, right=0),
+    "suffix": Script(plain=0.010, drafting=0.004, verifying=0.016, right=2),
+    "ngram": Script(plain=0.010, drafting=0.004, verifying=0.011, right=2),
+    "ngram,suffix": Script(plain=0.010, drafting=0.020, verifying=0.020, right=1),
+}
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Each way of drafting takes the time of its script."""
+    clock = Clock()
+    clock.give(monkeypatch)
+
+    def build(config: BenchConfig, *rest: Any) -> Any:
+        return engine(SPEEDS[config.draft], clock, config.draft != "none")
+
+    monkeypatch.setattr("foresay.server.host.local.build_engine", build)
+    monkeypatch.setattr(Tokenizer, "has_template", False)
+    return clock
+
+
+def run(capsys: pytest.CaptureFixture[str], *flags: str, max_tokens: int = 60) -> list[str]:
+    assert main(["bench", "--max-tokens", str(max_tokens), "--rounds", "2", *flags]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_ways_of_drafting_are_compared_in_one_run(ways: Clock, capsys) -> None:
+    flags = ["--prompt", "a", "--prompt", "b", "--compare", "suffix", "none", "ngram", "ngram,suffix"]
+    head, titles, *rows, last = run(capsys, *flags)
+    assert head.startswith("script, float32, temperature 1, 2 prompts of 60 tokens (written: 60, 60), 2 rounds")
+    assert titles.split("  ")[-1] == "times as fast"
+    told = {row.split()[0]: float(row.split()[-1]) for row in rows}
+    assert list(told) == ["suffix", "ngram", "ngram,suffix", "none"]
+    for name, factor in told.items():
+        assert factor == pytest.approx(SPEEDS[name].speed_up if name != "none" else 1.0, rel=0.06)
+    assert last == "the fastest: foresay serve bundled --draft ngram"
+    report = json.loads(run(capsys, *flags, "--json")[-1])
+    assert report["winner"] == "ngram"
+    assert [way["draft"] for way in report["ways"]] == ["suffix", "ngram", "ngram,suffix"]
+    assert "on" not in report and report["off"]["tokens_per_step"] == 1.0
+
+
+def test_the_command_for_the_winner_keeps_the_shape(ways: Clock, capsys) -> None:
+    *_, last = run(capsys, "--prompt", "a", "--compare", "ngram", "--draft-tokens", "3")
+    assert last == "the fastest: foresay serve bundled --draft ngram --draft-tokens 3"
+
+
+def test_no_drafter_is_named_where_none_gains(ways: Clock, capsys) -> None:
+    *_, last = run(capsys, "--prompt", "a", "--compare", "ngram,suffix")
+    assert last == "no drafter is certain to gain"
+
+
+def test_a_gain_on_a_crowded_machine_is_not_told(ways: Clock, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(Engine, "crowded", 0.26)
+    why = "other programs kept the cores busy for 26% of the time; run this again when it is quiet"
+    *_, row, _none, said, last = run(capsys, "--prompt", "a", "--compare", "ngram")
+    assert row.endswith("(cannot tell)")
+    assert said == f"ngram: cannot tell how much it gains: {why}"
+    assert last == "no drafter is certain to gain"
+    *_, last = run(capsys, "--prompt", "a", "--draft", "ngram")
+    assert last.startswith("cannot tell how much drafts gain (")
+    assert last.endswith(f"times as fast with drafts): {why}; both wrote the same tokens")
+
+
+@pytest.mark.parametrize("flags", [["--compare", "none"], ["--draft", "none"]])
+def test_there_must_be_something_to_compare(flags: list[str], capsys) -> None:
+    assert main(["bench", *flags]) == 2
+    assert f"there is nothing to compare: choose a drafter with {flags[0]}" in capsys.readouterr().err
+
+
+def test_a_way_that_is_misspelt_is_refused_before_anything_is_loaded(capsys) -> None:
+    assert main(["bench", "--compare", "ngram", "sufix"]) == 2
+    assert "--draft sufix" in capsys.readouterr().err
+
+
+def test_prompts_are_read_from_a_file(ways: Clock, capsys, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in "abcdefghij"))
+    head, *_ = run(capsys, "--prompts", str(file), "--draft", "ngram", "--prompt", "k")
+    assert "11 prompts of 60 tokens (written: 60.0 on average)" in head
+
+
+def test_a_model_that_ends_at_once_leaves_nothing_to_measure(ways: Clock, capsys) -> None:
+    flags = ["--prompt", "a", "--draft", "ngram"]
+    head, said = run(capsys, *flags, max_tokens=1)
+    assert head.endswith("1 prompts of 1 tokens (written: 1), 2 rounds")
+    assert said == "the model ended after 1 token: nothing to measure"
+    report = json.loads(run(capsys, *flags, "--json", max_tokens=1)[-1])
+    assert report["cannot_tell"] == said
+    assert [report["speedup"], report["on"]["tokens_per_second"], report["on"]["tokens_per_step"]] == [None] * 3
+
+
+def test_a_prompt_is_asked_as_a_person_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the model's chat template, if it has one."""
+    prompt, config = Prompt("How many is 3 times 12?", "--prompt 1"), BenchConfig(rounds=1, max_tokens=4, temperature=0)
+    with Engine("bundled", "none", max_model_len=128, dtype="float32") as one:
+        asked: list[list[int]] = []
+        run = one.run
+
+        def kept(request: Request, stop: Sequence[str] = (), provenance: bool = False) -> TextStream:
+            asked.append(request.prompt)
+            return run(request, stop, provenance)
+
+        monkeypatch.setattr(one, "run", kept)
+        measure({"ngram": one, "none": one}, config, [prompt])
+        expected = one.chat(str(prompt.content), max_tokens=1).prompt_token_ids
+    assert asked[0] == expected != one.tokenizer.encode(str(prompt.content))
