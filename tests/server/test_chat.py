@@ -224,7 +224,7 @@ def test_the_line_after_an_answer_counts_tokens_and_passes(engine: Engine, said:
 def test_ctrl_c_ends_the_answer_and_keeps_what_was_written(engine: Engine, said: Said) -> None:
     talk = Talk(engine, interrupted=True)
     talk.obey(QUESTION)
-    assert re.search(r"pass(es)?, stopped$", said()[-1])
+    assert said()[-1].endswith("pass, stopped")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     talk.obey("And 3?")
     question, answer, _ = talk.asked[-1]
