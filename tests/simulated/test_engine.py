@@ -68,7 +68,7 @@ def texts(engine: Engine) -> dict[str, list[int]]:
         pytest.param("auto", "3,2,1", False, marks=pytest.mark.soak),
         ("none", None, True),
         ("eagle3", "3,2,1", True),
-        ("suffix,eagle3,draft_model", None, False),
+        pytest.param("suffix,eagle3,draft_model", None, False, marks=pytest.mark.soak),
         ("tests.same_tokens.customs:Random", "3,2,1", False),
         ("tests.same_tokens.customs:Rubbish", "3,2,1", False),
         ("tests.same_tokens.customs:Reading", "3,2,1", False),

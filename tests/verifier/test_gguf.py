@@ -275,9 +275,9 @@ def test_a_vector_in_blocks_is_named(tmp_path, vector) -> None:
 
 
 def test_another_architecture_is_named(tmp_path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gemma3")
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gemma2")
     write(writer)
-    with pytest.raises(UnsupportedArchitecture, match=r"gemma3 is not supported; supported: llama, qwen2, qwen3"):
+    with pytest.raises(UnsupportedArchitecture, match=r"gemma2 is not supported; supported: llama, qwen2, qwen3"):
         resolve(tmp_path / "x.gguf")
 
 
