@@ -229,3 +229,11 @@ def test_a_cut_off_file(edit, tmp_path):
     data = (tmp_path / SINGLE).read_bytes()
     (tmp_path / SINGLE).write_bytes(data[: len(data) // 2])
     refused(tmp_path, SINGLE, "not a complete safetensors file")
+
+
+def test_one_tensor_by_two_names_is_refused(tmp_path) -> None:
+    model = make("llama2", tmp_path)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file({**tensors, "language_model.model.norm.weight": torch.ones(64)}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"norm\.weight and .*norm\.weight are one tensor by two names"):
+        read(tmp_path)

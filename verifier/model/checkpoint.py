@@ -146,11 +146,14 @@ def _files(directory: Path, index: Mapping[str, str]) -> tuple[Path, ...]:
 
 def _names(stored: Iterable[str]) -> dict[str, str]:
     """What a file calls its tensors, by what they are called here."""
-    found = {}
+    found: dict[str, str] = {}
     for name in stored:
         begun = next((prefix for prefix in _INSIDE if name.startswith(prefix)), None)
+        own = name if begun is None else _INSIDE[begun] + name.removeprefix(begun)
+        if own in found:
+            raise WeightsError(f"{found[own]} and {name} are one tensor by two names")
         if not name.startswith(_IMAGES):
-            found[name if begun is None else _INSIDE[begun] + name.removeprefix(begun)] = name
+            found[own] = name
     return found
 
 
