@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.verifier.model.config import AFTER_ATTENTION, BEFORE_ATTENTION
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import DOWN, GATE_UP, MODULES, OUTPUT, QKV
-from foresay.verifier.model.weights import LayerWeights, ModelWeights, places
+from foresay.verifier.model.nodes import BEFORE, DOWN, GATE_UP, MODULES, OUTPUT, QKV, HeadNorm
+from foresay.verifier.model.weights import FINAL_NORM, LayerWeights, ModelWeights, places
 
 
 def weights_of(decoder: Decoder) -> ModelWeights:
@@ -23,8 +22,14 @@ def weights_of(decoder: Decoder) -> ModelWeights:
     layers = []
     for one in decoder.layers:
         products = {QKV: one.qkv, OUTPUT: one.output, GATE_UP: one.gate_up, DOWN: one.down}
-        layers.append(LayerWeights({name: each._packed.plain() for name, each in products.items()}, {}, one.norms))
-    return ModelWeights(decoder.embedding, layers, decoder.final_norm, decoder.head._packed.plain())
+        norms = dict(
+            zip(BEFORE, (one.before_attention, one.behind_attention, one.before_mlp, one.behind_mlp), strict=True)
+        )
+        norms |= dict(zip(HeadNorm(decoder.config.first.norm).names, one.of_heads or (), strict=False))
+        vectors = {f"{name}.weight": norm.weight for name, norm in norms.items() if norm is not None}
+        layers.append(LayerWeights({name: each._packed.plain() for name, each in products.items()}, {}, vectors))
+    final = {f"{FINAL_NORM}.weight": decoder.final_norm.weight}
+    return ModelWeights(decoder.embedding, layers, final, decoder.head._packed.plain())
 
 
 class Library:
@@ -45,12 +50,16 @@ class Library:
         """The step; the next token replaces this one."""
         x = functional.embedding(self.token, self.weights.embed)
         for layer, (keys, values) in zip(self.weights.layers, self.kept, strict=True):
-            of, norms = layer.matrices, layer.norms
-            mixed = self._attended(functional.linear(self._normed(x, norms[BEFORE_ATTENTION]), of[QKV]), keys, values)
+            of, before = layer.matrices, layer.vectors[f"{BEFORE.before_attention}.weight"]
+            mixed = self._attended(functional.linear(self._normed(x, before), of[QKV]), keys, values)
             x = x + functional.linear(mixed, of[OUTPUT])
-            gate, up = functional.linear(self._normed(x, norms[AFTER_ATTENTION]), of[GATE_UP]).chunk(2, dim=-1)
+            gate, up = functional.linear(
+                self._normed(x, layer.vectors[f"{BEFORE.before_mlp}.weight"]), of[GATE_UP]
+            ).chunk(2, dim=-1)
             x = x + functional.linear(functional.silu(gate) * up, of[DOWN])
-        logits = functional.linear(self._normed(x, self.weights.final_norm), self.weights.lm_head)
+        logits = functional.linear(
+            self._normed(x, self.weights.final_norm[f"{FINAL_NORM}.weight"]), self.weights.lm_head
+        )
         self.token.copy_(logits.argmax(-1))
         return logits
 

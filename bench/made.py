@@ -25,11 +25,13 @@ from foresay.kvpaging import KVStore, PagePool
 from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.eagle_config import EagleConfig
 from foresay.verifier.heads.eagle_weights import EagleWeights
+from foresay.verifier.heads.layer import HeadLayer
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.sizes import MODULES
+from foresay.verifier.model.nodes import MODULES
 from foresay.verifier.model.weights import LayerWeights, allocate, places
+from foresay.verifier.ops.norm import Norm
 from foresay.verifier.paged_model import PagedModel
 
 BUNDLED = Path(foresay.server.__file__).parent / "bundled"
@@ -158,19 +160,21 @@ def _eagle(
 
     source = ModelConfig.from_directory(BUNDLED / "target")
     layer = ModelShape("eagle3", sizes, head_dim, target.config.vocab_size).config(source, target.max_positions)
+    node = replace(layer.first, norms=replace(layer.first.norms, before_attention=None))
+    held = LayerWeights(
+        {name: torch.cat([of(module) for module in modules]) for name, modules in MODULES.items()},
+        biases={},
+        vectors={f"{name}.weight": of(name) for name in ("post_attention_layernorm",)},
+    )
     weights = EagleWeights(
         embed=target.embedding,
         fc=tensors["fc.weight"],
         fc_bias=None,
-        layers=(
-            LayerWeights(
-                {name: torch.cat([of(module) for module in modules]) for name, modules in MODULES.items()},
-                biases={},
-                norms={"post_attention_layernorm": of("post_attention_layernorm")},
-            ),
-        ),
+        layers=(HeadLayer(node, held, target.dtype, number=0, first=1),),
         head=Linear(tensors["lm_head.weight"]),
-        norms={name: tensors["norm.weight"] if name == "norm" else of(name) for name in NORMS},
+        norms={
+            name: Norm(tensors["norm.weight"] if name == "norm" else of(name), layer.rms_norm_eps) for name in NORMS
+        },
         token_ids=torch.arange(vocab, device=target.embedding.device),
     )
     return EagleHead(EagleConfig(3, layer, vocab, layers), weights, target.max_positions)

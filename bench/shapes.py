@@ -11,7 +11,7 @@ from math import prod
 
 from bench.inflate import Shape
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.rope_config import RopeConfig
+from foresay.verifier.model.nodes import Attention, HeadNorm, NormKind, Stack
 
 #: The longest context measured, with room for a tree.
 POSITIONS = 33_000
@@ -30,25 +30,17 @@ class ModelShape:
 
     def config(self, source: ModelConfig, positions: int = POSITIONS) -> ModelConfig:
         """A decoder of this shape that can carry the function of ``source``: its rotation and its norm's eps."""
-        sizes = self.sizes
+        sizes, scale = self.sizes, self.head_dim**-0.5
+        norm = NormKind(source.rms_norm_eps * source.hidden_size / sizes.hidden)
+        heads = HeadNorm(norm) if self.qk_norm else None
+        attention = Attention(sizes.heads, sizes.kv_heads, self.head_dim, scale, source.rope, norm=heads)
         return ModelConfig(
             architecture="Qwen3ForCausalLM" if self.qk_norm else "LlamaForCausalLM",
             vocab_size=self.vocab,
             hidden_size=sizes.hidden,
-            intermediate_size=sizes.inner,
-            num_layers=sizes.layers,
-            num_heads=sizes.heads,
-            num_kv_heads=sizes.kv_heads,
-            head_dim=self.head_dim,
-            rms_norm_eps=source.rms_norm_eps * source.hidden_size / sizes.hidden,
+            stack=Stack.uniform(sizes.layers, attention, sizes.inner, norm),
             tie_word_embeddings=not self.untied,
-            biases=frozenset(),
-            qk_norm=self.qk_norm,
-            sliding_window=None,
-            sliding_layers=(False,) * sizes.layers,
-            turned_layers=(True,) * sizes.layers,
             max_positions=positions,
-            rope=RopeConfig(source.rope.theta, source.rope.parameters),
             dtype="bfloat16",
             eos_token_ids=source.eos_token_ids,
         )

@@ -94,7 +94,7 @@ def attention(task: Task, bench: Bench, rows: int, context: int) -> dict[str, An
     tree, numbers = (proposer.propose(ground.state), torch.arange(rows, device=where)[None].contiguous())
     static, _ = rows_of(ground.state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
     query = torch.randn(rows, config.num_heads, config.head_dim, device=where).to(task.device.dtype)
-    given = static.groups[0].paged, target.decoder.scale, None, 0, static.count
+    given = static.groups[0].paged, config.first.attention.scale, None, 0, static.count
     stores = [target.store.layer(layer) for layer in range(config.num_layers)]
     calls = [partial(tree_attention, query, keys, values, *given, scales) for keys, values, scales in stores]
     taken = each(task, calls)

@@ -12,9 +12,10 @@ import msgspec
 
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
+from foresay.verifier.model.nodes import Attention, NormKind, Stack
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.rope_config import RopeConfig
-from foresay.verifier.model.sizes import Shape, numbers_per_token, stored_parameters
+from foresay.verifier.model.sizes import numbers_per_token, stored_parameters
 from foresay.verifier.model.wheel import Wheel
 
 FILE = Path(__file__).parent / "catalog.toml"
@@ -37,16 +38,14 @@ class KnownShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def model(self, quantize: str | None = None) -> ModelConfig:
         """A model of this shape, to plan the memory of. quantize: as ``--quantize`` has it. What takes no memory is
         made up."""
+        attention = Attention(self.num_heads, self.num_kv_heads, self.head_dim, 1.0, RopeConfig(10_000.0))
         return ModelConfig(
-            **{name: getattr(self, name) for name in self.__struct_fields__},
             architecture="",
-            rms_norm_eps=1e-6,
-            biases=frozenset(),
-            qk_norm=False,
-            sliding_window=None,
-            sliding_layers=(False,) * self.num_layers,
-            turned_layers=(True,) * self.num_layers,
-            rope=RopeConfig(10_000.0),
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            stack=Stack.uniform(self.num_layers, attention, self.intermediate_size, NormKind()),
+            tie_word_embeddings=self.tie_word_embeddings,
+            max_positions=self.max_positions,
             dtype="bfloat16",
             eos_token_ids=(),
             quantization=None if quantize is None else Quantization.made(quantize),
@@ -106,7 +105,7 @@ class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parameters(self) -> int:
         """Its weights."""
-        return stored_parameters(self.shape)
+        return stored_parameters(self.shape.model())
 
 
 #: msgspec looks at a class when it is asked for it first, and crashes where two threads ask at once.
@@ -132,11 +131,11 @@ def _draft(file: _File, target: KnownShape, id: str) -> KnownDraft:
         head = file.heads[id]
         if head.kind == "medusa":
             return KnownDraft(id=id, kind="medusa", parameters=_medusa(target, head), numbers_per_token=0)
-        kept = numbers_per_token(msgspec.structs.replace(target, num_layers=1)) + target.hidden_size
+        kept = numbers_per_token(msgspec.structs.replace(target, num_layers=1).model()) + target.hidden_size
         return KnownDraft(id=id, kind="eagle3", parameters=_eagle3(target, head), numbers_per_token=kept)
     shape = file.shapes[file.draft_models[id]]
-    kept = numbers_per_token(shape)
-    parameters = stored_parameters(shape)
+    kept = numbers_per_token(shape.model())
+    parameters = stored_parameters(shape.model())
     return KnownDraft(id=id, kind="draft_model", parameters=parameters, numbers_per_token=kept, shape=shape)
 
 
@@ -170,7 +169,7 @@ def find_target(*names: str) -> KnownTarget | None:
     return next((target for target in found if target is not None), None)
 
 
-def of_shape(shape: Shape) -> list[KnownTarget]:
+def of_shape(shape: ModelConfig) -> list[KnownTarget]:
     """The targets of exactly this shape: its relatives, most likely."""
     return [target for target in known_targets().values() if _numbers(target.shape) == _numbers(shape)]
 
@@ -189,7 +188,7 @@ def of_files(directory: Path) -> KnownTarget | None:
     return next((target for target in alike if target.final_norm == digest), None)
 
 
-def _numbers(shape: Shape) -> tuple[int, ...]:
+def _numbers(shape: ModelConfig | KnownShape) -> tuple[int, ...]:
     return tuple(int(getattr(shape, name)) for name in KnownShape.__struct_fields__ if name != "max_positions")
 
 

@@ -70,7 +70,7 @@ def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item:
     quantization, tied = model.quantization, module == HEAD and model.tie_word_embeddings
     scheme = None if quantization is None else quantization.scheme(module, inner)
     if quantization is None or scheme is None or (tied and not quantization.with_head):
-        same = tied and not packed and model.embedding_scale == 1.0  # it is the embedding itself
+        same = tied and not packed and model.stack.embedding_scale == 1.0  # it is the embedding itself
         return 0 if same else item * inner * outer
     return scheme.nbytes(outer, inner, packed)
 

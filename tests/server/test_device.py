@@ -14,6 +14,7 @@ from foresay.server.engine.device import Device, find_device
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, Unfit
 from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.nodes import Stack
 from foresay.verifier.model.sizes import parameters
 
 GIB = 1 << 30
@@ -100,7 +101,10 @@ def test_a_processor_without_bf16_takes_fp32_if_it_fits(monkeypatch) -> None:
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
 def test_a_model_kept_in_16_bits_fits_where_twice_of_it_would_not(monkeypatch, stored) -> None:
     monkeypatch.setattr("foresay.server.engine.device.multiplies_bf16", lambda: False)
-    wide = replace(model(), dtype=stored, hidden_size=2048, intermediate_size=4096, num_heads=16, head_dim=128)
+    narrow = model()
+    attention = replace(narrow.first.attention, heads=16, head_dim=128)
+    stack = Stack.uniform(narrow.num_layers, attention, 4096, narrow.stack.norm)
+    wide = replace(narrow, dtype=stored, hidden_size=2048, stack=stack)
     choice = choose_dtype(EngineConfig(), wide, Device("cpu", 2 * 3 * parameters(wide)))
     assert choice.value == ("float32" if stored == "bfloat16" else "bfloat16")
     assert ("kept in 16 bits" in choice.reason) == (stored == "bfloat16")

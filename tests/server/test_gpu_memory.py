@@ -84,7 +84,7 @@ def test_what_is_planned_is_what_is_allocated(tied) -> None:
     loaded = [matrix for layer in weights.layers for matrix in layer.matrices.values()]
     loaded += [weights.embed] if tied else [weights.embed, weights.lm_head]
     assert found.weights["target"] == sum(tensor.nbytes for tensor in loaded if isinstance(tensor, Tensor))
-    norms = [norm.nbytes for layer in weights.layers for norm in layer.norms.values()]
+    norms = [norm.nbytes for layer in weights.layers for norm in layer.vectors.values()]
     assert sum(norms) < 1e-4 * found.weights["target"]  # not counted
     store = KVStore(PagePool(found.pages, 16), 32, 8, 128, torch.bfloat16, "meta")
     assert found.kv_bytes == store.keys.nbytes + store.values.nbytes

@@ -78,10 +78,9 @@ def test_a_head_is_stored_as_its_target_is(target, settings, tmp_path) -> None:
     decoder = load_decoder(target, torch.bfloat16)
     config = EagleConfig.read(tmp_path / "head", decoder.config)
     weights = EagleWeights.read(tmp_path / "head", config, decoder)
-    fc, down = weights.fc, weights.layers[0].matrices["down"]
-    assert isinstance(fc, torch.Tensor) and isinstance(down, torch.Tensor)
-    assert torch.equal(fc, stored["fc.weight"])
-    assert torch.equal(down, stored["midlayer.mlp.down_proj.weight"])
+    assert isinstance(weights.fc, torch.Tensor)
+    assert torch.equal(weights.fc, stored["fc.weight"])
+    assert torch.equal(weights.norms["norm"].weight, stored["norm.weight"])
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "peagle"])

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.gguf.names import theirs
+from foresay.verifier.model.families import FAMILIES
+from foresay.verifier.model.gguf.names import gguf_of, theirs
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept
@@ -102,10 +103,10 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
 def _added(writer: Any, config: ModelConfig, name: str, tensor: Tensor, kind: TypeOf, seed: int) -> Tensor:
     there = theirs(name, writer.arch)
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2], 0)
-    turned = heads and writer.arch in ("llama", "smollm3")
+    turned = heads and gguf_of(writer.arch).in_pairs
     tensor = in_pairs(tensor, heads) if turned else tensor
     if tensor.dim() == 1:
-        writer.add_tensor(there, (tensor + config.how.plus_one * ("norm" in there)).numpy())
+        writer.add_tensor(there, (tensor + config.stack.norm.less_one * ("norm" in there)).numpy())
         found = tensor
     else:
         of = kind(there)
@@ -127,9 +128,11 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
-    writer.add_rope_dimension_count(config.rotated)
-    if config.sliding_window is not None and writer.arch in ("llama", "gemma3", "phi3"):
-        writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_dimension_count(config.rope.rotated(config.head_dim))
+    window = next((layer.attention.window for layer in config.stack.layers if layer.attention.window), None)
+    own = FAMILIES[config.architecture].gguf
+    if window is not None and own is not None and own.windowed:
+        writer.add_sliding_window(window)
     _add_scaling(writer, config)
     for key, value in (tokens or letters(config.vocab_size)).items():
         _add(writer, key, value)
@@ -157,7 +160,10 @@ def _add_scaling(writer: Any, config: ModelConfig) -> None:
                 writer.add_tensor(f"rope_factors_{kind}.weight", np.array(factors, dtype=np.float32))
         case Llama3Scaling():
             plain = config.rope.theta ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
-            writer.add_tensor("rope_freqs.weight", (plain / inverse_frequencies(config)[0]).float().numpy())
+            writer.add_tensor(
+                "rope_freqs.weight",
+                (plain / inverse_frequencies(config.rope, config.head_dim, config.max_positions)[0]).float().numpy(),
+            )
 
 
 def write(writer: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError, UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES
+from foresay.verifier.model.nodes import Attention, HeadNorm, NormKind, Stack
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 from tests.verifier import families
 
@@ -109,25 +110,22 @@ def without(raw, *keys):
     return {key: value for key, value in raw.items() if key not in keys}
 
 
+def windows(config: ModelConfig) -> list[int | None]:
+    return [layer.attention.window for layer in config.stack.layers]
+
+
+def biases(config: ModelConfig) -> set[str]:
+    return {product.name for product in config.first.products(config.hidden_size) if product.bias}
+
+
 def test_llama2(read):
     assert read(LLAMA2_7B) == ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=32000,
         hidden_size=4096,
-        intermediate_size=11008,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=32,
-        head_dim=128,
-        rms_norm_eps=1e-5,
+        stack=Stack.uniform(32, Attention(32, 32, 128, 128**-0.5, RopeConfig(10000.0)), 11008, NormKind(1e-5)),
         tie_word_embeddings=False,
-        biases=frozenset(),
-        qk_norm=False,
-        sliding_window=None,
-        sliding_layers=(False,) * 32,
-        turned_layers=(True,) * 32,
         max_positions=4096,
-        rope=RopeConfig(10000.0),
         dtype="float16",
         eos_token_ids=(2,),
     )
@@ -143,47 +141,43 @@ def test_llama31(read):
 
 def test_llama_biases(read):
     attention = read(LLAMA31_8B, attention_bias=True)
-    assert attention.biases == {"qkv", "output"}
+    assert biases(attention) == {"qkv", "output"}
     mlp = read(LLAMA31_8B, mlp_bias=True)
-    assert mlp.biases == {"gate_up", "down"}
+    assert biases(mlp) == {"gate_up", "down"}
 
 
 def test_mistral_windows(read):
-    assert read(MISTRAL_7B).sliding_window == 4096
-    assert read(MISTRAL_7B).sliding_layers == (True,) * 32
-    later = read(MISTRAL_7B, sliding_window=None)
-    assert (later.sliding_window, later.sliding_layers) == (None, (False,) * 32)
-    assert read(without(MISTRAL_7B, "sliding_window")).sliding_window == 4096
+    assert windows(read(MISTRAL_7B)) == [4096] * 32
+    assert windows(read(MISTRAL_7B, sliding_window=None)) == [None] * 32
+    assert windows(read(without(MISTRAL_7B, "sliding_window"))) == [4096] * 32
     assert read(MISTRAL_7B, head_dim=64).head_dim == 64
 
 
 def test_qwen2(read):
     config = read(QWEN25_05B)
-    assert (config.biases, config.qk_norm) == ({"qkv"}, False)
-    assert (config.tie_word_embeddings, config.sliding_window, any(config.sliding_layers)) == (True, None, False)
+    assert (biases(config), config.first.attention.norm) == ({"qkv"}, None)
+    assert (config.tie_word_embeddings, windows(config)) == (True, [None] * 24)
 
 
 def test_qwen_window_from_max_window_layers_on(read):
     config = read(QWEN25_05B, use_sliding_window=True)
-    assert config.sliding_window == 32768
-    assert config.sliding_layers == (False,) * 21 + (True,) * 3
-    assert read(QWEN25_05B, use_sliding_window=True, max_window_layers=0).sliding_layers == (True,) * 24
-    none = read(QWEN25_05B, use_sliding_window=True, max_window_layers=24)
-    assert (none.sliding_window, none.sliding_layers) == (None, (False,) * 24)
+    assert windows(config) == [None] * 21 + [32768] * 3
+    assert windows(read(QWEN25_05B, use_sliding_window=True, max_window_layers=0)) == [32768] * 24
+    assert windows(read(QWEN25_05B, use_sliding_window=True, max_window_layers=24)) == [None] * 24
 
 
 def test_qwen_layer_types_win(read):
     types = ["sliding_attention", "full_attention"] * 12
     config = read(QWEN25_05B, use_sliding_window=True, layer_types=types)
-    assert config.sliding_layers == (True, False) * 12
+    assert windows(config) == [32768, None] * 12
 
 
 def test_qwen3(read):
     config = read(QWEN3_06B)
-    assert (config.qk_norm, config.head_dim, config.biases) == (True, 128, set())
+    assert (config.first.attention.norm, config.head_dim, biases(config)) == (HeadNorm(NormKind(1e-6)), 128, set())
     assert read(without(QWEN3_06B, "head_dim")).head_dim == 128
     biased = read(QWEN3_06B, attention_bias=True)
-    assert biased.biases == {"qkv", "output"}
+    assert biases(biased) == {"qkv", "output"}
 
 
 @pytest.mark.parametrize(
@@ -252,9 +246,9 @@ def test_what_transformers_saves_now(tmp_path, family):
     assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
     assert ours.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
-    if hasattr(theirs, "layer_types"):
-        assert ours.sliding_layers == tuple(kind == "sliding_attention" for kind in theirs.layer_types)
+    window = getattr(theirs, "sliding_window", None)
+    types = getattr(theirs, "layer_types", ["sliding_attention"] * ours.num_layers)
+    assert windows(ours) == [window if kind == "sliding_attention" else None for kind in types]
     rope = theirs.rope_parameters
     assert ours.rope.theta == rope.get("full_attention", rope)["rope_theta"]
     assert (ours.dtype, ours.eos_token_ids) == ("float16", (2,))

@@ -65,7 +65,7 @@ def test_frequencies_equal_transformers(tmp_path, name, head_dim, theta):
     kind = theirs.rope_parameters["rope_type"]
     compute = ROPE_INIT_FUNCTIONS.get(kind, LlamaRotaryEmbedding.compute_default_rope_parameters)
     expected, expected_factor = compute(theirs)
-    frequencies, factor = inverse_frequencies(ours)
+    frequencies, factor = inverse_frequencies(ours.rope, ours.head_dim, ours.max_positions)
     assert ours.rope.kind == {"default": "none"}.get(kind, kind)
     assert frequencies.dtype == torch.float32
     assert torch.equal(frequencies, expected)
@@ -77,7 +77,7 @@ def test_table_equals_transformers(tmp_path, name):
     theirs, ours = _config(tmp_path, SCALINGS[name])
     positions = torch.tensor([0, 1, 17, 4095, 40_000])
     cos, sin = LlamaRotaryEmbedding(theirs)(torch.zeros(1), positions[None])
-    table = RopeTable(ours, 40_001)
+    table = RopeTable(ours.rope, ours.head_dim, 40_001)
     torch.testing.assert_close(table.cos[positions], cos[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(table.signed_sin[positions, 64:], sin[0, :, 64:], rtol=0, atol=1e-6)
     torch.testing.assert_close(table.signed_sin[positions, :64], -sin[0, :, :64], rtol=0, atol=1e-6)
@@ -97,14 +97,14 @@ def test_longrope_takes_one_list_of_factors_for_good(tmp_path, longest, factors)
     )
     theirs.save_pretrained(tmp_path)
     expected, expected_factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, seq_len=longest)
-    frequencies, factor = inverse_frequencies(ModelConfig.from_directory(tmp_path), longest)
+    frequencies, factor = inverse_frequencies(ModelConfig.from_directory(tmp_path).rope, 128, longest)
     assert torch.equal(frequencies, expected)
     assert torch.equal(frequencies, 1.0 / (torch.tensor(lists[factors]) * 1e4 ** (torch.arange(0, 96, 2) / 96)))
     assert factor == pytest.approx(expected_factor)
 
 
 def test_rows_are_the_table_at_positions(tmp_path):
-    table = RopeTable(_config(tmp_path, SCALINGS["yarn"])[1], 64, dtype=torch.bfloat16)
+    table = RopeTable(_config(tmp_path, SCALINGS["yarn"])[1].rope, 128, 64, dtype=torch.bfloat16)
     cos, signed_sin = table.rows(torch.tensor([5, 5, 63]))
     assert cos.shape == signed_sin.shape == (3, 1, 128)
     assert torch.equal(cos[2, 0], table.cos[63])
@@ -113,8 +113,8 @@ def test_rows_are_the_table_at_positions(tmp_path):
 
 def test_golden_llama3(tmp_path):
     """Llama 3.1: D = 128, base 5e5, 8 / 1 / 4 / 8192."""
-    plain, _ = inverse_frequencies(_config(tmp_path, SCALINGS["default"])[1])
-    frequencies, factor = inverse_frequencies(_config(tmp_path, LLAMA3)[1])
+    plain, _ = inverse_frequencies(_config(tmp_path, SCALINGS["default"])[1].rope, 128, 8192)
+    frequencies, factor = inverse_frequencies(_config(tmp_path, LLAMA3)[1].rope, 128, 8192)
     golden = {
         20: 1.65604401e-2,
         28: 3.21144599e-3,
@@ -132,7 +132,7 @@ def test_golden_llama3(tmp_path):
 
 
 def test_yarn_attention_factor(tmp_path):
-    assert inverse_frequencies(_config(tmp_path, YARN)[1])[1] == pytest.approx(0.1 * math.log(4) + 1)
+    assert inverse_frequencies(_config(tmp_path, YARN)[1].rope, 128, 8192)[1] == pytest.approx(0.1 * math.log(4) + 1)
 
 
 def test_yarn_without_factor_takes_the_ratio_of_lengths(tmp_path):

@@ -52,10 +52,10 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
         for kind, tensors in (("weight", layer.matrices), ("bias", layer.biases)):
             for name, tensor in tensors.items():
                 check(tensor, prefix, *(f"{module}.{kind}" for module in modules[name]))
-        for name, norm in layer.norms.items():
-            check(norm, prefix, f"{name}.weight")
+        for name, vector in layer.vectors.items():
+            check(vector, prefix, name)
     check(weights.embed, "model.", "embed_tokens.weight")
-    check(weights.final_norm, "model.", "norm.weight")
+    check(weights.final_norm["model.norm.weight"], "model.", "norm.weight")
     check(weights.lm_head, "", "lm_head.weight")
     assert not state
 
@@ -85,8 +85,8 @@ def test_matrices_of_16_bits_stay_as_they_are_stored_where_a_cpu_computes_in_fp3
     assert weights.lm_head.dtype == (stored if family == "qwen3" else torch.float32)
     assert (
         weights.embed.dtype
-        == weights.final_norm.dtype
-        == weights.layers[0].norms["input_layernorm"].dtype
+        == weights.final_norm["model.norm.weight"].dtype
+        == weights.layers[0].vectors["input_layernorm.weight"].dtype
         == torch.float32
     )
 
@@ -189,7 +189,8 @@ def test_many_problems_are_counted(edit):
 def test_values_beyond_float16_are_refused(edit):
     directory = edit(lambda tensors: tensors["model.norm.weight"].fill_(1e5))
     refused(directory, "model.norm.weight", "float16", "bfloat16", dtype=torch.float16)
-    assert read(directory, torch.bfloat16).final_norm[0].item() == pytest.approx(1e5, rel=0.01)
+    final = read(directory, torch.bfloat16).final_norm["model.norm.weight"]
+    assert final[0].item() == pytest.approx(1e5, rel=0.01)
 
 
 def test_a_stored_head_must_equal_the_embedding_it_is_tied_to(edit, tmp_path):

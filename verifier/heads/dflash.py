@@ -27,10 +27,11 @@ from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.block import Block
 from foresay.verifier.heads.dflash_config import DFlashConfig
 from foresay.verifier.heads.dflash_weights import DFlashWeights
-from foresay.verifier.heads.layer import HeadLayer, PagedHead
+from foresay.verifier.heads.layer import PagedHead
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.rope import RopeTable
-from foresay.verifier.ops.norm import rms_norm
+from foresay.verifier.ops.norm import embed_norm as embed
+from foresay.verifier.ops.norm import norm
 from foresay.verifier.ops.take import take_rows
 from foresay.verifier.paged_rows import StaticRows
 
@@ -43,8 +44,8 @@ class DFlashHead(PagedHead):
         self.token_ids, self.markov = weights.token_ids, weights.markov
         self._embed, self._norms, self._head = weights.embed, weights.norms, weights.head
         self._fc = Linear(weights.fc, None, weights.embed.dtype)
-        self._layers = [HeadLayer(config.layer, layer, number, first=0) for number, layer in enumerate(weights.layers)]
-        self._rope = RopeTable(self.layer, max_positions, self.device, self.dtype)
+        self._layers = weights.layers
+        self._rope = RopeTable(self.layer.rope, self.layer.head_dim, max_positions, self.device, self.dtype)
 
     def reading(self, layers: Sequence[int]) -> DFlashHead:
         """The same head, reading other layers of the target; all weights are shared."""
@@ -55,9 +56,8 @@ class DFlashHead(PagedHead):
     @torch.inference_mode()
     def inject(self, features: Features, positions: Tensor, slots: Tensor, store: KVStore) -> None:
         """Store keys and values of committed positions, int64[R] as their slots. features: the target's, [R, H']."""
-        eps = self.layer.rms_norm_eps
         fused = self._fc(torch.cat([features[name] for name in self.config.names], dim=-1))
-        context, rotation = rms_norm(fused, self._norms["hidden_norm"], eps), self._rope.rows(positions)
+        context, rotation = norm(fused, self._norms["hidden_norm"]), self._rope.rows(positions)
         for layer in self._layers:
             layer.placed(context, slots, rotation, store)
 
@@ -72,17 +72,16 @@ class DFlashHead(PagedHead):
 
         causal: the same rows, none of which sees what is behind it; for layers that are so.
         """
-        rotation, eps = self._rope.rows(rows.positions), self.layer.rms_norm_eps
-        x = take_rows(self._embed, rows.tokens)
-        mixed = rms_norm(x, self._layers[0].norms["input_layernorm"], eps)
-        norms = [*(layer.norms["input_layernorm"] for layer in self._layers[1:]), self._norms["norm"]]
-        for number, (layer, norm) in enumerate(zip(self._layers, norms, strict=True)):
+        rotation = self._rope.rows(rows.positions)
+        first, *norms = [*(layer.before for layer in self._layers), self._norms["norm"]]
+        x, mixed = embed(self._embed, rows.tokens, first)
+        for number, (layer, above) in enumerate(zip(self._layers, norms, strict=True)):
             seen = layer.seen(
                 mixed, causal if causal is not None and self.config.causal[number] else rows, rotation, store
             )
             if number == len(self._layers) - 1 and rows.wanted is not None:
                 x, seen = take_rows(x, rows.wanted), take_rows(seen, rows.wanted)
-            mixed = layer.finish(x, seen, norm)
+            mixed = layer.finish(x, seen, above)
         return mixed
 
     def logits(self, states: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from foresay.spec.shape import MAX_NODES
 from foresay.verifier.heads.eagle_config import layer_fields
 from foresay.verifier.heads.markov import KINDS, MarkovConfig
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.families import layer_types
+from foresay.verifier.model.families.family import layer_types
 from foresay.verifier.model.fields import Fields
 
 #: Numbers that other targets scale embeddings and logits by; the targets that are served here have none.
@@ -156,7 +156,7 @@ def _refuse_unsupported(fields: Fields, own: Fields) -> None:
 
 def _windows(fields: Fields, own: Fields, inside: Fields, layer: ModelConfig) -> tuple[ModelConfig, tuple[bool, ...]]:
     """The layers with their windows, and which are causal: sliding ones, unless the configuration says otherwise."""
-    slides = layer_types(inside, layer.num_layers) or (False,) * layer.num_layers
+    slides = layer_types(inside) or (False,) * layer.num_layers
     if fields.get("model_type") == _ASSISTANT and inside.get("layer_types") is None:
         slides = (True,) * layer.num_layers
     window = inside.integer("sliding_window") if any(slides) else None
@@ -166,7 +166,11 @@ def _windows(fields: Fields, own: Fields, inside: Fields, layer: ModelConfig) ->
     stated = own.get("causal") if fields.get("is_causal") is None else fields.get("is_causal")
     if stated is not None:
         causal = (bool(stated),) * layer.num_layers
-    return replace(layer, sliding_window=window, sliding_layers=slides), causal
+    layers = (
+        replace(node, attention=replace(node.attention, window=window if sliding else None))
+        for node, sliding in zip(layer.stack.layers, slides, strict=True)
+    )
+    return replace(layer, stack=replace(layer.stack, layers=tuple(layers))), causal
 
 
 def _features(fields: Fields, own: Fields, count: int, depth: int) -> tuple[str, ...]:

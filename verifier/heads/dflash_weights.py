@@ -13,11 +13,12 @@ from torch import Tensor
 
 from foresay.verifier.heads.dflash_config import DFlashConfig
 from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.heads.layer import HeadLayer
 from foresay.verifier.heads.markov import MarkovHead
 from foresay.verifier.heads.reader import HeadReader
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear, Matrix
-from foresay.verifier.model.weights import LayerWeights
+from foresay.verifier.ops.norm import Norm
 
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight)$")
 #: transformers' names of what the authors call otherwise.
@@ -34,9 +35,9 @@ class DFlashWeights:
 
     embed: Tensor
     fc: Matrix
-    layers: tuple[LayerWeights, ...]
+    layers: tuple[HeadLayer, ...]
     head: Linear
-    norms: dict[str, Tensor]
+    norms: dict[str, Norm]
     token_ids: Tensor | None
     markov: MarkovHead | None
 
@@ -49,13 +50,13 @@ class DFlashWeights:
         # What estimates acceptance is known and not asked: chances are calibrated by what comes
         # (foresay.drafters.calibration).
         reader.known |= {"confidence_head.proj.weight", "confidence_head.proj.bias"}
-        hidden, norms = config.layer.hidden_size, ("input_layernorm", "post_attention_layernorm")
+        hidden, layers = config.layer.hidden_size, range(config.layer.num_layers)
         made = cls(
             embed=reader.embed(),
             fc=reader.mixer(len(config.names)),
-            layers=tuple(reader.layer_weights(number, hidden, norms) for number in range(config.layer.num_layers)),
+            layers=tuple(reader.head_layer(number, hidden, normed=True, first=0) for number in layers),
             head=reader.head(),
-            norms={name: reader.take(f"{name}.weight", hidden) for name in ("hidden_norm", "norm")},
+            norms={name: reader.norm(name, hidden) for name in ("hidden_norm", "norm")},
             token_ids=reader.token_ids(),
             markov=None if config.markov is None else MarkovHead.read(config.markov, reader),
         )

@@ -29,11 +29,11 @@ from foresay.spec.features import Features
 from foresay.spec.protocols import Rows
 from foresay.verifier.heads.eagle_config import EagleConfig
 from foresay.verifier.heads.eagle_weights import EagleWeights
-from foresay.verifier.heads.layer import HeadLayer, PagedHead
+from foresay.verifier.heads.layer import PagedHead
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.rope import RopeTable
 from foresay.verifier.ops.level import known_tokens
-from foresay.verifier.ops.norm import pair, rms_norm
+from foresay.verifier.ops.norm import Norm, norm, pair
 from foresay.verifier.ops.take import take_rows
 from foresay.verifier.paged_rows import StaticRows, WrittenRows
 
@@ -49,9 +49,9 @@ class EagleHead(PagedHead):
         self._embed = weights.embed
         self._norms = weights.norms
         self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias, weights.embed.dtype)
-        self._layers = [HeadLayer(config.layer, layer, number, first=1) for number, layer in enumerate(weights.layers)]
+        self._layers = weights.layers
         self._head = weights.head
-        self._rope = RopeTable(self.layer, max_positions, self.device, self.dtype)
+        self._rope = RopeTable(self.layer.rope, self.layer.head_dim, max_positions, self.device, self.dtype)
         self.mask = None if weights.mask is None else self._fused_mask(weights.mask)
 
     def reading(self, layers: tuple[int, ...]) -> EagleHead:
@@ -106,7 +106,7 @@ class EagleHead(PagedHead):
         mixed, x = self._inputs(rows.tokens, hidden)
         *below, last = self._layers
         for layer, above in zip(below, self._layers[1:], strict=True):
-            mixed = layer.finish(x, layer.seen(mixed, rows, rotation, store), above.norms["input_layernorm"])
+            mixed = layer.finish(x, layer.seen(mixed, rows, rotation, store), above.before)
         seen = last.seen(mixed, rows, rotation, store)
         if rows.wanted is not None:
             if not len(rows.wanted):
@@ -116,14 +116,14 @@ class EagleHead(PagedHead):
         return normed, normed if self.config.generation == 1 or self.config.output_normed else x
 
     @property
-    def _last_norm(self) -> Tensor | None:
-        """The weight of the norm behind the last layer."""
+    def _last_norm(self) -> Norm | None:
+        """The norm behind the last layer."""
         return self._norms.get("pre_lm_head_layernorm" if self.config.generation == 1 else "norm")
 
     def _inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What the first attention reads, and what its result is added to; a token that is none counts as one."""
         if self.config.generation == 3:
-            weights = self._norms["input_layernorm"], self._norms["hidden_norm"]
+            weights = self._norms["input_layernorm"].weight, self._norms["hidden_norm"].weight
             return pair(self._embed, tokens, hidden, weights, self.layer.rms_norm_eps, self.config.residual_normed)
         assert self._fc is not None
         embedded = take_rows(self._embed, known_tokens(tokens, self.vocab_size))
@@ -131,7 +131,7 @@ class EagleHead(PagedHead):
         return self._norm_if_any("fused_layernorm", fused), fused
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        return rms_norm(x, self._norms[name], self.layer.rms_norm_eps)
+        return norm(x, self._norms[name])
 
     def _norm_if_any(self, name: str, x: Tensor) -> Tensor:
         return self._norm(name, x) if name in self._norms else x

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from foresay.verifier.heads.eagle_config import EagleConfig
 from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.heads.layer import HeadLayer
 from foresay.verifier.heads.reader import HeadReader
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear, Matrix
-from foresay.verifier.model.weights import LayerWeights
+from foresay.verifier.ops.norm import Norm
 
 #: What checkpoints carry and nobody computes with: buffers, parts of the target.
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight)$")
@@ -46,9 +47,9 @@ class EagleWeights:
     embed: Tensor
     fc: Matrix | None
     fc_bias: Tensor | None
-    layers: tuple[LayerWeights, ...]
+    layers: tuple[HeadLayer, ...]
     head: Linear
-    norms: dict[str, Tensor]
+    norms: dict[str, Norm]
     token_ids: Tensor | None
     mask: Tensor | None = None
 
@@ -89,11 +90,10 @@ class _Reader(HeadReader):
         self.files.check_known(self.known)
         return made
 
-    def _layer(self, number: int) -> LayerWeights:
+    def _layer(self, number: int) -> HeadLayer:
         """The first layer's attention reads two states in EAGLE-3, normed before it; those above it are plain."""
         read = self.layer.hidden_size * (2 if self.config.generation == 3 and number == 0 else 1)
-        above = ("input_layernorm",) if number else ()
-        return self.layer_weights(number, read, ("post_attention_layernorm", *above))
+        return self.head_layer(number, read, normed=number > 0, first=1)
 
     def _mask(self) -> Tensor | None:
         if self.config.mask is None:
@@ -114,15 +114,15 @@ class _Reader(HeadReader):
         hidden = self.layer.hidden_size
         return self.take("fc.bias", hidden) if self.config.fc_bias else self.maybe("fc.bias", hidden)
 
-    def _norms(self) -> dict[str, Tensor]:
+    def _norms(self) -> dict[str, Norm]:
         """Those outside the layers; the first layer's own two of EAGLE-3 are applied before it and stand here too."""
         hidden, width, count = self.layer.hidden_size, self.target.config.hidden_size, len(self.config.names)
         if self.config.generation == 1:
             some = self.config.more_norms or any(f"{name}.weight" in self.files.tensors for name in _MORE_NORMS[::2])
-            return {name: self.take(f"{name}.weight", hidden) for name in _MORE_NORMS if some}
+            return {name: self.norm(name, hidden) for name in _MORE_NORMS if some}
         sizes = {"layers.0.input_layernorm": hidden, "layers.0.hidden_norm": hidden, "norm": hidden}
         if self.config.fc_input_normed:
             sizes["input_norm"] = width * count
         if self.config.fc_normed:
             sizes |= {f"fc_norm.{index}": width for index in range(count)}
-        return {name.removeprefix("layers.0."): self.take(f"{name}.weight", size) for name, size in sizes.items()}
+        return {name.removeprefix("layers.0."): self.norm(name, size) for name, size in sizes.items()}

@@ -6,50 +6,40 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import KVStore
-from foresay.verifier.model.config import AFTER_ATTENTION, ModelConfig
-from foresay.verifier.model.decoder import Layer
-from foresay.verifier.model.paged_pass import attended
+from foresay.verifier.model.decoder import PackedLayer
+from foresay.verifier.model.nodes import Layer
+from foresay.verifier.model.paged_pass import attended, placed
 from foresay.verifier.model.weights import LayerWeights
-from foresay.verifier.ops.norm import add_rms_norm
-from foresay.verifier.ops.rope import rotate_and_store
+from foresay.verifier.ops.norm import Norm, add_norm
 from foresay.verifier.paged_rows import StaticRows
 
 
 class HeadLayer:
-    """Layer number ``number`` of a head. first: positions below hold nothing and are not seen.
+    """Layer number ``number`` of a head. first: positions below hold nothing and are not seen."""
 
-    norms: the weights of its norms, by name.
-    """
+    def __init__(self, layer: Layer, weights: LayerWeights, dtype: torch.dtype, number: int, first: int) -> None:
+        self._node, self._packed = layer, PackedLayer.of(layer, weights, dtype)
+        self._number, self._first = number, first
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights, number: int, first: int) -> None:
-        self._layer, self._eps = (
-            Layer.of(config, number, weights, weights.norms[AFTER_ATTENTION].dtype),
-            config.rms_norm_eps,
-        )
-        self._number, self._first, self.norms = number, first, weights.norms
-        self._scale = config.head_dim**-0.5
+    @property
+    def before(self) -> Norm | None:
+        """The norm of what attention reads."""
+        return self._packed.before_attention
 
     def seen(self, mixed: Tensor, rows: StaticRows, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
         """[R, Hq D]: what static rows read of those before them; their own keys and values are stored before."""
-        query = self.placed(mixed, rows.slots, rotation, store)
-        return attended(query, store.layer(self._number), rows, self._scale, self._layer.window, self._first)
+        query, node = self.placed(mixed, rows.slots, rotation, store), self._node.attention
+        return attended(query, store.layer(self._number), rows, node.scale, node.window, self._first)
 
     def placed(self, mixed: Tensor, slots: Tensor, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
         """[R, Hq, D]: the queries of rows whose keys and values are stored."""
-        keys, values, scales = store.layer(self._number)
-        qkv, norms = self._layer.qkv.unfinished(mixed), self._layer.of_heads
-        return rotate_and_store(qkv, *rotation, keys, values, slots, *norms, self._eps, scales=scales)
+        return placed(self._packed, mixed, rotation, slots, store.layer(self._number))
 
-    def finish(self, x: Tensor, seen: Tensor, norm: Tensor | None) -> Tensor:
+    def finish(self, x: Tensor, seen: Tensor, norm: Norm | None) -> Tensor:
         """The rest of the layer is added to x, [R, H], in place. Returns x, normed with ``norm`` if there is one."""
-        layer = self._layer
-        normed = add_rms_norm(x, layer.output.unfinished(seen), layer.before_mlp, self._eps)
-        gated = layer.gate_up.gated(normed)
-        return (
-            x.add_(layer.down(gated))
-            if norm is None
-            else add_rms_norm(x, layer.down.unfinished(gated), norm, self._eps)
-        )
+        layer = self._packed
+        normed = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
+        return add_norm(x, layer.down.unfinished(layer.gate_up.gated(normed)), norm)
 
 
 class PagedHead:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.heads.layer import HeadLayer
 from foresay.verifier.heads.vocabulary import token_ids
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Linear, Matrix
-from foresay.verifier.model.sizes import OUTPUT, QKV, products
+from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer
 from foresay.verifier.model.weights import LayerWeights
+from foresay.verifier.ops.norm import Norm
 from foresay.verifier.ops.quantized import QuantizedMatrix
 
 
@@ -52,16 +57,30 @@ class HeadReader:
         """For inputs of the target's dtype."""
         return Linear(weight, bias, self.target.dtype)
 
-    def layer_weights(self, number: int, read: int, norms: tuple[str, ...]) -> LayerWeights:
-        """Those of one layer. read: the width that its attention reads. norms: that lie in it, by name."""
+    def norm(self, name: str, size: int) -> Norm:
+        """The norm of that name."""
+        return Norm(self.take(f"{name}.weight", size), self.layer.rms_norm_eps)
+
+    def head_layer(self, number: int, read: int, normed: bool, first: int) -> HeadLayer:
+        """One layer. read: the width that its attention reads. normed: whether a norm of that lies in it. first: see
+        :class:`HeadLayer`."""
         name, matrices, biases = f"layers.{number}", dict[str, Matrix](), dict[str, Tensor]()
-        for product in products(self.layer):
-            rows, inner = self.layer.stored(product), read if product.name == QKV else product.inner
+        node = self._node(number, normed)
+        for product in node.products(self.layer.hidden_size):
+            rows, inner = product.rows, read if product.name == QKV else product.inner
             parts = [self.matrix(f"{name}.{module}.weight", outer, inner) for module, outer in rows.items()]
-            matrices[product.name] = self._stacked(f"{name}.{product.modules[0].partition('.')[0]}", parts)
+            matrices[product.name] = self._stacked(f"{name}.{next(iter(rows)).partition('.')[0]}", parts)
             if product.name in (QKV, OUTPUT) and (bias := self._bias(name, rows)) is not None:
                 biases[product.name] = bias
-        return LayerWeights(matrices, biases, self._norms_of(name, norms))
+        vectors = {one.name: self.take(f"{name}.{one.name}", one.size) for one in node.vectors(self.layer.hidden_size)}
+        return HeadLayer(node, LayerWeights(matrices, biases, vectors), self.target.dtype, number, first)
+
+    def _node(self, number: int, normed: bool) -> Layer:
+        """Llama's layer with what the files have of it: norms of heads or none."""
+        node = self.layer.stack.layers[number]
+        if f"layers.{number}.self_attn.q_norm.weight" in self.files.tensors:
+            node = replace(node, attention=replace(node.attention, norm=HeadNorm(node.norm)))
+        return node if normed else replace(node, norms=replace(node.norms, before_attention=None))
 
     def _stacked(self, name: str, parts: list[Matrix]) -> Matrix:
         """Rows of several matrices as one."""
@@ -72,15 +91,7 @@ class HeadReader:
             raise WeightsError(f"{self.files.where}: {name}: matrices side by side must be quantised alike")
         return QuantizedMatrix.stacked(whole)
 
-    def _norms_of(self, name: str, norms: tuple[str, ...]) -> dict[str, Tensor]:
-        found = {norm: self.take(f"{name}.{norm}.weight", self.layer.hidden_size) for norm in norms}
-        if f"{name}.self_attn.q_norm.weight" in self.files.tensors:
-            for norm in ("q_norm", "k_norm"):
-                inside = f"self_attn.{norm}"
-                found[inside] = self.take(f"{name}.{inside}.weight", self.layer.head_dim)
-        return found
-
-    def _bias(self, name: str, rows: dict[str, int]) -> Tensor | None:
+    def _bias(self, name: str, rows: Mapping[str, int]) -> Tensor | None:
         biases = [self.maybe(f"{name}.{module}.bias", size) for module, size in rows.items()]
         present = [bias for bias in biases if bias is not None]
         if present and len(present) < len(biases):

@@ -6,105 +6,124 @@ heads, D head dim, I inner width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.config import AFTER_ATTENTION, BEFORE_ATTENTION, SANDWICH, ModelConfig
+from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.nodes import DOWN, GATE_UP, OUTPUT, QKV, SINKS, Attention, Layer, NormKind
 from foresay.verifier.model.rope import RopeTable, pairs_apart
-from foresay.verifier.model.sizes import DOWN, GATE_UP, OUTPUT, QKV
-from foresay.verifier.model.weights import LayerWeights, ModelWeights
+from foresay.verifier.model.weights import FINAL_NORM, LayerWeights, ModelWeights
 from foresay.verifier.ops.linear import Gate
+from foresay.verifier.ops.norm import Norm
 
 
 @dataclass(slots=True)
-class Layer:
-    """The weights of one layer, packed. norms: all, by name; window: how far its queries see; None: to the beginning.
-    table: by which of the model's rotary tables they and the keys are rotated; None: by none."""
+class PackedLayer:
+    """The weights of one layer (:class:`~foresay.verifier.model.nodes.Layer`), packed. of_heads: the norms of queries
+    and of keys. sinks: fp32[Q]."""
 
     qkv: Linear
     output: Linear
     gate_up: Linear
     down: Linear
-    norms: dict[str, Tensor]
-    sandwich: bool
-    window: int | None
-    table: int | None
+    before_attention: Norm | None
+    behind_attention: Norm | None
+    before_mlp: Norm | None
+    behind_mlp: Norm | None
+    of_heads: tuple[Norm, Norm] | None
+    sinks: Tensor | None
 
     @classmethod
-    def of(
-        cls, config: ModelConfig, number: int, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False
-    ) -> Layer:
-        """Layer ``number``. dtype: of activations."""
-        if config.rotated < config.head_dim:
-            weights = _pairs_apart(config, weights)
+    def of(cls, layer: Layer, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False) -> PackedLayer:
+        """dtype: of activations. rounds: see :class:`~foresay.verifier.model.linear.Linear`."""
+        weights = _turnable(layer.attention, weights)
 
         def linear(name: str, gated: Gate = "", then: Linear | None = None) -> Linear:
             return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, then, rounds)
 
-        gate_up, slides = linear(GATE_UP, config.activation), config.sliding_layers[number]
-        products = linear(QKV), linear(OUTPUT, then=gate_up), gate_up, linear(DOWN)
-        table = int(slides and config.local_rope is not None) if config.turned_layers[number] else None
-        window = config.sliding_window if slides else None
-        return cls(*products, weights.norms, config.how.sandwich, window, table)
+        def around(name: str | None) -> Norm | None:
+            return None if name is None else norm_of(layer.norm, name, weights.vectors, ones)
 
-    @property
-    def before_attention(self) -> Tensor:
-        """[H]: the weight of the norm of what attention reads."""
-        return self.norms[BEFORE_ATTENTION]
-
-    @property
-    def before_mlp(self) -> Tensor:
-        """[H]: of what the MLP reads."""
-        return self.norms[SANDWICH[0] if self.sandwich else AFTER_ATTENTION]
-
-    @property
-    def behind(self) -> tuple[Tensor, Tensor] | None:
-        """[H] each: of what attention puts out, and the MLP; None where that is added as it is."""
-        return (self.norms[AFTER_ATTENTION], self.norms[SANDWICH[1]]) if self.sandwich else None
-
-    @property
-    def of_heads(self) -> tuple[Tensor | None, Tensor | None]:
-        """[D] each: of the heads of queries, and of keys."""
-        return self.norms.get("self_attn.q_norm"), self.norms.get("self_attn.k_norm")
+        ones = torch.ones(weights.matrices[OUTPUT].shape[0], dtype=dtype, device=weights.matrices[QKV].device)
+        gate_up = linear(GATE_UP, layer.mlp.activation)
+        return cls(
+            linear(QKV),
+            linear(OUTPUT, then=gate_up),
+            gate_up,
+            linear(DOWN),
+            around(layer.norms.before_attention),
+            around(layer.norms.behind_attention),
+            around(layer.norms.before_mlp),
+            around(layer.norms.behind_mlp),
+            _norms_of_heads(layer.attention, weights.vectors, ones),
+            weights.vectors.get(SINKS),
+        )
 
 
-def _pairs_apart(config: ModelConfig, weights: LayerWeights) -> LayerWeights:
-    """The same, heads of queries and keys in an order in which they are rotated as a whole: their products stay."""
-    order = pairs_apart(config.head_dim, config.rotated)
-    turning = config.num_heads + config.num_kv_heads
-    first = (torch.arange(turning)[:, None] * config.head_dim + order).flatten()
-    rows = torch.cat((first, len(first) + torch.arange(config.num_kv_heads * config.head_dim)))
+def norm_of(kind: NormKind, module: str, vectors: Mapping[str, Tensor], ones: Tensor) -> Norm:
+    """The norm of that module. ones: the weight of one that has none."""
+    return Norm(vectors.get(f"{module}.weight", ones), kind.eps, vectors.get(f"{module}.bias"), kind.centred)
+
+
+def _norms_of_heads(attention: Attention, vectors: Mapping[str, Tensor], ones: Tensor) -> tuple[Norm, Norm] | None:
+    if attention.norm is None:
+        return None
+    heads = (attention.heads, attention.kv_heads) if attention.norm.whole else (1, 1)
+    query, key = (
+        norm_of(attention.norm.kind, name, vectors, ones.new_ones(count * attention.head_dim))
+        for name, count in zip(attention.norm.names, heads, strict=True)
+    )
+    return query, key
+
+
+def _turnable(attention: Attention, weights: LayerWeights) -> LayerWeights:
+    """The same, with the numbers of queries and keys in an order in which every head is rotated as a whole, in halves:
+    their products stay."""
+    if attention.rope is None or attention.rope.share == 1.0:
+        return weights
+    order = pairs_apart(attention.head_dim, attention.rope.rotated(attention.head_dim))
+    turning = attention.heads + attention.kv_heads
+    first = (torch.arange(turning)[:, None] * attention.head_dim + order).flatten()
+    rows = torch.cat((first, len(first) + torch.arange(attention.kv_heads * attention.head_dim)))
     whole = weights.matrices[QKV]
     matrices = {**weights.matrices, QKV: whole[rows.to(whole.device)]}
     biases = {name: bias[rows.to(bias.device)] if name == QKV else bias for name, bias in weights.biases.items()}
-    assert not config.qk_norm, "no family has norms of heads of which a part is rotated"
-    return LayerWeights(matrices, biases, weights.norms)
+    return LayerWeights(matrices, biases, {**weights.vectors, **_turned_norms(attention, weights.vectors, order)})
+
+
+def _turned_norms(attention: Attention, vectors: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
+    """Those of heads, in the same order."""
+    names = () if attention.norm is None else (f"{name}.weight" for name in attention.norm.names)
+    found = {name: vectors[name] for name in names if name in vectors}
+    return {name: each.view(-1, len(order))[:, order.to(each.device)].flatten() for name, each in found.items()}
 
 
 @dataclass(slots=True)
 class Packed:
-    """All weights of a decoder, as they are multiplied by. embed: (V, H). final_norm: (H,)."""
+    """All weights of a decoder, as they are multiplied by. embed: (V, H), scaled where the model does that."""
 
     embed: Tensor
-    layers: list[Layer]
-    final_norm: Tensor
+    layers: list[PackedLayer]
+    final_norm: Norm
     head: Linear
 
     @classmethod
     def of(cls, config: ModelConfig, weights: ModelWeights, rounds: bool = False) -> Packed:
         """Pack them one by one, so that no second copy of the model stands. rounds: see
         :class:`~foresay.verifier.model.linear.Linear`."""
-        embed, dtype, layers = weights.embed, weights.embed.dtype, list[Layer]()
-        for index in range(len(weights.layers)):
-            layers.append(Layer.of(config, index, weights.layers[index], dtype, rounds))
+        embed, dtype, layers = weights.embed, weights.embed.dtype, list[PackedLayer]()
+        for index, layer in enumerate(config.stack.layers):
+            layers.append(PackedLayer.of(layer, weights.layers[index], dtype, rounds))
             weights.layers[index] = None  # type: ignore[call-overload]
         head = Linear(weights.lm_head, dtype=dtype, rounds=rounds)
-        if config.embedding_scale != 1.0:  # which the head, made of the same matrix, is not
-            embed = embed * torch.tensor(config.embedding_scale).to(embed)
-        return cls(embed, layers, weights.final_norm, head)
+        if config.stack.embedding_scale != 1.0:  # which the head, made of the same matrix, is not
+            embed = embed * torch.tensor(config.stack.embedding_scale).to(embed)
+        final = norm_of(config.stack.norm, FINAL_NORM, weights.final_norm, embed.new_ones(embed.shape[1]))
+        return cls(embed, layers, final, head)
 
 
 class Decoder:
@@ -121,9 +140,9 @@ class Decoder:
         self._embed, self.layers, self.final_norm, self._head = (
             packed.embed, packed.layers, packed.final_norm, packed.head,
         )  # fmt: skip
-        self.scale = config.scale
-        ropes = [config.rope] if config.local_rope is None else [config.rope, config.local_rope]
-        self.ropes = [RopeTable(config, max_positions, self.device, self.dtype, rope) for rope in ropes]
+        self.ropes = {
+            rope: RopeTable(rope, config.head_dim, max_positions, self.device, self.dtype) for rope in config.ropes
+        }
 
     @property
     def dtype(self) -> torch.dtype:
@@ -142,15 +161,13 @@ class Decoder:
 
     @property
     def rope(self) -> RopeTable:
-        """The rotary table, of layers that see everything where others have one of their own."""
-        return self.ropes[0]
+        """The rotary table of the layers that see everything."""
+        return self.ropes[self.config.rope]
 
     def rotations(self, positions: Tensor, count: Tensor | None) -> list[tuple[Tensor, Tensor]]:
         """By layer: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
-        tables = [rope.rows(positions, count) for rope in self.ropes]
-        if any(layer.table is None for layer in self.layers):
-            tables.append(self.rope.still(positions))
-        return [tables[-1 if layer.table is None else layer.table] for layer in self.layers]
+        found = {rope: table.rows(positions, count) for rope, table in self.ropes.items()}
+        return [found[layer.attention.rope] for layer in self.config.stack.layers]
 
     @property
     def head(self) -> Linear:

@@ -75,6 +75,12 @@ class Fields:
             raise self.error(f"{key} must be true or false, got {value!r}")
         return value
 
+    def refuse(self, *keys: str) -> None:
+        """Raise ConfigError if one of these, which would change what is computed, is neither false nor null."""
+        for key in keys:
+            if self.get(key):
+                raise self.error(f"{key} is not supported")
+
     def section(self, key: str) -> Fields | None:
         """A nested object, None where absent or empty."""
         value = self.get(key)

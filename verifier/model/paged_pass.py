@@ -14,10 +14,12 @@ from torch import Tensor
 from foresay.kvpaging import KVStore
 from foresay.spec.features import Features
 from foresay.spec.protocols import FeatureRequest
-from foresay.verifier.model.decoder import Decoder, Layer
+from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.nodes import Attention
 from foresay.verifier.ops.linear import Partials
-from foresay.verifier.ops.norm import add_rms_norm, embed, rms_norm
+from foresay.verifier.ops.norm import Norm, add_norm, norm
+from foresay.verifier.ops.norm import embed_norm as embed
 from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.ops.take import copy_rows, take_rows
 from foresay.verifier.ops.tree_attention import tree_attention
@@ -32,18 +34,18 @@ def paged_pass(
 
     Returns fp32[W, V] logits of the wanted rows and the features asked for, each [R, H], padding rows included.
     """
-    asked, eps, count = features or FeatureRequest(), decoder.config.rms_norm_eps, rows.count
+    asked, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
-    x, normed = embed(decoder.embedding, rows.tokens, first, eps, count)
+    x, normed = embed(decoder.embedding, rows.tokens, first, count)
     rotations, taken = decoder.rotations(rows.positions, count), Features()
-    for index, (layer, next_norm) in enumerate(zip(decoder.layers, norms, strict=True)):
+    for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
-        of_attention, of_mlp = layer.behind or (None, None)
-        mixed = attention(decoder, index, layer, normed, rotations[index], rows, store)
-        normed = add_rms_norm(x, _branch(layer.output, mixed, of_attention, eps, count), layer.before_mlp, eps, count)
-        gated = layer.gate_up.gated(normed, count)
-        normed = add_rms_norm(x, _branch(layer.down, gated, of_mlp, eps, count), next_norm, eps, count)
+        mixed = attention(node.attention, layer, normed, rotations[index], rows, store.layer(index))
+        branch = _branch(layer.output, mixed, layer.behind_attention, count)
+        summed = add_norm(x, branch, None if node.beside else layer.before_mlp, count, node.share)
+        gated = layer.gate_up.gated(normed if node.beside else summed, count)
+        normed = add_norm(x, _branch(layer.down, gated, layer.behind_mlp, count), next_norm, count, node.share)
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
     if asked.final:
@@ -51,36 +53,50 @@ def paged_pass(
     return _logits(decoder, normed, rows), taken
 
 
-def _branch(product: Linear, x: Tensor, norm: Tensor | None, eps: float, count: Tensor | None) -> Tensor | Partials:
+def _branch(product: Linear, x: Tensor, how: Norm | None, count: Tensor | None) -> Tensor | Partials:
     """What is added to the residual stream: a product, normed where the model does that."""
-    return product.unfinished(x, count) if norm is None else rms_norm(product(x, count), norm, eps, count)
+    return product.unfinished(x, count) if how is None else norm(product(x, count), how, count)
 
 
 def attention(
-    decoder: Decoder,
-    index: int,
-    layer: Layer,
+    node: Attention,
+    layer: PackedLayer,
     normed: Tensor,
     rotation: tuple[Tensor, Tensor],
     rows: StaticRows,
-    store: KVStore,
+    stored: tuple[Tensor, Tensor, Tensor | None],
 ) -> Tensor:
-    """[R, Q * D]: what every row reads of its text and its path; its own key and value are stored before."""
-    keys, values, scales = store.layer(index)
-    cos, sin = rotation
-    query = rotate_and_store(
-        layer.qkv.unfinished(normed, rows.count),
-        cos,
-        sin,
+    """[R, Q * D]: what every row reads of its text and its path; its own key and value are stored before.
+
+    stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` gives them.
+    """
+    query = placed(layer, normed, rotation, rows.slots, stored, rows.count)
+    return attended(query, stored, rows, node.scale, node.window)
+
+
+def placed(
+    layer: PackedLayer,
+    normed: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    slots: Tensor,
+    stored: tuple[Tensor, Tensor, Tensor | None],
+    count: Tensor | None = None,
+) -> Tensor:
+    """[R, Q, D]: the queries of rows whose keys and values are stored in their slots."""
+    keys, values, scales = stored
+    query_norm, key_norm = layer.of_heads or (None, None)
+    return rotate_and_store(
+        layer.qkv.unfinished(normed, count),
+        *rotation,
         keys,
         values,
-        rows.slots,
-        *layer.of_heads,
-        decoder.config.rms_norm_eps,
-        rows.count,
+        slots,
+        query_norm and query_norm.weight,
+        key_norm and key_norm.weight,
+        query_norm.eps if query_norm else 0.0,
+        count,
         scales,
     )
-    return attended(query, (keys, values, scales), rows, decoder.scale, layer.window)
 
 
 def attended(

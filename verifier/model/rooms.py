@@ -28,9 +28,9 @@ class Rooms:
         """One of floats."""
         return torch.empty(size, dtype=self.dtype, device=self.device)
 
-    def norm(self, size: int) -> Tensor:
-        """The weight of a norm: of fp32 where it is multiplied before the result is rounded."""
-        return self.vector(size).float() if self.config.how.plus_one else self.vector(size)
+    def wide(self, size: int) -> Tensor:
+        """One of fp32, whatever is computed in."""
+        return torch.empty(size, dtype=torch.float32, device=self.device)
 
     def matrix(self, outer: int, inner: int, *modules: str) -> Matrix:
         """The matrix of these modules, one below the other: of floats, or of few bits."""

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.rope_config import (
     FrequencyFactors,
     LinearScaling,
@@ -28,21 +27,26 @@ from foresay.verifier.ops.take import take_both
 class RopeTable:
     """Cosines and sines of every position, each computed once; owns both tensors.
 
+    rope: None for layers that rotate nothing: every row is at position 0.
     cos: (max_positions, D), the D/2 angles twice, scaled by the attention factor; computed in float32, kept as dtype.
     signed_sin: likewise, its first half negated, so that swapping the halves of a head and two products rotate it.
     """
 
     def __init__(
         self,
-        config: ModelConfig,
+        rope: RopeConfig | None,
+        head_dim: int,
         max_positions: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        rope: RopeConfig | None = None,
     ) -> None:
-        frequencies, scale = inverse_frequencies(config, max_positions, rope)
+        if rope is None:
+            frequencies, scale, self._still = torch.empty(0), 1.0, True
+            max_positions = 1
+        else:
+            (frequencies, scale), self._still = inverse_frequencies(rope, head_dim, max_positions), False
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        still = (0, config.head_dim // 2 - len(frequencies))  # pairs that are not rotated
+        still = (0, head_dim // 2 - len(frequencies))  # pairs that are not rotated
         cos, sin = functional.pad(angles.cos() * scale, still, value=1.0), functional.pad(angles.sin() * scale, still)
         self.cos = torch.cat((cos, cos), dim=1).to(device, dtype)
         self.signed_sin = torch.cat((-sin, sin), dim=1).to(device, dtype)
@@ -52,12 +56,9 @@ class RopeTable:
 
         count: int64 (1,), of how many, read when it runs (on a CPU; None: all).
         """
+        positions = torch.zeros_like(positions) if self._still else positions
         cos, signed_sin = take_both(self.cos, self.signed_sin, positions, count)
         return cos.unsqueeze(1), signed_sin.unsqueeze(1)
-
-    def still(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for layers that rotate nothing: position 0 for every row."""
-        return self.rows(torch.zeros_like(positions))
 
 
 def pairs_apart(head_dim: int, rotated: int) -> Tensor:
@@ -68,17 +69,13 @@ def pairs_apart(head_dim: int, rotated: int) -> Tensor:
     return torch.cat((first, left, second, right))
 
 
-def inverse_frequencies(
-    config: ModelConfig, max_positions: int | None = None, rope: RopeConfig | None = None
-) -> tuple[Tensor, float]:
+def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> tuple[Tensor, float]:
     """Radians per position of each pair that is rotated, float32, and the attention factor that scales cos and sin.
 
-    max_positions: of the longest text, by which LongRoPE chooses its factors (None: the longest that the model holds).
-    rope: the embedding (None: the model's).
+    max_positions: of the longest text, by which LongRoPE chooses its factors.
     """
-    rope = rope or config.rope
-    pairs = torch.arange(0, config.rotated, 2, dtype=torch.float32)
-    periods = rope.theta ** (pairs / config.rotated)
+    rotated = rope.rotated(head_dim)
+    periods = rope.theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
     match rope.parameters:
         case None:
             return 1.0 / periods, 1.0
@@ -89,8 +86,7 @@ def inverse_frequencies(
         case FrequencyFactors(factors=factors):
             return 1.0 / periods / torch.tensor(factors), 1.0
         case LongScaling() as scaling:
-            longest = max_positions or config.max_positions
-            factors = scaling.long if longest > scaling.original_positions else scaling.short
+            factors = scaling.long if max_positions > scaling.original_positions else scaling.short
             return 1.0 / (torch.tensor(factors) * periods), scaling.attention_factor
         case YarnScaling() as scaling:
             return _yarn(periods, scaling, rope.theta), _attention_factor(scaling)

@@ -86,6 +86,10 @@ class RopeConfig:
     parameters: Scaling | None = None
     share: float = 1.0
 
+    def rotated(self, head_dim: int) -> int:
+        """How many numbers of a head are rotated."""
+        return int(head_dim * self.share)
+
     @property
     def kind(self) -> Literal["none", "linear", "llama3", "yarn", "factors", "longrope"]:
         """The scaling rule by its name in checkpoints, "none" for the plain embedding."""

@@ -1,109 +1,38 @@
-"""How many weights a decoder has, and numbers its KV cache, by its shape alone. Imports no torch."""
+"""How many weights a decoder has, and numbers its KV cache. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.nodes import Product
 
 
-class Shape(Protocol):
-    """What the numbers depend on: a :class:`~foresay.verifier.model.config.ModelConfig`, or an entry of the catalog."""
-
-    @property
-    def num_layers(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def intermediate_size(self) -> int: ...
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def num_kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def tie_word_embeddings(self) -> bool: ...
+def products(model: ModelConfig) -> Iterator[tuple[int, Product]]:
+    """Those of all layers, each with the number of its layer."""
+    for number, layer in enumerate(model.stack.layers):
+        for product in layer.products(model.hidden_size):
+            yield number, product
 
 
-#: Products of a layer: queries, keys and values; what attention puts out; gates and what they are for; back from there.
-QKV, OUTPUT, GATE_UP, DOWN = "qkv", "output", "gate_up", "down"
-#: The modules that each is made of, one below the other, as Llama's checkpoints name them.
-MODULES = {
-    QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    OUTPUT: ("self_attn.o_proj",),
-    GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
-    DOWN: ("mlp.down_proj",),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """What is multiplied as one in a layer. name: see above. rows: of each of its modules. inner: width of its input.
-    modules: what they are called."""
-
-    name: str
-    rows: tuple[int, ...]
-    inner: int
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        return MODULES[self.name]
-
-    @property
-    def outer(self) -> int:
-        """Width of its output."""
-        return sum(self.rows)
-
-
-def products(model: Shape) -> tuple[Product, ...]:
-    """Those of a layer, in the order in which they are computed."""
-    hidden, inner, queries = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
-    keys = model.num_kv_heads * model.head_dim
-    return (
-        Product(QKV, (queries, keys, keys), hidden),
-        Product(OUTPUT, (hidden,), queries),
-        Product(GATE_UP, (inner, inner), hidden),
-        Product(DOWN, (hidden,), inner),
-    )
-
-
-class Stored(Shape, Protocol):
-    """A shape that also says what its files call things."""
-
-    def stored(self, product: Product) -> dict[str, int]:
-        """The modules that they have of a product, and the rows of each."""
-        ...
-
-
-def matrices(model: Stored) -> Iterator[tuple[str, int, int]]:
+def matrices(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     """Each product's first module, and its inner and outer width; the output head last."""
-    for number in range(model.num_layers):
-        for product in products(model):
-            yield f"model.layers.{number}.{next(iter(model.stored(product)))}", product.inner, product.outer
+    for number, product in products(model):
+        yield f"model.layers.{number}.{next(iter(product.rows))}", product.inner, product.outer
     yield "lm_head", model.hidden_size, model.vocab_size
 
 
-def parameters(model: Shape) -> int:
+def parameters(model: ModelConfig) -> int:
     """The number of weights, near enough to plan with; an output head tied to the embedding is packed beside it."""
-    layer = sum(product.inner * product.outer for product in products(model))
-    return model.num_layers * layer + 2 * model.vocab_size * model.hidden_size
+    inside = sum(product.inner * product.outer for _, product in products(model))
+    return inside + 2 * model.vocab_size * model.hidden_size
 
 
-def stored_parameters(model: Shape) -> int:
+def stored_parameters(model: ModelConfig) -> int:
     """The number of weights in the files, near enough: a tied output head is not stored."""
     return parameters(model) - model.vocab_size * model.hidden_size * model.tie_word_embeddings
 
 
-def numbers_per_token(model: Shape) -> int:
+def numbers_per_token(model: ModelConfig) -> int:
     """How many numbers the KV cache keeps of a token."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim
+    return sum(2 * layer.attention.kv_heads * layer.attention.head_dim for layer in model.stack.layers)

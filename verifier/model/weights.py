@@ -15,7 +15,7 @@ Names, shapes and types are checked against the files' headers before the first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,38 +26,39 @@ from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
+from foresay.verifier.model.nodes import Layer, Vector
 from foresay.verifier.model.quantization import HEAD, Scheme
 from foresay.verifier.model.rooms import Rooms
-from foresay.verifier.model.sizes import products
 from foresay.verifier.model.stored import Misfit, Stored, put, stored
 
 #: Told how much has been read, from 0 to 1.
 Progress = Callable[[float], None]
 
-EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
 
 
 @dataclass(slots=True)
 class LayerWeights:
     """One layer. matrices: of its products (:mod:`foresay.verifier.model.sizes`), by name, [out, in], the rows of their
-    modules one below the other. biases: of those that have one. norms: by the names that checkpoints have for them."""
+    modules one below the other. biases: of those that have one. vectors: the rest, by the names that checkpoints have
+    for them."""
 
     matrices: dict[str, Matrix]
     biases: dict[str, Tensor]
-    norms: dict[str, Tensor]
+    vectors: dict[str, Tensor]
 
 
 @dataclass(slots=True)
 class ModelWeights:
     """All weights of a decoder on one device, in one dtype but for matrices that stay as they are stored.
 
-    embed: (V, H).  final_norm: (H,).  lm_head: (V, H), the very tensor ``embed`` where the two are tied; of a draft
-    model only the rows that the target knows. A head that is quantised as it is loaded is tied to nothing.
+    embed: (V, H).  final_norm: (H,) each, by name.  lm_head: (V, H), the very tensor ``embed`` where the two are tied;
+    of a draft model only the rows that the target knows. A head that is quantised as it is loaded is tied to nothing.
     """
 
     embed: Tensor
     layers: list[LayerWeights]
-    final_norm: Tensor
+    final_norm: dict[str, Tensor]
     lm_head: Matrix
 
 
@@ -79,10 +80,18 @@ def load(
     _read(checkpoint, places, progress or (lambda share: None), fp16=dtype is torch.float16)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
-    if config.how.plus_one and checkpoint.gguf is None:  # there they are whole
-        for norm in (weights.final_norm, *(norm for layer in weights.layers for norm in layer.norms.values())):
-            norm.add_(1.0)
+    if checkpoint.gguf is None:  # there they are whole
+        _add_ones(config, weights)
     return weights
+
+
+def _add_ones(config: ModelConfig, weights: ModelWeights) -> None:
+    """To what files keep less one."""
+    for layer, held in zip(config.stack.layers, weights.layers, strict=True):
+        for vector in layer.vectors(config.hidden_size):
+            held.vectors[vector.name] += vector.less_one
+    for vector in config.stack.norm.vectors(FINAL_NORM, config.hidden_size):
+        weights.final_norm[vector.name] += vector.less_one
 
 
 def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -138,8 +147,11 @@ def allocate(
     embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
     return ModelWeights(
         embed=embed,
-        layers=[_allocate_layer(config, rooms, f"model.layers.{number}.") for number in range(config.num_layers)],
-        final_norm=rooms.norm(config.hidden_size),
+        layers=[
+            _allocate_layer(layer, config.hidden_size, rooms, f"model.layers.{number}.")
+            for number, layer in enumerate(config.stack.layers)
+        ],
+        final_norm=_allocate_vectors(rooms, config.stack.norm.vectors(FINAL_NORM, config.hidden_size)),
         lm_head=_allocate_head(config, rooms, embed),
     )
 
@@ -152,36 +164,38 @@ def _allocate_head(config: ModelConfig, rooms: Rooms, embed: Tensor) -> Matrix:
     return rooms.matrix(len(embed), embed.shape[1], HEAD)
 
 
-def _allocate_layer(config: ModelConfig, rooms: Rooms, layer: str) -> LayerWeights:
+def _allocate_layer(layer: Layer, hidden: int, rooms: Rooms, prefix: str) -> LayerWeights:
     matrices, biases = dict[str, Matrix](), dict[str, Tensor]()
-    for product in products(config):
-        modules = (f"{layer}{module}" for module in config.stored(product))
+    for product in layer.products(hidden):
+        modules = (f"{prefix}{module}" for module in product.rows)
         matrices[product.name] = rooms.matrix(product.outer, product.inner, *modules)
-        if product.name in config.biases:
+        if product.bias:
             biases[product.name] = rooms.vector(product.outer)
-    return LayerWeights(matrices, biases, {name: rooms.norm(size) for name, size in config.norms.items()})
+    return LayerWeights(matrices, biases, _allocate_vectors(rooms, layer.vectors(hidden)))
+
+
+def _allocate_vectors(rooms: Rooms, vectors: Iterable[Vector]) -> dict[str, Tensor]:
+    return {each.name: rooms.wide(each.size) if each.wide else rooms.vector(each.size) for each in vectors}
 
 
 def places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Matrix]]:
     """Every tensor name a checkpoint must have, and the view of the fused weights that it is copied into."""
     yield EMBEDDING, weights.embed
-    yield "model.norm.weight", weights.final_norm
+    yield from weights.final_norm.items()
     if not config.tie_word_embeddings:
         yield LM_HEAD, weights.lm_head
-    for number, layer in enumerate(weights.layers):
-        for name, place in _layer_places(config, layer):
+    for number, (layer, held) in enumerate(zip(config.stack.layers, weights.layers, strict=True)):
+        for name, place in _layer_places(layer, config.hidden_size, held):
             yield f"model.layers.{number}.{name}", place
 
 
-def _layer_places(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Matrix]]:
-    for product in products(config):
-        rows = config.stored(product)
-        for kind, whole in (("weight", layer.matrices[product.name]), ("bias", layer.biases.get(product.name))):
+def _layer_places(layer: Layer, hidden: int, held: LayerWeights) -> Iterator[tuple[str, Matrix]]:
+    for product in layer.products(hidden):
+        for kind, whole in (("weight", held.matrices[product.name]), ("bias", held.biases.get(product.name))):
             if whole is not None:
-                parts = whole.split_with_sizes(list(rows.values()))
-                yield from zip((f"{module}.{kind}" for module in rows), parts, strict=True)
-    for name, norm in layer.norms.items():
-        yield f"{name}.weight", norm
+                parts = whole.split_with_sizes(list(product.rows.values()))
+                yield from zip((f"{module}.{kind}" for module in product.rows), parts, strict=True)
+    yield from held.vectors.items()
 
 
 @torch.no_grad()

@@ -138,9 +138,12 @@ def _write_config(directory: Path, config: ModelConfig, matrices: Iterable[str],
 
 def _inner(config: ModelConfig, name: str) -> int:
     """Numbers of a row of the matrix of this name."""
-    inner = {module: product.inner for product in products(config) for module in config.stored(product)}
-    module = name.removesuffix(".weight")
-    return next((width for each, width in inner.items() if module.endswith(f".{each}")), config.hidden_size)
+    inner = {
+        f"model.layers.{number}.{module}": product.inner
+        for number, product in products(config)
+        for module in product.rows
+    }
+    return inner.get(name.removesuffix(".weight"), config.hidden_size)
 
 
 def quantization_config(config: ModelConfig, modules: Mapping[str, int]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from foresay.verifier.ops.eager import compiled
 
 #: What the gates of a gated product go through: nothing where it is not gated, ``x * sigmoid(x)``, or GELU as tanh
 #: approximates it.
-Gate = Literal["", "silu", "gelu"]
+Gate = Literal["", "silu", "gelu", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -90,3 +92,29 @@ def pair(
     normed = rms_norm(hidden, weights[1], eps)
     embedded = rms_norm(take_rows(table, known_tokens(tokens, len(table))), weights[0], eps)
     return torch.cat((embedded, normed), dim=-1), normed if keep_normed else copy_rows(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """How vectors are normed, with the weights."""
+
+    weight: Tensor
+    eps: float
+    bias: Tensor | None = None
+    centred: bool = False
+
+
+def norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:
+    return rms_norm(x, how.weight, how.eps, count)
+
+
+def add_norm(
+    x: Tensor, y: Tensor | Partials, how: Norm | None, count: Tensor | None = None, share: float = 1.0
+) -> Tensor:
+    assert how is not None and share == 1.0
+    return add_rms_norm(x, y, how.weight, how.eps, count)
+
+
+def embed_norm(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    assert how is not None
+    return embed(table, tokens, how.weight, how.eps, count)

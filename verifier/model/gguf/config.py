@@ -6,26 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from foresay.verifier.model import families
 from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, Type
-from foresay.verifier.model.gguf.names import FACTORS, FREQUENCIES, ours
-from foresay.verifier.model.sizes import MODULES
+from foresay.verifier.model.gguf.names import ARCHITECTURES, FACTORS, FREQUENCIES, gguf_of, ours
+from foresay.verifier.model.nodes import MODULES
 
-#: Its names of families, and those of config.json.
-FAMILIES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
-}
-#: Those whose files have numbers of queries and keys that rotate together side by side.
-IN_PAIRS = ("llama", "smollm3")
-#: Those that may have a window, and how far apart Gemma's layers without one are, which files do not say.
-_WINDOWED, _PATTERN = ("llama", "gemma3", "phi3"), 6
 _MISTRAL = "MistralForCausalLM"
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 _DTYPES = {F16: "float16", BF16: "bfloat16"}
@@ -59,7 +46,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
             **_scaling(file, fields, head_dim),
             **_rotated(fields, head_dim),
         },
-        **_own_values(file.architecture, fields, head_dim),
+        **gguf_of(file.architecture).values(fields, head_dim),
     }
     types = {
         ours(name, file.architecture).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()
@@ -75,8 +62,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 def _own_fields(file: GgufFile) -> Fields:
     """The keys of the architecture, without its name."""
     architecture = file.architecture
-    if architecture not in FAMILIES:
-        raise UnsupportedArchitecture(architecture, FAMILIES, str(file.path))
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedArchitecture(architecture, ARCHITECTURES, str(file.path))
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): each for key, each in file.metadata.items() if key.startswith(prefix)}
     fields = Fields(own, f"{file.path}, {architecture}")
@@ -88,25 +75,11 @@ def _own_fields(file: GgufFile) -> Fields:
 def _architecture(file: GgufFile, fields: Fields) -> str:
     """Mistral's models are Llama's there; only its first ones had a window."""
     name, windowed = file.architecture, bool(fields.get("attention.sliding_window"))
-    if windowed and name not in _WINDOWED:
+    named = _MISTRAL if windowed and name == "llama" else ARCHITECTURES[name]
+    own = families.FAMILIES[named].gguf
+    if windowed and not (own and own.windowed):
         raise fields.error("attention.sliding_window is not supported for this architecture")
-    return _MISTRAL if windowed and name == "llama" else FAMILIES[name]
-
-
-def _own_values(architecture: str, fields: Fields, head_dim: int) -> dict[str, Any]:
-    """What llama.cpp knows of a family without being told."""
-    if architecture != "gemma3":
-        return {}
-    largest = fields.integer("block_count") == _LARGEST_GEMMA
-    heads = fields.integer("attention.head_count")
-    return {
-        "sliding_window_pattern": fields.integer("attention.sliding_window_pattern", _PATTERN),
-        "query_pre_attn_scalar": fields.integer("embedding_length") // heads if largest else head_dim,
-    }
-
-
-#: Layers of Gemma 3 27B, whose attention has a scale that is not its head's.
-_LARGEST_GEMMA = 62
+    return named
 
 
 def _head_dim(fields: Fields, absent: int) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from foresay.verifier.model import families
+from foresay.verifier.model.families.family import Gguf
+
 _WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -22,15 +25,9 @@ _IN_LAYERS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-#: What some families' files call theirs.
-_OWN = {
-    "gemma3": {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
-    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
+#: Its names of families' files, and what each family is called in config.json. Llama's is Mistral's too.
+ARCHITECTURES = {
+    family.gguf.architecture: name for name, family in reversed(families.FAMILIES.items()) if family.gguf is not None
 }
 #: By what the rotary embedding's periods are multiplied, one for each pair; and LongRoPE's two lists.
 FREQUENCIES = "rope_freqs.weight"
@@ -39,9 +36,21 @@ FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_fac
 CONFIGURATION = (FREQUENCIES, *FACTORS.values())
 
 
+def gguf_of(architecture: str) -> Gguf:
+    """What is known of its files."""
+    found = families.FAMILIES[ARCHITECTURES[architecture]].gguf
+    assert found is not None, "it is one of those that have files"
+    return found
+
+
+def _in_layers(architecture: str) -> dict[str, str]:
+    own = gguf_of(architecture).names if architecture in ARCHITECTURES else {}
+    return {**_IN_LAYERS, **own}
+
+
 def ours(name: str, architecture: str) -> str:
     """The name here; one that nothing here has stays what it is."""
-    layer, known = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name), {**_IN_LAYERS, **_OWN.get(architecture, {})}
+    layer, known = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name), _in_layers(architecture)
     if layer is None or layer[2] not in known:
         return _WHOLE.get(name, name)
     return f"model.layers.{layer[1]}.{known[layer[2]]}.{layer[3]}"
@@ -50,7 +59,7 @@ def ours(name: str, architecture: str) -> str:
 def theirs(name: str, architecture: str) -> str:
     """The name there."""
     layer = re.fullmatch(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)", name)
-    there = {our: their for their, our in {**_IN_LAYERS, **_OWN.get(architecture, {})}.items()}
+    there = {our: their for their, our in _in_layers(architecture).items()}
     if layer is None or layer[2] not in there:
         return {own: their for their, own in _WHOLE.items()}.get(name, name)
     return f"blk.{layer[1]}.{there[layer[2]]}.{layer[3]}"

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.gguf.blocks import matrix_of
-from foresay.verifier.model.gguf.config import IN_PAIRS
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.gguf.names import CONFIGURATION, ours, theirs
+from foresay.verifier.model.gguf.names import CONFIGURATION, gguf_of, ours, theirs
 from foresay.verifier.model.linear import Matrix
 
 
@@ -57,7 +56,7 @@ class GgufTensors:
     def _heads(self, name: str) -> int | None:
         """How many heads' rows a tensor has that lie in pairs, as Llama's files have them; None for others."""
         architecture = self.file.architecture
-        if architecture not in IN_PAIRS or not name.startswith("blk."):
+        if not gguf_of(architecture).in_pairs or not name.startswith("blk."):
             return None
         part = name.split(".")[2]
         if part not in ("attn_q", "attn_k"):

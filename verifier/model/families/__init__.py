@@ -1,0 +1,33 @@
+"""The families of decoders, by their names in config.json.
+
+A family's file turns the configuration into a :class:`~foresay.verifier.model.nodes.Stack` and says what its GGUF files
+call things. Nothing else knows a family's name. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from foresay.verifier.model.families import gemma, llama, phi, smollm
+from foresay.verifier.model.families.family import Family
+from foresay.verifier.model.fields import Fields
+
+FAMILIES: dict[str, Family] = {**llama.FAMILIES, **phi.FAMILIES, **smollm.FAMILIES, **gemma.FAMILIES}
+
+#: Models of texts and images, of which the texts' part is loaded: by the ``model_type`` of its ``text_config``.
+WRAPPED = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+INSIDE = {"gemma3_text": "Gemma3ForCausalLM", "mistral": "MistralForCausalLM"}
+
+
+def unwrapped(fields: Fields) -> Fields:
+    """The configuration of the model of texts, which is all of it in most."""
+    names, inside = fields.get("architectures"), fields.section("text_config")
+    if not isinstance(names, list) or names[:1] not in [[name] for name in WRAPPED] or inside is None:
+        return fields
+    kind = inside.get("model_type")
+    if kind not in INSIDE:
+        raise inside.error(f"model_type {kind!r} is not supported; supported: {', '.join(INSIDE)}")
+    outside = {
+        key: fields.values[key]
+        for key in ("eos_token_id", "quantization_config", "dtype", "torch_dtype")
+        if fields.get(key)
+    }
+    return Fields({**outside, **inside.values, "architectures": [INSIDE[kind]]}, inside.where)

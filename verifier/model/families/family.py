@@ -1,0 +1,131 @@
+"""One family, and what the families' files share: reading what most config.json files say in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.nodes import MLP, Activation, Attention, NormKind, Stack
+from foresay.verifier.model.rope_config import LongScaling, RopeConfig
+
+#: More than any model has: each takes memory long before the weights are looked at.
+MOST_LAYERS = 10_000
+#: What checkpoints call queries, keys and values, and gates and what they are for, where these are one tensor.
+FUSED_QKV, FUSED_GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"
+#: Of config.json's names for what an MLP does to its gates, those that are known, and their own here.
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """A family's GGUF files.
+
+    architecture: what they call it. names: tensors in a layer that they call otherwise than most do, theirs to ours.
+    in_pairs: numbers of queries and keys that rotate together lie side by side there, and half a head apart here.
+    windowed: whether they may have a window. values: what they leave out of config.json's words, from their fields and
+    the width of a head.
+    """
+
+    architecture: str
+    names: Mapping[str, str] = field(default_factory=dict)
+    in_pairs: bool = False
+    windowed: bool = False
+    values: Callable[[Fields, int], dict[str, Any]] = lambda fields, head_dim: {}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """models: what people call those it has. stack: of a configuration. defaults: what absent keys mean (null ones are
+    derived). gguf: its files of that kind, if there are any."""
+
+    models: str
+    stack: Callable[[Fields], Stack]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    gguf: Gguf | None = None
+
+
+def layer_count(fields: Fields) -> int:
+    """How many layers there are."""
+    return fields.integer("num_hidden_layers", most=MOST_LAYERS)
+
+
+def rms_norm(fields: Fields, **more: Any) -> NormKind:
+    """By the root mean square, with the epsilon of config.json."""
+    return NormKind(fields.number("rms_norm_eps", 1e-6), **more)
+
+
+def attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> Attention:
+    """Its heads, and whatever ``more`` says of it; rope: checked for whether heads can be rotated so."""
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise fields.error(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
+    if head_dim % 2:
+        raise fields.error(f"head_dim {head_dim} is odd; the rotary embedding needs pairs")
+    if rope is not None:
+        _check_rotated(fields, rope, head_dim)
+    return Attention(heads, kv_heads, head_dim, **{"scale": head_dim**-0.5, "rope": rope, **more})
+
+
+def _check_rotated(fields: Fields, rope: RopeConfig, head_dim: int) -> None:
+    """A whole number of pairs, and as many factors."""
+    rotated = rope.rotated(head_dim)
+    if rotated % 2 or not rotated:
+        raise fields.error(f"partial_rotary_factor {rope.share:g} rotates {rotated} of {head_dim} numbers, not pairs")
+    match rope.parameters:
+        case LongScaling() as scaling if {len(scaling.short), len(scaling.long)} != {rotated // 2}:
+            raise fields.error(f"short_factor and long_factor must have {rotated // 2} numbers, one for each pair")
+
+
+def mlp(
+    fields: Fields, activation: Activation = "silu", key: str = "hidden_act", bias: bool = False, fused: bool = False
+) -> MLP:
+    """The MLP. activation: that the family has, if ``key`` names one. fused: gates and what they are for lie in one."""
+    name = fields.get(key) or fields.get("hidden_act") or activation
+    if {**ACTIVATIONS, activation: activation}.get(name) != activation:
+        wanted = next(each for each, known in ACTIVATIONS.items() if known == activation)
+        raise fields.error(f"{key} {name!r} is not supported; supported is {wanted}")
+    return MLP(fields.integer("intermediate_size"), activation, bias, FUSED_GATE_UP if fused else None)
+
+
+def biases(fields: Fields, **flags: str | bool) -> tuple[str, ...]:
+    """The products that have biases: by a flag of config.json each, or always."""
+    found = {name: fields.flag(flag, False) if isinstance(flag, str) else flag for name, flag in flags.items()}
+    return tuple(name for name, has in found.items() if has)
+
+
+def window(fields: Fields) -> int:
+    """How many positions a layer that slides sees."""
+    return fields.integer("sliding_window", 4096)
+
+
+def layer_types(fields: Fields) -> tuple[bool, ...] | None:
+    """Which layers slide, by transformers 5's ``layer_types``; None where it is absent."""
+    names, layers = fields.get("layer_types"), layer_count(fields)
+    if names is None:
+        return None
+    if not isinstance(names, list) or len(names) != layers:
+        raise fields.error(f"layer_types must list {layers} layers, got {names!r}")
+    for name in names:
+        if name not in ("full_attention", "sliding_attention"):
+            raise fields.error(f"layer type {name!r} is not supported; supported: full_attention, sliding_attention")
+    return tuple(name == "sliding_attention" for name in names)
+
+
+def every(fields: Fields, pattern: int) -> tuple[bool, ...]:
+    """Which layers slide: by ``layer_types``, else all but each ``pattern``-th."""
+    return layer_types(fields) or tuple((layer + 1) % pattern != 0 for layer in range(layer_count(fields)))
+
+
+def uniform_window(fields: Fields, absent: int | None) -> int | None:
+    """Of all layers; None where it is null. absent: what a key that is not there means."""
+    missing = "sliding_window" not in fields.values and absent is None
+    found = None if missing or fields.values.get("sliding_window", absent) is None else window(fields)
+    if layer_types(fields) not in (None, (found is not None,) * layer_count(fields)):
+        raise fields.error("layer_types that differ from sliding_window are not supported for this architecture")
+    return found

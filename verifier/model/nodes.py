@@ -1,0 +1,230 @@
+"""What a decoder is made of: nodes that say which parameters they have and what they compute. Imports no torch.
+
+::
+
+    Stack   embedding x scale ── Layer ── Layer ── ... ── norm ── head x scale, capped
+    Layer   x += share * behind(attention(before(x)))       norms before, behind, or both (a sandwich)
+            x += share * behind(mlp(before(x)))             beside: both read the same before(x)
+
+Everything that has to know a model's shape (loading, checking, sizes, quantising, writing, GGUF, the forward pass)
+reads these records; a family (:mod:`foresay.verifier.model.families`) makes them of a config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from foresay.verifier.model.rope_config import RopeConfig
+
+#: What an MLP does to its gates; "relu2" has none: it squares what is positive.
+Activation = Literal["silu", "gelu", "relu2"]
+
+#: Products of a layer: queries, keys and values; what attention puts out; gates and what they are for; back from there.
+QKV, OUTPUT, GATE_UP, DOWN = "qkv", "output", "gate_up", "down"
+#: The modules that each is made of, one below the other, as Llama's checkpoints name them.
+MODULES = {
+    QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    OUTPUT: ("self_attn.o_proj",),
+    GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
+    DOWN: ("mlp.down_proj",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What is multiplied as one in a layer. name: see above. rows: of each module that files have of it, one below the
+    other. inner: width of its input. bias: whether each module has one."""
+
+    name: str
+    rows: Mapping[str, int]
+    inner: int
+    bias: bool = False
+
+    @property
+    def outer(self) -> int:
+        """Width of its output."""
+        return sum(self.rows.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A parameter of one dimension. wide: kept in fp32, whatever is computed in. less_one: files keep it less one
+    (GGUF's do not)."""
+
+    name: str
+    size: int
+    wide: bool = False
+    less_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NormKind:
+    """How vectors are normed: by their root mean square, or, ``centred``, by their standard deviation around the mean.
+
+    weighted: whether there is a weight, and bias: a bias. wide: they are applied in fp32, before the result is rounded.
+    less_one: files keep weights less one.
+    """
+
+    eps: float = 1e-6
+    centred: bool = False
+    weighted: bool = True
+    bias: bool = False
+    wide: bool = False
+    less_one: bool = False
+
+    def vectors(self, module: str, size: int) -> Iterator[Vector]:
+        """Its parameters, as a module of that name and for vectors of that size."""
+        if self.weighted:
+            yield Vector(f"{module}.weight", size, self.wide, self.less_one)
+        if self.bias:
+            yield Vector(f"{module}.bias", size, self.wide)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """Norms of queries and of keys. whole: of all heads of a row together, instead of each head. after: applied to
+    heads that are rotated already. names: of the two modules."""
+
+    kind: NormKind
+    whole: bool = False
+    after: bool = False
+    names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Queries at position p are multiplied by ``1 + beta ln(1 + floor(p / original))`` (Ministral 3)."""
+
+    beta: float
+    original: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Grouped-query attention.
+
+    scale: by what products of queries and keys are multiplied. rope: by what they are rotated; None: not at all.
+    window: a key is visible iff position(query) - position(key) < window; None: all before are. biases: of QKV and
+    OUTPUT, those that have one. softcap: scores s become ``softcap * tanh(s / softcap)``. sinks: each query head has a
+    logit that takes part in the softmax and has no value. fused: what files call queries, keys and values if these are
+    one tensor there.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeConfig | None
+    window: int | None = None
+    biases: tuple[str, ...] = ()
+    norm: HeadNorm | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    query_scale: QueryScale | None = None
+    fused: str | None = None
+
+    def products(self, hidden: int) -> tuple[Product, Product]:
+        """Into its heads, and out of them."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        into = dict(zip(MODULES[QKV], (queries, keys, keys), strict=True))
+        into = into if self.fused is None else {self.fused: sum(into.values())}
+        return (
+            Product(QKV, into, hidden, QKV in self.biases),
+            Product(OUTPUT, {MODULES[OUTPUT][0]: hidden}, queries, OUTPUT in self.biases),
+        )
+
+    def vectors(self) -> Iterator[Vector]:
+        """Its other parameters."""
+        if self.norm is not None:
+            whole = (self.heads, self.kv_heads) if self.norm.whole else (1, 1)
+            for name, heads in zip(self.norm.names, whole, strict=True):
+                yield from self.norm.kind.vectors(name, heads * self.head_dim)
+        if self.sinks:
+            yield Vector(SINKS, self.heads, wide=True)
+
+
+SINKS = "self_attn.sinks"
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """``down(activation(gate(x)) * up(x))``, or, where the activation has no gates, ``down(activation(up(x)))``. fused:
+    what files call gates and what they are for if these are one tensor there."""
+
+    inner: int
+    activation: Activation = "silu"
+    bias: bool = False
+    fused: str | None = None
+
+    def products(self, hidden: int) -> tuple[Product, Product]:
+        """Into its inner width, and back."""
+        modules = MODULES[GATE_UP][self.activation == "relu2" :]
+        into = dict.fromkeys(modules, self.inner) if self.fused is None else {self.fused: 2 * self.inner}
+        return (
+            Product(GATE_UP, into, hidden, self.bias),
+            Product(DOWN, {MODULES[DOWN][0]: hidden}, self.inner, self.bias),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """A layer's norms, by the names of their modules: of what attention and the MLP read, and of what they put out."""
+
+    before_attention: str | None = None
+    behind_attention: str | None = None
+    before_mlp: str | None = None
+    behind_mlp: str | None = None
+
+    def __iter__(self) -> Iterator[str | None]:
+        yield from (self.before_attention, self.behind_attention, self.before_mlp, self.behind_mlp)
+
+
+#: Llama's; Gemma's, on both sides; and, of OLMo 2, behind alone.
+BEFORE = Norms("input_layernorm", None, "post_attention_layernorm")
+SANDWICH = Norms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+BEHIND = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Attention and an MLP, each added to the residual stream. beside: the MLP reads what attention reads. share: by
+    what both are multiplied before they are added."""
+
+    attention: Attention
+    mlp: MLP
+    norm: NormKind
+    norms: Norms = BEFORE
+    beside: bool = False
+    share: float = 1.0
+
+    def products(self, hidden: int) -> tuple[Product, ...]:
+        """In the order in which they are computed."""
+        return *self.attention.products(hidden), *self.mlp.products(hidden)
+
+    def vectors(self, hidden: int) -> Iterator[Vector]:
+        """Its parameters besides those of the products."""
+        for name in self.norms:
+            if name is not None:
+                yield from self.norm.vectors(name, hidden)
+        yield from self.attention.vectors()
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A decoder's layers and what is around them. embedding_scale: by what embeddings are multiplied. norm: the last
+    one. logit_scale: by what logits are multiplied; logit_cap: these, l, become ``logit_cap * tanh(l / logit_cap)``."""
+
+    layers: tuple[Layer, ...]
+    norm: NormKind
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+
+    @classmethod
+    def uniform(cls, layers: int, attention: Attention, inner: int, norm: NormKind) -> Stack:
+        """Llama's layers, all alike. inner: width of their MLPs."""
+        return cls((Layer(attention, MLP(inner), norm),) * layers, norm)
