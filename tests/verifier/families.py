@@ -11,12 +11,34 @@ from typing import Any
 
 import torch
 from transformers import (
+    ArceeConfig,
+    ArceeForCausalLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -71,6 +93,53 @@ GEMMA3 = {
     },
 }
 
+GEMMA2 = {
+    "head_dim": 32,
+    "sliding_window": 24,
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 0.7,
+    "attention_bias": True,
+    "mlp_bias": True,
+}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+OLMO3 = {
+    "sliding_window": 24,
+    "layer_types": MIXED,
+    "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}},
+}
+MINISTRAL = {
+    "head_dim": 32,
+    "rope_parameters": {
+        **YARN,
+        "original_max_position_embeddings": 16,
+        "llama_4_scaling_beta": 0.4,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
+GLM4 = {
+    "head_dim": 32,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+}
+HUNYUAN = {
+    "head_dim": 32,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0},
+}
+NEMOTRON = {
+    "attention_bias": True,
+    "mlp_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+}
+
 # Configuration class, model class, what differs from SHAPE.
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama2": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4}),
@@ -91,8 +160,26 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "phi4_mini": (Phi3Config, Phi3ForCausalLM, {"rope_parameters": LONG, "original_max_position_embeddings": 16}),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [1, 0, 1]}),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA3),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM, GEMMA2),
+    "granite": (GraniteConfig, GraniteForCausalLM, GRANITE),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
+    "olmo3": (Olmo3Config, Olmo3ForCausalLM, OLMO3),
+    "exaone4": (Exaone4Config, Exaone4ForCausalLM, {"sliding_window": 24, "layer_types": MIXED}),
+    "exaone4_whole": (
+        Exaone4Config,
+        Exaone4ForCausalLM,
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "glm4": (Glm4Config, Glm4ForCausalLM, GLM4),
+    "cohere2": (Cohere2Config, Cohere2ForCausalLM, {"sliding_window": 24, "layer_types": MIXED, "logit_scale": 0.6}),
+    "ministral3": (Ministral3Config, Ministral3ForCausalLM, MINISTRAL),
+    "hunyuan": (HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM, HUNYUAN),
+    "nemotron": (NemotronConfig, NemotronForCausalLM, NEMOTRON),
+    "arcee": (ArceeConfig, ArceeForCausalLM, {"mlp_bias": True}),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
 }
+#: Families whose norms' weights are kept less one.
+LESS_ONE = ("gemma", "nemotron")
 #: Families whose weights are of bf16, as in most published checkpoints: in fp32 a CPU multiplies them as fp16.
 OF_BF16 = {"smollm", "qwen3"}
 
@@ -141,7 +228,7 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
-            parameter.copy_((0 if "gemma" in model.config.model_type else 1) + 0.2 * noise)
+            parameter.copy_((0 if model.config.model_type.startswith(LESS_ONE) else 1) + 0.2 * noise)
         elif name.endswith("bias"):
             parameter.copy_(0.3 * noise)
         elif name.endswith(("embed_tokens.weight", "lm_head.weight")):

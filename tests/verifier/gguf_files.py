@@ -23,15 +23,6 @@ from foresay.verifier.ops.kernels.cpu import kept
 
 gguf = pytest.importorskip("gguf")
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Gemma3ForCausalLM": "gemma3",
-    "Phi3ForCausalLM": "phi3",
-    "SmolLM3ForCausalLM": "smollm3",
-    "SeedOssForCausalLM": "seed_oss",
-}
 #: The type of a matrix by its name there.
 TypeOf = Callable[[str], str]
 
@@ -106,7 +97,7 @@ def _added(writer: Any, config: ModelConfig, name: str, tensor: Tensor, kind: Ty
     turned = heads and gguf_of(writer.arch).in_pairs
     tensor = in_pairs(tensor, heads) if turned else tensor
     if tensor.dim() == 1:
-        writer.add_tensor(there, (tensor + config.stack.norm.less_one * ("norm" in there)).numpy())
+        writer.add_tensor(there, (tensor + config.stack.norm.less_one * there.endswith("norm.weight")).numpy())
         found = tensor
     else:
         of = kind(there)
@@ -117,7 +108,9 @@ def _added(writer: Any, config: ModelConfig, name: str, tensor: Tensor, kind: Ty
 
 def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None = None) -> Any:
     """A file that has all but its tensors."""
-    writer = gguf.GGUFWriter(file, ARCHITECTURES.get(config.architecture, "qwen3"))
+    own, attention = FAMILIES[config.architecture].gguf, config.first.attention
+    assert own is not None, "there are files of this family"
+    writer = gguf.GGUFWriter(file, own.architecture)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(512)
     writer.add_embedding_length(config.hidden_size)
@@ -126,13 +119,23 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    (writer.add_layer_norm_eps if config.stack.norm.centred else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_rope_dimension_count(config.rope.rotated(config.head_dim))
     window = next((layer.attention.window for layer in config.stack.layers if layer.attention.window), None)
-    own = FAMILIES[config.architecture].gguf
-    if window is not None and own is not None and own.windowed:
+    if window is not None and own.windowed:
         writer.add_sliding_window(window)
+    numbers = {
+        writer.add_attn_logit_softcapping: attention.softcap,
+        writer.add_final_logit_softcapping: config.stack.logit_cap,
+        writer.add_attention_scale: attention.scale if attention.scale != config.head_dim**-0.5 else None,
+        writer.add_residual_scale: config.first.share,
+        writer.add_embedding_scale: config.stack.embedding_scale,
+        writer.add_logit_scale: 1 / config.stack.logit_scale if writer.arch == "granite" else config.stack.logit_scale,
+    }
+    for add, number in numbers.items():
+        if number not in (None, 1.0):
+            add(number)
     _add_scaling(writer, config)
     for key, value in (tokens or letters(config.vocab_size)).items():
         _add(writer, key, value)

@@ -83,9 +83,9 @@ def _norms_of_heads(attention: Attention, vectors: Mapping[str, Tensor], ones: T
 def _turnable(attention: Attention, weights: LayerWeights) -> LayerWeights:
     """The same, with the numbers of queries and keys in an order in which every head is rotated as a whole, in halves:
     their products stay."""
-    if attention.rope is None or attention.rope.share == 1.0:
+    order = None if attention.rope is None else pairs_apart(attention.rope, attention.head_dim)
+    if order is None:
         return weights
-    order = pairs_apart(attention.head_dim, attention.rope.rotated(attention.head_dim))
     turning = attention.heads + attention.kv_heads
     first = (torch.arange(turning)[:, None] * attention.head_dim + order).flatten()
     rows = torch.cat((first, len(first) + torch.arange(attention.kv_heads * attention.head_dim)))

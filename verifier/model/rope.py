@@ -61,10 +61,14 @@ class RopeTable:
         return cos.unsqueeze(1), signed_sin.unsqueeze(1)
 
 
-def pairs_apart(head_dim: int, rotated: int) -> Tensor:
-    """int64[D]: which number of a head, of which the first ``rotated`` are rotated in halves, each one here is: those
-    that are rotated together are half a head apart, so that a head is rotated as a whole."""
-    first, second, still = torch.arange(head_dim).split((rotated // 2, rotated // 2, head_dim - rotated))
+def pairs_apart(rope: RopeConfig, head_dim: int) -> Tensor | None:
+    """int64[D]: which number of a head each one here is: those that are rotated together are half a head apart, so
+    that a head is rotated as a whole. None where they are anyway."""
+    rotated = rope.rotated(head_dim)
+    if rotated == head_dim and not rope.interleaved:
+        return None
+    turning, still = torch.arange(head_dim).split((rotated, head_dim - rotated))
+    first, second = (turning[::2], turning[1::2]) if rope.interleaved else turning.chunk(2)
     left, right = still.chunk(2)
     return torch.cat((first, left, second, right))
 

@@ -80,11 +80,13 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors | LongS
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Rotary embedding: base ``theta``, and how its frequencies are scaled to a longer context (None: not). share: of a
-    head, the first numbers, that are rotated."""
+    head, the first numbers, that are rotated. interleaved: pairs that are rotated lie side by side in a head; else half
+    of what is rotated apart."""
 
     theta: float
     parameters: Scaling | None = None
     share: float = 1.0
+    interleaved: bool = False
 
     def rotated(self, head_dim: int) -> int:
         """How many numbers of a head are rotated."""
@@ -108,9 +110,9 @@ class RopeConfig:
                 return "none"
 
 
-def read_rope(config: Fields, partial: bool = False) -> RopeConfig:
+def read_rope(config: Fields, partial: bool = False, interleaved: bool = False) -> RopeConfig:
     """The rotary embedding of a config.json; raises ConfigError for a kind that is not supported. partial: whether a
-    part of a head may be rotated."""
+    part of a head may be rotated. interleaved: see :class:`RopeConfig`."""
     old, new = config.section("rope_scaling"), config.section("rope_parameters")
     scaling = old or new or Fields({}, config.where)
     if any(isinstance(value, dict) for value in scaling.values.values()):
@@ -121,7 +123,7 @@ def read_rope(config: Fields, partial: bool = False) -> RopeConfig:
     theta = _first_number("rope_theta", scaling, config, new) or 10_000.0
     if theta <= 1.0:
         raise scaling.error(f"rope_theta must be above 1, got {theta:g}")
-    return RopeConfig(theta, _parameters(config, scaling), share)
+    return RopeConfig(theta, _parameters(config, scaling), share, interleaved)
 
 
 def _parameters(config: Fields, scaling: Fields) -> Scaling | None:

@@ -6,15 +6,28 @@ call things. Nothing else knows a family's name. Imports no torch.
 
 from __future__ import annotations
 
-from foresay.verifier.model.families import gemma, llama, phi, smollm
+from foresay.verifier.model.families import (
+    cohere,
+    gemma,
+    glm,
+    granite,
+    hunyuan,
+    llama,
+    ministral,
+    nemotron,
+    olmo,
+    phi,
+    smollm,
+)
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import Fields
 
-FAMILIES: dict[str, Family] = {**llama.FAMILIES, **phi.FAMILIES, **smollm.FAMILIES, **gemma.FAMILIES}
+_FILES = (llama, ministral, phi, smollm, gemma, granite, olmo, glm, cohere, hunyuan, nemotron)
+FAMILIES: dict[str, Family] = {name: family for file in _FILES for name, family in file.FAMILIES.items()}
 
 #: Models of texts and images, of which the texts' part is loaded: by the ``model_type`` of its ``text_config``.
 WRAPPED = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
-INSIDE = {"gemma3_text": "Gemma3ForCausalLM", "mistral": "MistralForCausalLM"}
+INSIDE = {"gemma3_text": "Gemma3ForCausalLM", "mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
 
 
 def unwrapped(fields: Fields) -> Fields:

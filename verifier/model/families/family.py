@@ -8,7 +8,7 @@ from typing import Any
 
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import MLP, Activation, Attention, NormKind, Stack
-from foresay.verifier.model.rope_config import LongScaling, RopeConfig
+from foresay.verifier.model.rope_config import LongScaling, RopeConfig, read_rope
 
 #: More than any model has: each takes memory long before the weights are looked at.
 MOST_LAYERS = 10_000
@@ -97,6 +97,19 @@ def biases(fields: Fields, **flags: str | bool) -> tuple[str, ...]:
     """The products that have biases: by a flag of config.json each, or always."""
     found = {name: fields.flag(flag, False) if isinstance(flag, str) else flag for name, flag in flags.items()}
     return tuple(name for name, has in found.items() if has)
+
+
+def ropes_by_kind(fields: Fields) -> tuple[RopeConfig, RopeConfig] | None:
+    """Of layers that see everything, and of those that slide; None where the configuration has one for all."""
+    kinds = fields.section("rope_parameters")
+    if kinds is None or "full_attention" not in kinds.values:
+        return None
+    found = (kinds.section(kind) for kind in ("full_attention", "sliding_attention"))
+    full, local = (
+        read_rope(Fields({**fields.values, "rope_parameters": dict(one.values) if one else {}}, fields.where))
+        for one in found
+    )
+    return full, local
 
 
 def window(fields: Fields) -> int:

@@ -1,39 +1,59 @@
-"""Gemma 3: norms with weights less one on both sides, scaled embeddings, a rotary embedding for layers that slide."""
+"""Gemma 2 and 3: norms with weights less one on both sides, scaled embeddings, layers that slide."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from foresay.verifier.model.families.family import Family, Gguf, attention, biases, every, mlp, rms_norm, window
+from foresay.verifier.model.families.family import (
+    Family,
+    Gguf,
+    attention,
+    biases,
+    every,
+    mlp,
+    rms_norm,
+    ropes_by_kind,
+    window,
+)
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import OUTPUT, QKV, SANDWICH, HeadNorm, Layer, Stack
+from foresay.verifier.model.nodes import OUTPUT, QKV, SANDWICH, HeadNorm, Layer, NormKind, Stack
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
 
-def _ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
-    """Of layers that see everything, and of those that slide."""
-    kinds = fields.section("rope_parameters")
-    if kinds is None or "full_attention" not in kinds.values:
-        return read_rope(fields), RopeConfig(fields.number("rope_local_base_freq", 10_000.0))
-    found = (kinds.section(kind) for kind in ("full_attention", "sliding_attention"))
-    full, local = (
-        Fields({**fields.values, "rope_parameters": dict(one.values) if one else {}}, fields.where) for one in found
-    )
-    return read_rope(full), read_rope(local)
+def gemma2(fields: Fields) -> Stack:
+    """Gemma 2: every other layer slides; scores and logits are capped."""
+    caps = (fields.optional_number(f"{name}_logit_softcapping") for name in ("attn", "final"))
+    attn_cap, final_cap = caps
+    rope = read_rope(fields)
+    stack = _stack(fields, (rope, rope), pattern=2, softcap=attn_cap)
+    return replace(stack, logit_cap=final_cap)
 
 
 def gemma3(fields: Fields) -> Stack:
-    """Gemma 3: every layer slides but each sixth (``sliding_window_pattern``)."""
-    fields.refuse("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
-    norm, inner = rms_norm(fields, wide=True, less_one=True), mlp(fields, "gelu", "hidden_activation")
+    """Gemma 3: every layer slides but each sixth (``sliding_window_pattern``), with a rotary embedding of its own;
+    heads are normed."""
+    fields.refuse("attn_logit_softcapping", "final_logit_softcapping")
+    ropes = ropes_by_kind(fields) or (read_rope(fields), RopeConfig(fields.number("rope_local_base_freq", 10_000.0)))
+    pattern = fields.integer("sliding_window_pattern", 6)
+    return _stack(fields, ropes, pattern, norm=HeadNorm(_norm(fields)))
+
+
+def _norm(fields: Fields) -> NormKind:
+    return rms_norm(fields, wide=True, less_one=True)
+
+
+def _stack(fields: Fields, ropes: tuple[RopeConfig, RopeConfig], pattern: int, **more: Any) -> Stack:
+    """ropes: of layers that see everything, and of those that slide. more: of attention."""
+    fields.refuse("use_bidirectional_attention")
+    norm, inner = _norm(fields), mlp(fields, "gelu", "hidden_activation")
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
-    scale, ropes = fields.number("query_pre_attn_scalar") ** -0.5, _ropes(fields)
+    scale = fields.number("query_pre_attn_scalar") ** -0.5
     own = (
         attention(
-            fields, ropes[sliding], scale=scale, window=window(fields) if sliding else None,
-            biases=has, norm=HeadNorm(norm),
+            fields, ropes[sliding], scale=scale, window=window(fields) if sliding else None, biases=has, **more
         )
-        for sliding in every(fields, fields.integer("sliding_window_pattern", 6))
+        for sliding in every(fields, pattern)
     )  # fmt: skip
     layers = tuple(Layer(each, inner, norm, SANDWICH) for each in own)
     return Stack(layers, norm, embedding_scale=fields.integer("hidden_size") ** 0.5)
@@ -51,19 +71,35 @@ _GEMMA3 = {
     "query_pre_attn_scalar": 256,
     "tie_word_embeddings": True,
 }
-#: Layers of Gemma 3 27B, whose attention has a scale that is not its head's; and how far apart the layers without a
-#: window are, which files do not say.
-_LARGEST, _PATTERN = 62, 6
+_GEMMA2 = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}
+#: How far apart Gemma 3's layers without a window are, which files do not say.
+_PATTERN = 6
 
 
-def _gguf_values(fields: Fields, head_dim: int) -> dict[str, Any]:
+def _gguf3(fields: Fields, head_dim: int) -> dict[str, Any]:
     """What llama.cpp knows of Gemma 3 itself."""
-    largest = fields.integer("block_count") == _LARGEST
-    heads = fields.integer("attention.head_count")
-    return {
-        "sliding_window_pattern": fields.integer("attention.sliding_window_pattern", _PATTERN),
-        "query_pre_attn_scalar": fields.integer("embedding_length") // heads if largest else head_dim,
-    }
+    pattern = fields.integer("attention.sliding_window_pattern", _PATTERN)
+    return {"sliding_window_pattern": pattern, "query_pre_attn_scalar": _scalar(fields, head_dim, largest=62)}
+
+
+def _gguf2(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """Of Gemma 2."""
+    caps = {key: fields.number(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+    return {"query_pre_attn_scalar": _scalar(fields, head_dim, largest=46), **caps}
+
+
+def _scalar(fields: Fields, head_dim: int, largest: int) -> int:
+    """largest: how many layers the family's largest model has, whose attention has a scale that is not its head's."""
+    whole = fields.integer("embedding_length") // fields.integer("attention.head_count")
+    return whole if fields.integer("block_count") == largest else head_dim
 
 
 _NAMES = {
@@ -73,5 +109,6 @@ _NAMES = {
 }
 
 FAMILIES = {
-    "Gemma3ForCausalLM": Family("Gemma 3", gemma3, _GEMMA3, Gguf("gemma3", _NAMES, windowed=True, values=_gguf_values))
+    "Gemma2ForCausalLM": Family("Gemma 2", gemma2, _GEMMA2, Gguf("gemma2", _NAMES, windowed=True, values=_gguf2)),
+    "Gemma3ForCausalLM": Family("Gemma 3", gemma3, _GEMMA3, Gguf("gemma3", _NAMES, windowed=True, values=_gguf3)),
 }

@@ -11,9 +11,8 @@ from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, Type
 from foresay.verifier.model.gguf.names import ARCHITECTURES, FACTORS, FREQUENCIES, gguf_of, ours
-from foresay.verifier.model.nodes import MODULES
+from foresay.verifier.model.nodes import Stack
 
-_MISTRAL = "MistralForCausalLM"
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 _DTYPES = {F16: "float16", BF16: "bfloat16"}
 
@@ -33,12 +32,12 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": _one(fields, "attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": _rms_epsilon(fields),
         "max_position_embeddings": fields.integer("context_length"),
         "tie_word_embeddings": tied,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors or "blk.0.attn_q.bias" in file.tensors,
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "sliding_window": fields.get("attention.sliding_window"),
         "dtype": _dtype(file),
         "rope_parameters": {
@@ -51,9 +50,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     types = {
         ours(name, file.architecture).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()
     }
-    rules = list(
-        _rules(values["num_hidden_layers"], types, "lm_head" if not tied else ours(EMBEDDING, file.architecture))
-    )
+    family = families.FAMILIES[values["architectures"][0]]
+    stack = family.stack(Fields({**family.defaults, **values}, fields.where))
+    head = "lm_head" if not tied else ours(EMBEDDING, file.architecture)
+    rules = list(_rules(stack, hidden, types, head))
     if rules:
         values["quantization_config"] = {"quant_method": "gguf", "modules": rules}
     return values
@@ -73,13 +73,15 @@ def _own_fields(file: GgufFile) -> Fields:
 
 
 def _architecture(file: GgufFile, fields: Fields) -> str:
-    """Mistral's models are Llama's there; only its first ones had a window."""
-    name, windowed = file.architecture, bool(fields.get("attention.sliding_window"))
-    named = _MISTRAL if windowed and name == "llama" else ARCHITECTURES[name]
-    own = families.FAMILIES[named].gguf
-    if windowed and not (own and own.windowed):
+    """Llama's files may be Mistral's, and OLMo 2's OLMo 3's: those that have a window."""
+    windowed = bool(fields.get("attention.sliding_window"))
+    of = [(name, own.gguf) for name, own in families.FAMILIES.items()]
+    found = [
+        name for name, own in of if own and own.architecture == file.architecture and (own.windowed or not windowed)
+    ]
+    if not found:
         raise fields.error("attention.sliding_window is not supported for this architecture")
-    return named
+    return found[-1] if windowed else found[0]
 
 
 def _head_dim(fields: Fields, absent: int) -> int:
@@ -95,6 +97,12 @@ def _one(fields: Fields, key: str, absent: int) -> int:
     if isinstance(found, list) and found and len(set(found)) == 1:
         found = found[0]
     return Fields({key: found}, fields.where).integer(key, absent)
+
+
+def _rms_epsilon(fields: Fields) -> float | None:
+    """None in files of families that have norms of another kind."""
+    key = "attention.layer_norm_rms_epsilon"
+    return None if fields.get("attention.layer_norm_epsilon") is not None else fields.number(key)
 
 
 def _vocab_size(file: GgufFile, fields: Fields) -> int:
@@ -159,19 +167,17 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
 _YARN_BEYOND = ("yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "attn_factor")
 
 
-def _rules(layers: int, types: Mapping[str, Type], head: str) -> Iterator[list[Any]]:
+def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> Iterator[list[Any]]:
     """Names of modules (a pattern) and the types that are multiplied as one there; of floats alone there are none."""
-    stored = {name.partition(".")[2].partition(".")[2].partition(".")[2] for name in types}
-    whole = (modules for modules in (("self_attn.qkv_proj",), ("mlp.gate_up_proj",)) if modules[0] in stored)
-    for modules in (*MODULES.values(), *whole):
-        found: dict[tuple[str, ...], list[str]] = {}
-        for layer in range(layers):
-            kinds = {types.get(f"model.layers.{layer}.{module}", F32).name for module in modules}
-            found.setdefault(tuple(sorted(kinds)), []).append(str(layer))
-        for together, where in found.items():
-            if _quantised(together):
-                pattern = "|".join(re.escape(module) for module in modules)
-                yield [rf"re:model\.layers\.(?:{'|'.join(where)})\.(?:{pattern})$", list(together)]
+    found: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for number, layer in enumerate(stack.layers):
+        for product in layer.products(hidden):
+            kinds = {types.get(f"model.layers.{number}.{module}", F32).name for module in product.rows}
+            found.setdefault((tuple(product.rows), tuple(sorted(kinds))), []).append(str(number))
+    for (modules, together), where in found.items():
+        if _quantised(together):
+            pattern = "|".join(re.escape(module) for module in modules)
+            yield [rf"re:model\.layers\.(?:{'|'.join(where)})\.(?:{pattern})$", list(together)]
     kind = types.get(head.removesuffix(".weight"), F32).name
     if _quantised((kind,)):
         yield ["lm_head", [kind]]

@@ -10,6 +10,7 @@ from foresay.verifier.model.families.family import Gguf
 _WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
 }
 _IN_LAYERS = {
