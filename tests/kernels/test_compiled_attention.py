@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ class Variant:
     def compiled(self, folder: Path, capability: int) -> dict[str, Compiled]:
         """Both launches of large trees and the one of chunks."""
         tree, text = (self.arguments(64, text=text) for text in (False, True))
-        more = {
+        more: dict[str, Any] = {
             "scales": torch.empty(64 * self.page_size, 2, 8, device="meta") if self.stored else None,
             "softcap": self.softcap,
             "sinks": torch.empty(8 * self.group, device="meta") if self.sinks else None,

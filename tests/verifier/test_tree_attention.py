@@ -59,7 +59,8 @@ def test_it_is_what_the_reference_says(kind, window, first) -> None:
 @pytest.mark.parametrize("computed", [nullcontext, references], ids=["compiled", "reference"])
 def test_scores_are_capped_and_a_sink_takes_its_share(computed: Callable[[], AbstractContextManager[None]]) -> None:
     """Two heads over three keys, every number written out; a row that sees no key gives zeros."""
-    rows = PagedRows(torch.tensor([[0]], dtype=torch.int32), 4, *(torch.tensor(n).int() for n in ([0], [0, 3])))
+    page, offsets = torch.zeros(1, dtype=torch.int32), torch.tensor([0, 3], dtype=torch.int32)
+    rows = PagedRows(page[None], 4, page, offsets)
     query = torch.tensor([[[9.0], [-9.0]]] * 3).repeat_interleave(WIDTH, dim=2)
     keys, values = (
         torch.tensor([*numbers, torch.nan])[:, None, None].repeat(1, 1, WIDTH)

@@ -89,7 +89,7 @@ def test_capped_scores_and_sinks(options, chain, device) -> None:
 
 @pytest.mark.parametrize("whole_splits", [False, True])
 def test_a_row_with_a_sink_has_the_same_bits_in_any_company(whole_splits, device, monkeypatch) -> None:
-    """Merged by the last program and by a launch, in a chunk, and behind another sequence: the sink counts once."""
+    """Merged by the last program and by a launch, in a chunk, and after another sequence: the sink counts once."""
     bench = Bench(1, 3, 64, 16, EXACT, device)
     tree = bench.sequence(1060, 6)
     in_tree = run(bench, [bench.sequence(30, 2), tree], whole_splits=whole_splits, padding=1, **CAPPED)[2:8]
