@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.kernels.compiling import CAPABILITIES, Compiled, compile_launches
 @dataclass(frozen=True)
 class Variant:
     """What the kernels are compiled for anew. group: query heads of a kv head. sequences: of the batch. stored: what
-    keys and values are quantised to.
+    keys and values are quantised to. sinks: whether heads have some.
     """
 
     width: int
@@ -28,11 +29,14 @@ class Variant:
     dtype: torch.dtype
     sequences: int
     stored: torch.dtype | None = None
+    softcap: float | None = None
+    sinks: bool = False
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
         shape = f"{self.width}-group{self.group}-page{self.page_size}-window{self.window}-{kind}-{self.sequences}"
-        return shape if self.stored is None else f"{shape}-{self.stored}"
+        more = [self.stored, self.softcap and f"cap{self.softcap:g}", "sinks" if self.sinks else None]
+        return "-".join(map(str, (shape, *filter(None, more))))
 
     def arguments(self, rows: int, *, text: bool) -> tuple[Tensor, Tensor, Tensor, PagedRows, float]:
         def blank(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -49,11 +53,15 @@ class Variant:
     def compiled(self, folder: Path, capability: int) -> dict[str, Compiled]:
         """Both launches of large trees and the one of chunks."""
         tree, text = (self.arguments(64, text=text) for text in (False, True))
-        scales = torch.empty(64 * self.page_size, 2, 8, device="meta") if self.stored else None
+        more: dict[str, Any] = {
+            "scales": torch.empty(64 * self.page_size, 2, 8, device="meta") if self.stored else None,
+            "softcap": self.softcap,
+            "sinks": torch.empty(8 * self.group, device="meta") if self.sinks else None,
+        }
 
         def call() -> None:
-            tree_attention.tree_attention(*tree, self.window, scales=scales)
-            chunk_attention.chunk_attention(*text, self.window, scales=scales)
+            tree_attention.tree_attention(*tree, self.window, **more)
+            chunk_attention.chunk_attention(*text, self.window, **more)
 
         return compile_launches(call, folder, capability)
 
@@ -65,6 +73,7 @@ VARIANTS = [
     Variant(256, 2, 128, 1024, torch.bfloat16, 1),
     Variant(128, 4, 16, None, torch.bfloat16, 1, torch.int8),
     Variant(64, 3, 16, None, torch.float16, 1, torch.float8_e4m3fn),
+    Variant(64, 8, 16, 128, torch.bfloat16, 1, softcap=50.0, sinks=True),
 ]
 
 
@@ -75,6 +84,9 @@ def products(code: str) -> set[str]:
 
 #: What a partial and a fold are made of besides MMAs; ``rn`` keeps the assembler from fusing a product into a sum.
 ARITHMETIC = {"mul.rn.f32", "sub.rn.f32", "fma.rn.f32", "ex2.approx.ftz.f32", "max.f32"}
+QUOTIENT = {"div.full.f32"}
+#: What capped scores take besides.
+CAPPED = QUOTIENT | {"add.rn.f32"}
 
 
 def arithmetic(code: str) -> set[str]:
@@ -94,8 +106,10 @@ def test_trees_and_chunks_multiply_by_the_same_instructions(variant, capability,
     made = variant.compiled(tmp_path, capability)
     assert products(made["tree_partials"].ptx) == products(made["chunk_rows"].ptx) == expected(variant, capability)
     assert not products(made["tree_merge"].ptx)
-    assert arithmetic(made["tree_partials"].ptx) == ARITHMETIC
-    assert arithmetic(made["tree_merge"].ptx) == arithmetic(made["chunk_rows"].ptx) == ARITHMETIC | {"div.full.f32"}
+    of_scores = ARITHMETIC | (CAPPED if variant.softcap else set())
+    assert arithmetic(made["tree_partials"].ptx) == of_scores
+    assert arithmetic(made["tree_merge"].ptx) == ARITHMETIC | QUOTIENT
+    assert arithmetic(made["chunk_rows"].ptx) == of_scores | QUOTIENT
     for name, kernel in made.items():
         assert kernel.shared <= {80: 163, 90: 227}[capability] * 1024, name
     assert made["tree_merge"].stack == 0
@@ -117,7 +131,7 @@ def test_the_last_program_to_arrive_merges(rows, tmp_path) -> None:
     assert counted and "bar.sync" in before[before.rindex("st.global") :]
     assert "bar.sync" in behind[: behind.index("cp.async")]
     assert kernel.stack == 0 and 2 * (kernel.shared + 1024) <= 228 * 1024
-    assert arithmetic(kernel.ptx) == ARITHMETIC | {"div.full.f32"} and max(waits(kernel)) >= 8
+    assert arithmetic(kernel.ptx) == ARITHMETIC | QUOTIENT and max(waits(kernel)) >= 8
 
 
 @pytest.mark.soak

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresay.verifier.ops.kernels import norm, rotate, take
+from foresay.verifier.ops.kernels import logits, norm, rotate, take
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
@@ -43,6 +43,13 @@ def test_what_a_pass_begins_with(capability, tmp_path) -> None:
     made = compile_launches(call, tmp_path, capability)
     assert set(made) == {"both_rows", "embedded_rows", "paired_rows"}
     assert all(fits(each, registers=64) for each in made.values())
+
+
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_finished_logits(cap, capability, tmp_path) -> None:
+    given = torch.empty(6, 50_257, device="meta")
+    made = compile_launches(lambda: logits.finish_logits(given, 0.5, cap), tmp_path, capability)
+    assert fits(made["finish_rows"], registers=64) and ("ex2" in made["finish_rows"].ptx) == (cap is not None)
 
 
 @pytest.mark.parametrize("kept", ["bf16", "i8", "u8"])

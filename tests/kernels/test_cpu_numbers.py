@@ -86,6 +86,24 @@ def test_exp_is_within_two_ulps(any_processor) -> None:
     assert (result[x > 89] == torch.inf).all() and (result[x < -87.01] == 0).all()
 
 
+@pytest.mark.parametrize("lanes", [1, LANES])
+def test_tanh_is_within_two_ulps(any_processor, lanes) -> None:
+    @Compiled
+    def tanh() -> Kernel:
+        k = Kernel("tanh")
+        with k.share(k.counted(2)) as block:
+            k.write(k.tanh(k.read(k.pointer(0), F32, block * lanes, lanes)), k.pointer(1), F32, block * lanes)
+        return k
+
+    x = torch.cat([torch.linspace(-12, 12, 40_000), torch.logspace(-30, 3, 9_984), torch.tensor([0.0, -0.0] * 8)])
+    x = torch.cat([x, torch.tensor([torch.inf, -torch.inf, torch.nan, 88.7, -88.7, 1e30, -1e30, 1e-38] * 2)])
+    result = torch.empty_like(x)
+    tanh()(x, result, torch.tensor([len(x) // lanes]))
+    exact = x.double().tanh()
+    assert ((result - exact).abs() / exact.abs())[(x != 0) & ~x.isnan()].max() < 2 * 2.0**-23
+    assert not result[x == 0].any() and result[x.isnan()].isnan().all()
+
+
 @Compiled
 def _noise(lanes: int) -> Kernel:
     """Arguments: seed and position, bits, noise, what the noise is at most, and again, closer, how many vectors."""

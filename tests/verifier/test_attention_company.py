@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ STORED = [None, torch.int8, torch.float8_e4m3fn]
 everywhere = pytest.mark.parametrize(
     ("processor", "shape", "stored"), by_processor(SHAPES, STORED), ids=str, indirect=["processor"]
 )
+#: A window that ends in a span, positions that are not seen, and what Gemma 2 and gpt-oss do with scores.
+CAPPED = {"window": 270, "first": 1, "softcap": 3.0, "sinks": True}
 #: Committed tokens and nodes: short; over the ends of blocks and of spans; more rows than are put together.
 SIZES = [(0, 3), (5, 1), (250, 9), (511, 2), (600, 16), (300, 40)]
 
@@ -36,14 +39,16 @@ def bench(shape: tuple[int, int, int, torch.dtype]) -> Bench:
 
 def attended(
     laid_out: tuple[Tensor, Tensor, Tensor, PagedRows],
-    window: int | None = None,
-    first: int = 0,
     stored: torch.dtype | None = None,
+    *,
+    sinks: bool = False,
+    **options: Any,
 ) -> Tensor:
-    """stored: what keys and values are quantised to."""
+    """stored: what keys and values are quantised to. sinks: whether heads have some, each its own."""
     query, keys, values, rows = laid_out
-    keys, values, scales = kept(keys, values, stored)
-    return tree_attention(query, keys, values, replace(rows, _places=None), SCALE, window, first, scales=scales)
+    keys, values, options["scales"] = kept(keys, values, stored)
+    options["sinks"] = torch.linspace(4.0, -3.0, query.shape[1]) if sinks else None
+    return tree_attention(query, keys, values, replace(rows, _places=None), SCALE, **options)
 
 
 def same(left: Tensor, right: Tensor) -> bool:
@@ -51,26 +56,26 @@ def same(left: Tensor, right: Tensor) -> bool:
 
 
 @everywhere
-@pytest.mark.parametrize(("window", "first"), [(None, 0), (None, 1), (37, 0), (270, 1)])
-def test_it_is_what_the_reference_says(processor, shape, stored, window, first) -> None:
+@pytest.mark.parametrize("options", [{}, {"first": 1}, {"window": 37}, {"window": 270, "first": 1}, CAPPED], ids=str)
+def test_it_is_what_the_reference_says(processor, shape, stored, options) -> None:
     """NaN stands wherever no row may read."""
     made = bench(shape)
     laid_out = made.lay_out([made.sequence(*size) for size in SIZES], padding=3)
-    result = attended(laid_out, window, first, stored)
+    result = attended(laid_out, stored, **options)
     with references():
-        wanted = attended(laid_out, window, first, stored)
+        wanted = attended(laid_out, stored, **options)
     close = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 3e-2 if stored else 1.6e-2}[shape[-1]]
     torch.testing.assert_close(result, wanted, atol=close, rtol=close)
     assert not result[-3:].any()
 
 
 @everywhere
-@pytest.mark.parametrize(("window", "first"), [(None, 0), (37, 1), (270, 0)])
-def test_a_row_has_the_bits_it_has_alone(processor, shape, stored, window, first) -> None:
+@pytest.mark.parametrize("options", [{}, {"window": 37, "first": 1}, {"window": 270}, CAPPED], ids=str)
+def test_a_row_has_the_bits_it_has_alone(processor, shape, stored, options) -> None:
     """In a tree beside other sequences' trees, among some rows of a chain, and as the only row behind its path."""
     made = bench(shape)
     sequences = [made.sequence(*size) for size in SIZES]
-    result = attended(made.lay_out(sequences, padding=1), window, first, stored)
+    result = attended(made.lay_out(sequences, padding=1), stored, **options)
     begin = 0
     for sequence in sequences:
         nodes = len(sequence.query)
@@ -79,7 +84,7 @@ def test_a_row_has_the_bits_it_has_alone(processor, shape, stored, window, first
             for rows in {1, depth // 2 or 1, depth}:
                 chain = [sequence.compacted(node, rows)]
                 for is_text in (True, False):
-                    alone = attended(made.lay_out(chain, chain=is_text), window, first, stored)
+                    alone = attended(made.lay_out(chain, chain=is_text), stored, **options)
                     assert same(alone[-1], result[begin + node])
         begin += nodes
 
@@ -91,9 +96,9 @@ def test_bits_do_not_depend_on_threads_or_on_how_much_is_shared_among_them(monke
     whole = made.sequence(700, 80, reach=1)
     few = Sequence(700 + 77, [-1, 0, 1], whole.keys, whole.values, whole.query[-3:])
     monkeypatch.setattr(threads.Team, "wanted", lambda self: count)
-    results = [attended(made.lay_out([each], chain=True)) for each in (whole, few)]
+    results = [attended(made.lay_out([each], chain=True), sinks=True) for each in (whole, few)]
     monkeypatch.setattr(threads.Team, "wanted", lambda self: 1)
-    again = attended(made.lay_out([whole], chain=True))
+    again = attended(made.lay_out([whole], chain=True), sinks=True)
     assert same(results[0], again) and same(results[1], again[-3:])
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from foresay.kvpaging.ops import as_bytes
 from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.kernels.cpu import launch
+from foresay.verifier.ops.logits import finish_logits
 from foresay.verifier.ops.norm import add_rms_norm, rms_norm
 from foresay.verifier.ops.rope import rotate_and_store
 from tests.verifier.reading import threads
@@ -121,3 +123,35 @@ def test_keys_and_values_are_quantised_as_the_reference_says(processor, heads, d
         assert all(torch.equal(mine, its) for mine, its in zip(found, kept(slice(None)), strict=True))
     for row in range(8):
         assert all(torch.equal(a[0], b[row]) for a, b in zip(kept(slice(row, row + 1)), found, strict=True))
+
+
+FINISHED = [(0.25, None), (1.0, 30.0), (6.0, 5.0)]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("width", [7, 5003])
+@pytest.mark.parametrize(("scale", "cap"), FINISHED)
+def test_logits_are_scaled_and_then_capped(processor, scale, cap, width, count) -> None:
+    x = noise(ROWS, width)
+    wanted = x.double() * scale
+    wanted = wanted if cap is None else cap * (wanted / cap).tanh()
+    with references():
+        torch.testing.assert_close(finish_logits(x.clone(), scale, cap).double(), wanted, rtol=1e-6, atol=1e-7)
+    with threads(count):
+        found = x.clone()
+        assert finish_logits(found, scale, cap) is found
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-7)
+        assert_rows_are_independent(lambda part: finish_logits(part.clone(), scale, cap), x)
+
+
+def test_a_recording_finishes_as_many_logits_as_there_are() -> None:
+    x, given, count = noise(ROWS, 100), torch.empty(ROWS, 100), torch.zeros(1, dtype=torch.int64)
+    with launch.recording() as recorded:
+        finish_logits(given, 1.0, None)
+        finish_logits(given, 2.0, 30.0, count)
+    for rows in (3, 0, ROWS):
+        given.copy_(x)
+        count.fill_(rows)
+        recorded()
+        assert torch.equal(given[:rows], finish_logits(x[:rows].clone(), 2.0, 30.0))
+        assert torch.equal(given[rows:], x[rows:])

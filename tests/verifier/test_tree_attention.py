@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -52,3 +54,26 @@ def test_it_is_what_the_reference_says(kind, window, first) -> None:
         wanted = tree_attention(query, store.keys[0], store.values[0], rows, SCALE, window, first)
     torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-5)
     assert not result[sum(counts) :].any()
+
+
+@pytest.mark.parametrize("computed", [nullcontext, references], ids=["compiled", "reference"])
+def test_scores_are_capped_and_a_sink_takes_its_share(computed: Callable[[], AbstractContextManager[None]]) -> None:
+    """Two heads over three keys, every number written out; a row that sees no key gives zeros."""
+    page, offsets = torch.zeros(1, dtype=torch.int32), torch.tensor([0, 3], dtype=torch.int32)
+    rows = PagedRows(page[None], 4, page, offsets)
+    query = torch.tensor([[[9.0], [-9.0]]] * 3).repeat_interleave(WIDTH, dim=2)
+    keys, values = (
+        torch.tensor([*numbers, torch.nan])[:, None, None].repeat(1, 1, WIDTH)
+        for numbers in ((1.0, 0.5, -1.0), (1.0, 10.0, 100.0))
+    )
+    sinks = torch.tensor([1.5, -2.0])
+    scores = 2.0 * (torch.tensor([[6.0, 3.0, -6.0], [-6.0, -3.0, 6.0]]) / 2.0).tanh()
+    weights = torch.cat([scores, sinks[:, None]], dim=1).exp()
+    wanted = (weights[:, :3] * torch.tensor([1.0, 10.0, 100.0])).sum(dim=1) / weights.sum(dim=1)
+    scale = 6.0 / 9.0 / WIDTH
+    with computed():
+        found = tree_attention(query, keys, values, rows, scale, softcap=2.0, sinks=sinks)
+        rows._places = None
+        late = tree_attention(query, keys, values, rows, scale, first=2, softcap=2.0, sinks=sinks)
+    torch.testing.assert_close(found[2], wanted[:, None].expand(-1, WIDTH), rtol=1e-6, atol=0)
+    assert late[2].all() and not late[:2].any()

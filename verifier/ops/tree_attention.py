@@ -67,6 +67,8 @@ def tree_attention(
     first: int = 0,
     count: Tensor | None = None,
     scales: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of every row over the committed tokens of its sequence and its own path. Returns [R, H, D] like query.
 
@@ -74,16 +76,19 @@ def tree_attention(
     window: how many positions a row sees, its own included; None: all. first: positions below are not seen.
     A row that sees nothing, and a padding row, gives zeros. count: int64[1], of how many rows, read when it runs (of
     compiled kernels; None: all). scales: fp32[slots, 2, G] of keys and values that are quantised,
-    which may be rounded to the query's dtype when they are read.
+    which may be rounded to the query's dtype when they are read. softcap: a scaled score s becomes
+    ``softcap * tanh(s / softcap)`` (Gemma 2); None: it stays. sinks: fp32[H], one more logit for each query head, which
+    takes part in the softmax and has no value (gpt-oss); None: there are none.
     """
     if query.is_cuda:
-        return _on_gpu(query, keys, values, scales, rows, scale, window, first)
+        return _on_gpu(query, keys, values, scales, rows, scale, window, first, softcap, sinks)
     if compiled(query):
         from foresay.verifier.ops.kernels.cpu import attention
         from foresay.verifier.ops.kernels.cpu.launch import room
 
         mixed = room(query.shape, query.dtype)
-        attention.attend(query, keys, values, scales, rows.found(len(query), count), mixed, scale, window or 0, first)
+        places = rows.found(len(query), count)
+        attention.attend(query, keys, values, scales, places, mixed, scale, window or 0, first, softcap, sinks)
         return mixed
     out = torch.zeros_like(query)
     for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):
@@ -94,7 +99,7 @@ def tree_attention(
             k, v = keys[slots], values[slots]
             if scales is not None:
                 k, v = dequantized(k, scales[slots, 0]), dequantized(v, scales[slots, 1])
-            out[row] = _softmax_attention(query[row], k, v, scale)
+            out[row] = _softmax_attention(query[row], k, v, scale, softcap, sinks)
     return out
 
 
@@ -107,13 +112,15 @@ def _on_gpu(
     scale: float,
     window: int | None,
     first: int,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
     from foresay.verifier.ops.kernels.tree_attention import tree_attention
 
     kernel = chunk_attention if rows.words is None else tree_attention
     assert query.is_contiguous() and keys.is_contiguous() and values.is_contiguous(), "rows lie one behind the other"
-    return kernel(query, keys, values, rows, scale, window, first, scales=scales)
+    return kernel(query, keys, values, rows, scale, window, first, scales=scales, softcap=softcap, sinks=sinks)
 
 
 def _places(rows: PagedRows, sequence: int, order: int, row: int) -> Tensor:
@@ -125,11 +132,18 @@ def _places(rows: PagedRows, sequence: int, order: int, row: int) -> Tensor:
     return torch.tensor([*range(length), *(length + node for node in range(64) if word >> node & 1)])
 
 
-def _softmax_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def _softmax_attention(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
     """[H, D] of one row, whose keys and values are [N, G, D]; sums in fp32."""
     heads, width = query.shape
     if not len(keys):
         return torch.zeros_like(query)
     stacked = query.float().view(keys.shape[1], -1, width)
-    weights = (stacked @ keys.float().permute(1, 2, 0) * scale).softmax(dim=-1)
+    scores = stacked @ keys.float().permute(1, 2, 0) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(*scores.shape[:2], 1)], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : len(keys)]
     return (weights @ values.float().transpose(0, 1)).view(heads, width).to(query.dtype)

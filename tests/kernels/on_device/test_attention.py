@@ -23,12 +23,20 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 #: The dtype of a served model; Triton's interpreter cannot multiply in bf16.
 SERVED = torch.float16 if INTERPRETED else torch.bfloat16
 STORED = [torch.int8, torch.float8_e4m3fn]
+#: What Gemma 2 and gpt-oss do with scores, and a first position that some rows do not reach.
+CAPPED = {"softcap": 1.5, "sinks": True, "window": 300, "first": 1}
 #: Where bits are compared: results of 16 bits hide most of what another order of sums does to 32.
 EXACT = torch.float32 if INTERPRETED else torch.bfloat16
 
 
+def sinks_of(query: Tensor) -> Tensor:
+    """One for each query head."""
+    return torch.linspace(3.0, -2.0, query.shape[1]).to(query.device)
+
+
 def attend(query: Tensor, keys: Tensor, values: Tensor, rows: op.PagedRows, **options: Any) -> Tensor:
-    """stored: what keys and values are quantised to."""
+    """stored: what keys and values are quantised to. sinks: whether heads have some."""
+    options["sinks"] = sinks_of(query) if options.get("sinks") else None
     launch = chunk_attention if rows.words is None else tree_attention
     keys, values, scales = kept(keys, values, options.pop("stored", None))
     return launch(query, keys, values, rows, SCALE, scales=scales, **options)
@@ -38,6 +46,7 @@ def reference(query: Tensor, keys: Tensor, values: Tensor, rows: op.PagedRows, *
     moved: dict[str, Any] = {n: x.cpu() for n in op.PagedRows.__slots__ if isinstance(x := getattr(rows, n), Tensor)}
     there = op.PagedRows(**moved, page_size=rows.page_size)
     keys, values, scales = kept(keys.cpu(), values.cpu(), options.pop("stored", None))
+    options["sinks"] = sinks_of(query).cpu() if options.get("sinks") else None
     return op.tree_attention(query.cpu(), keys, values, there, SCALE, scales=scales, **options)
 
 
@@ -66,6 +75,28 @@ def test_heads_widths_and_pages(groups, group, width, page_size, device) -> None
     sequences = [bench.sequence(0, 1), bench.sequence(100, 5), bench.sequence(63, 3, reach=1)]
     check(bench, sequences, padding=2)
     check(bench, sequences, chain=True, padding=2)
+
+
+@pytest.mark.parametrize("chain", [False, True], ids=["trees", "chunks"])
+@pytest.mark.parametrize("options", [{"softcap": 1.5}, {"sinks": True}, CAPPED], ids=str)
+def test_capped_scores_and_sinks(options, chain, device) -> None:
+    """Rows that see nothing but their sink give zeros."""
+    bench = Bench(2, 3, 64, 16, SERVED, device)
+    check(
+        bench, [bench.sequence(70, 5), bench.sequence(0, 1), bench.sequence(560, 2)], chain=chain, padding=2, **options
+    )
+
+
+@pytest.mark.parametrize("whole_splits", [False, True])
+def test_a_row_with_a_sink_has_the_same_bits_in_any_company(whole_splits, device, monkeypatch) -> None:
+    """Merged by the last program and by a launch, in a chunk, and after another sequence: the sink counts once."""
+    bench = Bench(1, 3, 64, 16, EXACT, device)
+    tree = bench.sequence(1060, 6)
+    in_tree = run(bench, [bench.sequence(30, 2), tree], whole_splits=whole_splits, padding=1, **CAPPED)[2:8]
+    path = tree.compacted(5, roots=len(tree.path(5)))
+    assert torch.equal(run(bench, [path], chain=True, **CAPPED), in_tree[tree.path(5)])
+    monkeypatch.setattr(kernels, "MERGED", ())
+    assert torch.equal(run(bench, [tree], whole_splits=whole_splits, **CAPPED), in_tree)
 
 
 @pytest.mark.parametrize("stored", STORED, ids=str)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.ops import as_bytes, dequantized
+from foresay.verifier.ops import logits as logits_op
 from foresay.verifier.ops import norm as norm_op
 from foresay.verifier.ops import rope as rope_op
-from foresay.verifier.ops.kernels import norm, rotate, segments, take
+from foresay.verifier.ops.kernels import logits, norm, rotate, segments, take
 from foresay.verifier.ops.linear import Partials
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
@@ -177,3 +178,16 @@ def test_what_a_pass_begins_with(keep_normed, width, dtype, device) -> None:
 def test_no_rows_is_no_launch(device) -> None:
     empty = torch.empty(0, 64, device=device)
     assert norm.rms_norm(empty, torch.ones(64, device=device), 1e-5).shape == (0, 64)
+
+
+@pytest.mark.parametrize(("scale", "cap"), [(0.25, None), (1.0, 30.0), (6.0, 5.0)])
+def test_finished_logits(scale, cap, device) -> None:
+    x = noise(device, ROWS, 1500, dtype=torch.float32)
+    wanted, found = logits_op.finish_logits(x.cpu().clone(), scale, cap), x.clone()
+    logits.finish_logits(found, scale, cap)
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-6, atol=1e-6 * (cap or 0.0))
+    for row in range(ROWS):
+        alone = x[row : row + 1].clone()
+        logits.finish_logits(alone, scale, cap)
+        assert torch.equal(alone[0], found[row])
+    logits.finish_logits(x[:0], scale, cap)

@@ -14,15 +14,15 @@ from foresay.verifier.ops.kernels import key_blocks
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.key_blocks import (
     INTEGERS,
-    LOG2_E,
     OPTIONS,
     block_partial,
-    divided,
     empty,
+    finished,
     fold,
     load_queries,
     pages_of,
     rows_at,
+    scaling,
     shape_constants,
     slots_of,
     tile_constants,
@@ -35,9 +35,9 @@ from foresay.verifier.ops.tree_attention import PagedRows
 
 @triton.jit(do_not_specialize=INTEGERS)
 def chunk_rows(query, keys, values, scales, out, tables, lengths, offsets, count, table_stride, first, scale,
-               GROUP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr,
+               sinks, GROUP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr,
                PAGE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
-               SPLIT: tl.constexpr, TILE: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+               SPLIT: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (tiles, G, D / C): rows of chains at ``length ..``, each over all positions up to its own."""
     wait_turn(CHAINED)
     head, first_column = tl.program_id(1), tl.program_id(2) * C
@@ -72,12 +72,12 @@ def chunk_rows(query, keys, values, scales, out, tables, lengths, offsets, count
             valued = rows_at(values, scales + H // GROUP, slots, head, inside, first_column, H // GROUP, D, C,
                              asked.dtype)  # fmt: skip
             ragged = (WINDOW > 0) | (block * BLOCK + BLOCK > length + place * TILE // GROUP + 1)
-            top, more, weighted = block_partial(asked, keyed, valued, visible, scale, ragged)
+            top, more, weighted = block_partial(asked, keyed, valued, visible, scale, ragged, CAP)
             split_largest, split_sums, split_mixed = fold(split_largest, split_sums, split_mixed, top, more, weighted)
         largest, sums, mixed = fold(largest, sums, mixed, split_largest, split_sums, split_mixed)
     columns = first_column + tl.arange(0, C)
     where = (rows.to(tl.int64) * H + heads)[:, None] * D + columns[None, :]
-    result = divided(mixed, sums).to(out.dtype.element_ty)
+    result = finished(largest, sums, mixed, sinks, heads).to(out.dtype.element_ty)
     tl.store(out + where, result, mask=live[:, None] & (columns < D)[None, :])
 
 
@@ -91,14 +91,16 @@ def chunk_attention(
     first: int = 0,
     *,
     scales: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """As :func:`foresay.verifier.ops.tree_attention.tree_attention`, for rows without words."""
     out = torch.zeros_like(query)  # no program writes the padding rows
     shape, tile = shape_constants(query, keys, rows, window), tile_constants(query, keys, rows)
     grid = (tiles_of(query, keys, rows), keys.shape[1], triton.cdiv(query.shape[2], tile["C"]))
-    count, stride = rows.tables.shape
+    (count, stride), (scale, cap) = rows.tables.shape, scaling(scale, softcap)
     chunk_rows[grid](
         query, *as_stored(keys, values, scales), out, rows.tables, rows.lengths, rows.offsets, count, stride, first,
-        scale * LOG2_E, **shape, **tile, num_stages=key_blocks.STAGES, **OPTIONS, **chained(),
+        scale, sinks, **shape, **tile, CAP=cap, num_stages=key_blocks.STAGES, **OPTIONS, **chained(),
     )  # fmt: skip
     return out

@@ -38,19 +38,29 @@ VALUE_COLUMNS = 128
 #: may do so in one kernel and not in the next.
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(LOG2_E)
 #: Numbers that change from batch to batch: a kernel is not compiled again for those that are 1 or even.
 INTEGERS = ("R", "count", "table_stride", "tiles", "parts", "whole_splits", "first")
 
 
 @triton.jit
-def block_partial(query, keys, values, visible, scale, ragged):
+def softcapped(doubled, CAP: tl.constexpr):
+    """``CAP * tanh(x)``. doubled: ``2 * x * log2(e)``."""
+    return CAP - 2.0 * CAP / (tl.exp2(doubled) + 1.0)
+
+
+@triton.jit
+def block_partial(query, keys, values, visible, scale, ragged, CAP: tl.constexpr):
     """Largest score, sum of weights and weighted values of one block: fp32[M], fp32[M], fp32[M, C].
 
-    query: [M, D]. keys: [B, D]. values: [B, C]. visible: bool[M, B] or [1, B]. scale includes log2(e). ragged: whether
-    a row may not see what another sees: only then may a value that is hidden from it be other than finite.
+    query: [M, D]. keys: [B, D]. values: [B, C]. visible: bool[M, B] or [1, B]. scale, CAP: see :func:`scaling`.
+    ragged: whether a row may not see what another sees: only then may a value that is hidden from it be other than
+    finite.
     All sums are MMAs, that of the weights too (against ones), so no order is left to a reduction over threads.
     """
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+    if CAP > 0.0:
+        scores = softcapped(scores, CAP)
     scores = tl.where(visible, scores, float("-inf"))
     largest = tl.max(scores, axis=1)
     from_zero = tl.where(largest == float("-inf"), 0.0, largest)
@@ -150,9 +160,19 @@ def load_queries(query, rows, heads, live, H: tl.constexpr, D: tl.constexpr, WID
 
 
 @triton.jit
-def divided(mixed, sums):
-    """Weighted values over the sum of weights; zeros for a row that sees nothing."""
+def finished(largest, sums, mixed, sinks, heads):
+    """Weighted values over the sum of weights; zeros for a row that sees nothing. sinks: fp32[H], or None. A head's is
+    folded in here, once and last: a partial of one weight and no value."""
+    if sinks is not None:
+        logits = tl.load(sinks + heads) * _LOG2_E
+        largest, sums, mixed = fold(largest, sums, mixed, logits, tl.full(sums.shape, 1.0, tl.float32),
+                                    tl.zeros(mixed.shape, tl.float32))  # fmt: skip
     return mixed / tl.where(sums > 0.0, sums, 1.0)[:, None]
+
+
+def scaling(scale: float, softcap: float | None) -> tuple[float, float]:
+    """What products are multiplied by, and what scores are capped at, 0: nothing; scores are for powers of two."""
+    return (scale * LOG2_E, 0.0) if softcap is None else (2.0 * LOG2_E * scale / softcap, softcap * LOG2_E)
 
 
 def shape_constants(query: Tensor, keys: Tensor, rows: PagedRows, window: int | None) -> dict[str, int]:

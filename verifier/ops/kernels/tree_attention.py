@@ -24,17 +24,17 @@ from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.key_blocks import (
     BLOCK,
     INTEGERS,
-    LOG2_E,
     OPTIONS,
     block_partial,
     bring_rows,
-    divided,
     empty,
+    finished,
     fold,
     load_queries,
     pages_of,
     row_sequence,
     rows_at,
+    scaling,
     shape_constants,
     slots_of,
     tile_constants,
@@ -85,7 +85,7 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
                first_column, R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
                D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
                SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
-               BRING: tl.constexpr):  # fmt: skip
+               CAP: tl.constexpr, BRING: tl.constexpr):  # fmt: skip
     """Partials of committed blocks: a whole split for ``part < whole_splits``, one block for each part behind."""
     sequence, place = tile_sequence(offsets, tile, GROUP, TILE, SEQUENCES, count)
     if sequence >= count:
@@ -127,7 +127,7 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
         keyed = rows_at(keys, scales, slots, head, inside, 0, H // GROUP, D, WIDE, asked.dtype)
         valued = rows_at(values, scales + H // GROUP, slots, head, inside, first_column, H // GROUP, D, C,
                          asked.dtype)  # fmt: skip
-        top, more, weighted = block_partial(asked, keyed, valued, visible, scale, WINDOW > 0)
+        top, more, weighted = block_partial(asked, keyed, valued, visible, scale, WINDOW > 0, CAP)
         largest, sums, mixed = fold(largest, sums, mixed, top, more, weighted)
     _keep(stats, partials, part, rows, heads, live, largest, sums, mixed, first_column, R, H, D, C)
 
@@ -136,7 +136,8 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
 def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, row, tail, head,
           first_column, R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
           D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-          SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+          SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+          CAP: tl.constexpr):  # fmt: skip
     """The partial of one block that touches uncommitted positions: one row over its own keys, in path order."""
     sequence = row_sequence(offsets, row, SEQUENCES, count)
     if sequence >= count:
@@ -158,7 +159,7 @@ def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, 
     keyed = rows_at(keys, scales, slots, head, inside, 0, H // GROUP, D, WIDE, asked.dtype)
     valued = rows_at(values, scales + H // GROUP, slots, head, inside, first_column, H // GROUP, D, C,
                      asked.dtype)  # fmt: skip
-    largest, sums, mixed = block_partial(asked, keyed, valued, inside[None, :], scale, False)
+    largest, sums, mixed = block_partial(asked, keyed, valued, inside[None, :], scale, False, CAP)
     folded = tl.minimum(length // (BLOCK * SPLIT), whole_splits) * SPLIT
     _keep(stats, partials, whole_splits + block - folded, rows, heads, live, largest, sums, mixed, first_column, R, H,
           D, C)  # fmt: skip
@@ -166,7 +167,7 @@ def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, 
 
 @triton.jit
 def _merged(stats, partials, rows, heads, live, length, depths, first_column, R, whole_splits, first,
-            M: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr,
+            sinks, M: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr,
             BLOCK: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """[M, C]: the results of heads of rows of one sequence: blocks into splits and splits into the result, in order."""
     own = length + tl.load(depths + rows, mask=live, other=0)
@@ -191,12 +192,12 @@ def _merged(stats, partials, rows, heads, live, length, depths, first_column, R,
         if (turn < splits) | (block % SPLIT == SPLIT - 1) | (block == last):
             largest, sums, mixed = fold(largest, sums, mixed, split_largest, split_sums, split_mixed)
             split_largest, split_sums, split_mixed = empty(M, C)
-    return divided(mixed, sums)
+    return finished(largest, sums, mixed, sinks, heads)
 
 
 @triton.jit
 def _arrive(stats, partials, out, arrived, lengths, offsets, depths, program, head, first_column, R, count, tiles,
-            parts, whole_splits, first, GROUP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+            parts, whole_splits, first, sinks, GROUP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
             WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
             TILE: tl.constexpr, TAILS: tl.constexpr, MERGED: tl.constexpr):  # fmt: skip
     """Count a program that is done, idle ones too; the last one of a sequence and kv head merges. Each sequence has one
@@ -217,7 +218,8 @@ def _arrive(stats, partials, out, arrived, lengths, offsets, depths, program, he
             rows, heads = begin_row + stacked // GROUP, head * GROUP + stacked % GROUP
             live = rows < end_row
             result = _merged(stats, partials, rows, heads, live, tl.load(lengths + sequence), depths, first_column, R,
-                             whole_splits, first, MERGED, H, D, C, WINDOW, BLOCK, SPLIT, 128 // MERGED)  # fmt: skip
+                             whole_splits, first, sinks, MERGED, H, D, C, WINDOW, BLOCK, SPLIT,
+                             128 // MERGED)  # fmt: skip
             at = (rows.to(tl.int64) * H + heads)[:, None] * D + columns
             tl.store(out + at, result.to(out.dtype.element_ty), mask=live[:, None] & (columns < D))
     elif program >= tiles * parts:  # a row of padding
@@ -228,11 +230,11 @@ def _arrive(stats, partials, out, arrived, lengths, offsets, depths, program, he
 
 @triton.jit(do_not_specialize=INTEGERS)
 def tree_partials(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, out, arrived,
-                  R, count, table_stride, tiles, parts, whole_splits, first, scale, GROUP: tl.constexpr,
+                  R, count, table_stride, tiles, parts, whole_splits, first, scale, sinks, GROUP: tl.constexpr,
                   H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
                   WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
-                  TILE: tl.constexpr, TAILS: tl.constexpr, BRING: tl.constexpr, MERGED: tl.constexpr,
-                  CHAINED: tl.constexpr):  # fmt: skip
+                  TILE: tl.constexpr, CAP: tl.constexpr, TAILS: tl.constexpr, BRING: tl.constexpr,
+                  MERGED: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (tiles * parts + R * TAILS, G, D / C): committed parts of the tiles first, then the rows' tails.
 
     MERGED: the most heads of a kv head, in all rows, for the last program to merge; 0: another launch does.
@@ -242,20 +244,20 @@ def tree_partials(query, keys, values, scales, tables, lengths, offsets, words, 
     if program < tiles * parts:
         _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, program % tiles,
                    program // tiles, head, first_column, R, count, table_stride, whole_splits, first,
-                   scale, GROUP, H, D, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, BRING)  # fmt: skip
+                   scale, GROUP, H, D, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, CAP, BRING)  # fmt: skip
     else:
         own = program - tiles * parts
         _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, own // TAILS,
               own % TAILS, head, first_column, R, count, table_stride, whole_splits, first, scale, GROUP, H, D, WIDE, C,
-              PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE)  # fmt: skip
+              PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, CAP)  # fmt: skip
     if MERGED > 0:
         _arrive(stats, partials, out, arrived, lengths, offsets, depths, program, head, first_column, R, count, tiles,
-                parts, whole_splits, first, GROUP, H, D, C, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, TAILS,
+                parts, whole_splits, first, sinks, GROUP, H, D, C, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, TAILS,
                 MERGED)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=INTEGERS)
-def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_splits, first, H: tl.constexpr,
+def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_splits, first, sinks, H: tl.constexpr,
                D: tl.constexpr, WIDE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr,
                BLOCK: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R, H): the partials of one head of one row."""
@@ -266,7 +268,7 @@ def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_s
     result = tl.zeros([1, WIDE], tl.float32)
     if sequence < count:
         result = _merged(stats, partials, row + one, head + one, one == 0, tl.load(lengths + sequence), depths, 0, R,
-                         whole_splits, first, 1, H, D, WIDE, WINDOW, BLOCK, SPLIT, DEPTH)  # fmt: skip
+                         whole_splits, first, sinks, 1, H, D, WIDE, WINDOW, BLOCK, SPLIT, DEPTH)  # fmt: skip
     at = (row * H + head).to(tl.int64) * D + columns
     tl.store(out + at, result.to(out.dtype.element_ty), mask=columns < D)
 
@@ -306,6 +308,8 @@ def tree_attention(
     whole_splits: bool | None = None,
     *,
     scales: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """As :func:`foresay.verifier.ops.tree_attention.tree_attention`, for rows with words.
 
@@ -314,6 +318,7 @@ def tree_attention(
     assert rows.words is not None and rows.depths is not None, "rows of a text go to chunk_attention"
     count, stride = rows.tables.shape
     total, heads, width = query.shape
+    factor, cap = scaling(scale, softcap)
     shape, tile = shape_constants(query, keys, rows, window), tile_constants(query, keys, rows)
     capacity = stride * rows.page_size
     tiles = tiles_of(query, keys, rows)
@@ -328,14 +333,14 @@ def tree_attention(
     grid = (tiles * parts + total * TAILS, keys.shape[1], triton.cdiv(width, tile["C"]))
     tree_partials[grid](
         query, *as_stored(keys, values, scales), rows.tables, rows.lengths, rows.offsets, rows.words, rows.depths,
-        stats, partials, out, arrived, total, count, stride, tiles, parts, whole, first, scale * LOG2_E, **shape,
-        **tile, TAILS=TAILS, BRING=BRING and not knobs.runtime.interpret, MERGED=merged, num_stages=key_blocks.STAGES,
-        **OPTIONS, **chained(),
+        stats, partials, out, arrived, total, count, stride, tiles, parts, whole, first, factor, sinks, **shape,
+        **tile, CAP=cap, TAILS=TAILS, BRING=BRING and not knobs.runtime.interpret, MERGED=merged,
+        num_stages=key_blocks.STAGES, **OPTIONS, **chained(),
     )  # fmt: skip
     if merged:
         return out
     tree_merge[(total, heads)](
-        stats, partials, out, rows.lengths, rows.offsets, rows.depths, total, count, whole, first, **shape, DEPTH=DEPTH,
-        **OPTIONS | {"num_warps": 1}, **chained(),
+        stats, partials, out, rows.lengths, rows.offsets, rows.depths, total, count, whole, first, sinks, **shape,
+        DEPTH=DEPTH, **OPTIONS | {"num_warps": 1}, **chained(),
     )  # fmt: skip
     return out

@@ -18,6 +18,8 @@ _LOG = (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
     2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
 )  # fmt: skip
+#: Cephes's, from the ninth power down to the third.
+_TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
 
 
 class Arithmetic(Conversions):
@@ -95,6 +97,19 @@ class Arithmetic(Conversions):
         for factor in _EXP[1:]:
             series = self.fma(series, rest, self.constant(factor, rest.type))
         return series
+
+    def tanh(self, value: Value) -> Value:
+        """The hyperbolic tangent of fp32, within two ulps; NaN for NaN."""
+        square, series = value * value, self.constant(_TANH[0], value.type)
+        for factor in _TANH[1:]:
+            series = self.fma(series, square, self.constant(factor, value.type))
+        near = self.fma(value * square, series, value)
+        far = self.constant(1.0, value.type) - self.constant(2.0, value.type) / (self.exp(value * 2.0) + 1.0)
+        return self.select(square < 0.625 * 0.625, near, far)
+
+    def softcapped(self, value: Value, cap: float) -> Value:
+        """``cap * tanh(value / cap)``."""
+        return self.tanh(value * (1.0 / cap)) * cap
 
     def log(self, value: Value) -> Value:
         """The natural logarithm of a positive, normal fp32, within an ulp or two."""

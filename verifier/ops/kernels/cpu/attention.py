@@ -5,7 +5,8 @@
     scores   of 16 positions together, those of a block [16 j, 16 j + 16); a lane's position is what decides its order
     weights  exp(score - the span's largest), summed lane by lane over the blocks, then over the lanes
     values   weighted and added in the order of positions
-    spans    folded into each other in their order: sums are brought to the larger of both largest scores
+    spans    folded into each other in their order: sums are brought to the larger of both largest scores; where a
+             head has a sink, that is folded in last, once
 
 Rows of one sequence share the blocks that all of them see; what only some see, at the end of their texts or on their
 paths, each has for itself. Where the border lies, and which rows there are, changes no sum. A key is read where its
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,18 +45,20 @@ def attend(
     scale: float,
     window: int = 0,
     first: int = 0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """query, out: [R, H, D]. keys, values: [slots, G, D]. scales: fp32[slots, 2, G] of quantised ones. window: how many
-    positions a row sees; 0: all.
+    positions a row sees; 0: all. sinks: fp32[H].
     """
     groups, dim = keys.shape[-2:]
     team = query.shape[1] // groups
     own, part = _numbers(dim, query.shape[1], groups)
-    _attention(query.dtype, keys.dtype, dim, team, groups, scale)(
+    _attention(query.dtype, keys.dtype, dim, team, groups, Scores(scale, softcap, sinks is not None))(
         query, keys, values, out, places.slots, places.slots.shape[1], places.info, places.paths, places.units,
         places.number, window, first, launch.room((threads.MOST, own), torch.float32),
         launch.room((PARTS, part), torch.float32), launch.zeros(len(query) * groups, torch.int32),
-        0 if scales is None else scales,
+        0 if scales is None else scales, 0 if sinks is None else sinks,
     )  # fmt: skip
 
 
@@ -70,9 +74,17 @@ def _numbers(dim: int, heads: int, groups: int) -> tuple[int, int]:
 _HEADS = 4
 
 
+class Scores(NamedTuple):
+    """How a product becomes a score, and whether heads have sinks."""
+
+    scale: float
+    softcap: float | None
+    sinks: bool
+
+
 @Compiled
-def _attention(dtype: torch.dtype, stored: torch.dtype, dim: int, team: int, groups: int, scale: float) -> Kernel:
-    return _Attention(Kernel("attend"), dtype, stored, dim, team, groups, scale).write()
+def _attention(dtype: torch.dtype, stored: torch.dtype, dim: int, team: int, groups: int, scores: Scores) -> Kernel:
+    return _Attention(Kernel("attend"), dtype, stored, dim, team, groups, scores).write()
 
 
 class _Attention:
@@ -81,9 +93,9 @@ class _Attention:
     """
 
     def __init__(
-        self, k: Kernel, dtype: torch.dtype, stored: torch.dtype, dim: int, team: int, groups: int, scale: float
+        self, k: Kernel, dtype: torch.dtype, stored: torch.dtype, dim: int, team: int, groups: int, scores: Scores
     ) -> None:
-        self.k, self.of, self.dim, self.team, self.groups, self.scale = k, OF_TORCH[dtype], dim, team, groups, scale
+        self.k, self.of, self.dim, self.team, self.groups, self.scores = k, OF_TORCH[dtype], dim, team, groups, scores
         self.query, keys, values, self.out, self.slots = (k.pointer(index) for index in range(5))
         scales = k.pointer(15) if stored in LARGEST else None
         self.keys = Stored(keys, scales)
@@ -91,6 +103,7 @@ class _Attention:
         self.slots_of, self.info, self.paths, self.units = k.number(5), k.pointer(6), k.pointer(7), k.pointer(8)
         self.number, self.window, self.lowest = k.counted(9), k.number(10), k.number(11)
         self.shared, self.arrived = k.pointer(13), k.pointer(14)
+        self.sinks = k.pointer(16) if scores.sinks else None
         own, self.row_part = _numbers(dim, team * groups, groups)
         scratch = k.at(k.pointer(12), k.thread * own, F32)
         self.spans = Spans(k, self.of, OF_TORCH[stored], dim, team, groups, scratch)
@@ -215,7 +228,7 @@ class _Attention:
     def _attend(self, span: Value) -> None:
         part = self._part(span)
         with self._pieces(span) as piece:
-            self.spans.score(self.keys, piece, self.scale)
+            self.spans.score(self.keys, piece, self.scores.scale, self.scores.softcap)
         with self._seeing(span) as (first, low, high):
             self._weigh(first, part, span * SPAN, low, high)
         with self._pieces(span) as piece:
@@ -245,6 +258,9 @@ class _Attention:
             with self._seeing(each) as (query, _, _), k.loop(query, query + self.team) as one:
                 self.parts.fold(self.parts.of(part, one), self.parts.of(self.whole, one))
         with k.when(last), self._of_heads() as (head, number, query):
+            if self.sinks is not None:
+                sink = k.load(self.sinks, F32, head * self.team + number % self.team)
+                self.parts.fold_sink(sink, self.parts.of(self.whole, query))
             row = number // self.team
             sees = k.load(self.begins, I64, row) < k.load(self.ends, I64, row)
             self._finish(self._of_query(head, number), self.parts.of(self.whole, query), sees)

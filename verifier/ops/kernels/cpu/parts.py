@@ -83,6 +83,15 @@ class Parts:
         for at in range(0, self.top, LANES):
             k.store(k.fma(k.load(part, vector(F32), at), take, k.load(whole, vector(F32), at) * keep), whole, at)
 
+    def fold_sink(self, sink: Value, whole: Value) -> None:
+        """Add a logit that has no value to the whole, as a part of its own."""
+        k, before = self.k, self.k.load(whole, F32, self.top)
+        top = k.larger(before, sink)
+        keep, take = (k.exp_below(each - top) for each in (before, sink))
+        k.store(k.fma(k.load(whole, F32, self.total), keep, take), whole, self.total)
+        for at in range(0, self.top, LANES):
+            k.store(k.load(whole, vector(F32), at) * k.spread(keep), whole, at)
+
     def value(self, whole: Value, of: Any, at: int | Value, sees: Value) -> Value:
         """What a query has of values; zeros if it sees nothing. A zero has no sign: one that was folded has none."""
         k = self.k

@@ -1,4 +1,4 @@
-"""What is done to each row for itself: taking rows of a table, norms, rotation."""
+"""What is done to each row for itself: taking rows of a table, norms, rotation, finishing logits."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ def take_columns(x: Tensor, places: Tensor, out: Tensor, count: Tensor) -> None:
 def copy_rows(x: Tensor, out: Tensor, count: Tensor) -> None:
     """``out = x`` in the first ``count`` rows. x, out: [R, ..], contiguous."""
     _copying()(x, out, count, x[0].numel() * x.element_size())
+
+
+#: Logits that a thread finishes at a time.
+_COLUMNS = 4096
+
+
+def finish_logits(logits: Tensor, scale: float, cap: float | None, count: Tensor) -> None:
+    """Scale and cap the first ``count`` rows. logits: fp32[W, V], contiguous."""
+    _finishing(scale, cap)(logits, count, logits.shape[1])
 
 
 def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, out: Tensor, eps: float, count: Tensor) -> None:
@@ -91,6 +100,23 @@ def _copying() -> Kernel:
     x, out, size = k.pointer(0), k.pointer(1), k.number(3)
     with k.share(k.counted(2)) as row:
         k.copy(k.bytes_at(x, row * size), k.bytes_at(out, row * size), size)
+    return k
+
+
+@Compiled
+def _finishing(scale: float, cap: float | None) -> Kernel:
+    k = Kernel("finish_logits")
+    width = k.number(2)
+    pieces = (width + (_COLUMNS - 1)) // _COLUMNS
+    with k.share(k.counted(1) * pieces) as unit:
+        begin = unit % pieces * _COLUMNS
+        piece = k.at(k.pointer(0), unit // pieces * width + begin, F32)
+
+        def finish(index: Value, lanes: int) -> None:
+            value = k.read(piece, F32, index, lanes) * scale
+            k.write(value if cap is None else k.softcapped(value, cap), piece, F32, index)
+
+        k.across(k.smallest(width - begin, _COLUMNS), finish)
     return k
 
 

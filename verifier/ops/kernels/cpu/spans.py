@@ -233,8 +233,8 @@ class Spans:
                 with k.when(left.equals(number)):
                     yield (head - piece.heads[0]) * piece.all + piece.first + begin, number
 
-    def score(self, keys: Stored, piece: Piece, scale: float) -> None:
-        """The scores of all positions of a piece; minus infinity where one is not seen."""
+    def score(self, keys: Stored, piece: Piece, scale: float, softcap: float | None) -> None:
+        """The scores of all positions of a piece, capped if ``softcap``; minus infinity where one is not seen."""
         k = self.k
         with k.loop(piece.low, piece.high, LANES) as at:
             self._ask(keys, piece, at + LANES * _AHEAD)
@@ -244,8 +244,8 @@ class Spans:
                 self._arrange_keys(keys, slots, head)
                 for first, number in self._tiles(piece, head):
                     for query, total in enumerate(self._scored(first, number)):
-                        score = k.select(seen, total * scale, float("-inf"))
-                        k.store(score, self.scores_of(first + query), at - piece.span)
+                        score = total * scale if softcap is None else k.softcapped(total * scale, softcap)
+                        k.store(k.select(seen, score, float("-inf")), self.scores_of(first + query), at - piece.span)
 
     def _scored(self, first: Value, number: int) -> list[Value]:
         """Sums of so many queries over D, for 16 positions."""
