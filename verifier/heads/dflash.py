@@ -30,7 +30,7 @@ from foresay.verifier.heads.dflash_weights import DFlashWeights
 from foresay.verifier.heads.layer import HeadLayer, PagedHead
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.rope import RopeTable
-from foresay.verifier.ops.norm import rms_norm
+from foresay.verifier.ops.norm import Norm, norm
 from foresay.verifier.ops.take import take_rows
 from foresay.verifier.paged_rows import StaticRows
 
@@ -57,7 +57,7 @@ class DFlashHead(PagedHead):
         """Store keys and values of committed positions, int64[R] as their slots. features: the target's, [R, H']."""
         eps = self.layer.rms_norm_eps
         fused = self._fc(torch.cat([features[name] for name in self.config.names], dim=-1))
-        context, rotation = rms_norm(fused, self._norms["hidden_norm"], eps), self._rope.rows(positions)
+        context, rotation = norm(fused, Norm(self._norms["hidden_norm"], eps)), self._rope.rows(positions)
         for layer in self._layers:
             layer.placed(context, slots, rotation, store)
 
@@ -74,15 +74,15 @@ class DFlashHead(PagedHead):
         """
         rotation, eps = self._rope.rows(rows.positions), self.layer.rms_norm_eps
         x = take_rows(self._embed, rows.tokens)
-        mixed = rms_norm(x, self._layers[0].norms["input_layernorm"], eps)
+        mixed = norm(x, Norm(self._layers[0].norms["input_layernorm"], eps))
         norms = [*(layer.norms["input_layernorm"] for layer in self._layers[1:]), self._norms["norm"]]
-        for number, (layer, norm) in enumerate(zip(self._layers, norms, strict=True)):
+        for number, (layer, above) in enumerate(zip(self._layers, norms, strict=True)):
             seen = layer.seen(
                 mixed, causal if causal is not None and self.config.causal[number] else rows, rotation, store
             )
             if number == len(self._layers) - 1 and rows.wanted is not None:
                 x, seen = take_rows(x, rows.wanted), take_rows(seen, rows.wanted)
-            mixed = layer.finish(x, seen, norm)
+            mixed = layer.finish(x, seen, above)
         return mixed
 
     def logits(self, states: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from foresay.verifier.heads.layer import HeadLayer, PagedHead
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.rope import RopeTable
 from foresay.verifier.ops.level import known_tokens
-from foresay.verifier.ops.norm import pair, rms_norm
+from foresay.verifier.ops.norm import Norm, norm, pair
 from foresay.verifier.ops.take import take_rows
 from foresay.verifier.paged_rows import StaticRows, WrittenRows
 
@@ -131,7 +131,7 @@ class EagleHead(PagedHead):
         return self._norm_if_any("fused_layernorm", fused), fused
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        return rms_norm(x, self._norms[name], self.layer.rms_norm_eps)
+        return norm(x, Norm(self._norms[name], self.layer.rms_norm_eps))
 
     def _norm_if_any(self, name: str, x: Tensor) -> Tensor:
         return self._norm(name, x) if name in self._norms else x

@@ -10,7 +10,7 @@ from foresay.verifier.model.config import AFTER_ATTENTION, ModelConfig
 from foresay.verifier.model.decoder import Layer
 from foresay.verifier.model.paged_pass import attended
 from foresay.verifier.model.weights import LayerWeights
-from foresay.verifier.ops.norm import add_rms_norm
+from foresay.verifier.ops.norm import Norm, add_norm
 from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.paged_rows import StaticRows
 
@@ -43,13 +43,9 @@ class HeadLayer:
     def finish(self, x: Tensor, seen: Tensor, norm: Tensor | None) -> Tensor:
         """The rest of the layer is added to x, [R, H], in place. Returns x, normed with ``norm`` if there is one."""
         layer = self._layer
-        normed = add_rms_norm(x, layer.output.unfinished(seen), layer.before_mlp, self._eps)
+        normed = add_norm(x, layer.output.unfinished(seen), Norm(layer.before_mlp, self._eps))
         gated = layer.gate_up.gated(normed)
-        return (
-            x.add_(layer.down(gated))
-            if norm is None
-            else add_rms_norm(x, layer.down.unfinished(gated), norm, self._eps)
-        )
+        return add_norm(x, layer.down.unfinished(gated), None if norm is None else Norm(norm, self._eps))
 
 
 class PagedHead:

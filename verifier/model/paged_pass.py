@@ -17,7 +17,7 @@ from foresay.spec.protocols import FeatureRequest
 from foresay.verifier.model.decoder import Decoder, Layer
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.linear import Partials
-from foresay.verifier.ops.norm import add_rms_norm, embed, rms_norm
+from foresay.verifier.ops.norm import Norm, add_norm, embed, norm
 from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.ops.take import copy_rows, take_rows
 from foresay.verifier.ops.tree_attention import tree_attention
@@ -34,16 +34,17 @@ def paged_pass(
     """
     asked, eps, count = features or FeatureRequest(), decoder.config.rms_norm_eps, rows.count
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
-    x, normed = embed(decoder.embedding, rows.tokens, first, eps, count)
+    x, normed = embed(decoder.embedding, rows.tokens, Norm(first, eps), count)
     rotations, taken = decoder.rotations(rows.positions, count), Features()
     for index, (layer, next_norm) in enumerate(zip(decoder.layers, norms, strict=True)):
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
         of_attention, of_mlp = layer.behind or (None, None)
         mixed = attention(decoder, index, layer, normed, rotations[index], rows, store)
-        normed = add_rms_norm(x, _branch(layer.output, mixed, of_attention, eps, count), layer.before_mlp, eps, count)
+        branch = _branch(layer.output, mixed, of_attention, eps, count)
+        normed = add_norm(x, branch, Norm(layer.before_mlp, eps), count)
         gated = layer.gate_up.gated(normed, count)
-        normed = add_rms_norm(x, _branch(layer.down, gated, of_mlp, eps, count), next_norm, eps, count)
+        normed = add_norm(x, _branch(layer.down, gated, of_mlp, eps, count), Norm(next_norm, eps), count)
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
     if asked.final:
@@ -51,9 +52,9 @@ def paged_pass(
     return _logits(decoder, normed, rows), taken
 
 
-def _branch(product: Linear, x: Tensor, norm: Tensor | None, eps: float, count: Tensor | None) -> Tensor | Partials:
+def _branch(product: Linear, x: Tensor, weight: Tensor | None, eps: float, count: Tensor | None) -> Tensor | Partials:
     """What is added to the residual stream: a product, normed where the model does that."""
-    return product.unfinished(x, count) if norm is None else rms_norm(product(x, count), norm, eps, count)
+    return product.unfinished(x, count) if weight is None else norm(product(x, count), Norm(weight, eps), count)
 
 
 def attention(
