@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from foresay.verifier.ops.kernels import logits, norm, rotate, take
+from foresay.verifier.ops.norm import Norm
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
@@ -20,13 +21,17 @@ def fits(made: Compiled, registers: int) -> bool:
     return made.stack == 0 and made.registers <= registers
 
 
-@pytest.mark.parametrize(("width", "add"), [(576, True), (4096, True), (8192, False)])
-def test_norm(width, add, capability, tmp_path) -> None:
-    arguments = bf16("x", "y", "bias", "weight", "out") | {"R": "i32", "eps": "fp32"} | ({"y": "*fp32"} if add else {})
-    read = {"SEGMENTS": 4 if add else 1, "BIAS": add, "CHAINED": capability >= 90}
-    constants = {"WIDTH": width, "BLOCK": norm.block(width), "ADD": add} | read
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(("width", "share"), [(576, 1.0), (4096, 1.0), (4096, 0.22), (8192, 0.0)])
+def test_norm(width, share, centred, capability, tmp_path) -> None:
+    """Plain, or a layer norm with a bias in fp32."""
+    arguments = bf16("x", "y", "bias", "weight", "shift", "out") | {"R": "i32", "eps": "fp32"}
+    arguments |= ({"y": "*fp32"} if share else {}) | (dict.fromkeys(("weight", "shift"), "*fp32") if centred else {})
+    read = {"SEGMENTS": 4 if share else 1, "BIAS": bool(share), "CHAINED": capability >= 90}
+    how = {"SHARE": share, "NORM": True, "SHIFTED": centred, "CENTRED": centred}
+    constants = {"WIDTH": width, "BLOCK": norm.block(width)} | how | read
     made = compile_kernel(norm.norm_rows, arguments, constants, tmp_path, capability, norm.warps(width))
-    assert fits(made, registers=64)
+    assert fits(made, registers=80 if centred else 64)
     assert "rsqrt.approx" not in made.ptx, "the root is rounded as torch's"
 
 
@@ -37,7 +42,7 @@ def test_what_a_pass_begins_with(capability, tmp_path) -> None:
     def call() -> None:
         tokens = of(6, dtype=torch.int64)
         take.take_both(of(64, 128), of(64, 128), tokens)
-        take.embed(of(64, 4096), tokens, of(4096), 1e-5)
+        take.embed(of(64, 4096), tokens, Norm(of(4096), 1e-5))
         take.pair(of(64, 4096), tokens, of(6, 4096), (of(4096), of(4096)), 1e-5, keep_normed=False)
 
     made = compile_launches(call, tmp_path, capability)

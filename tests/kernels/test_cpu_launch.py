@@ -21,7 +21,7 @@ from foresay.verifier.ops.kernels.cpu.threads import Threads, give_way, use, wan
 from foresay.verifier.ops.kernels.cpu.traced import ReadsNumbers
 from foresay.verifier.ops.kernels.cpu.types import I64
 from foresay.verifier.ops.kernels.cpu.walk import PLACES, walker
-from foresay.verifier.ops.norm import add_rms_norm
+from foresay.verifier.ops.norm import Norm, add_norm
 
 
 @pytest.fixture(autouse=True, params=[1, 2, 4])
@@ -88,7 +88,7 @@ def test_a_recording_owns_what_its_kernels_touch() -> None:
     """And uses memory again that nothing names any more, as views do."""
     x, weight = torch.randn(6, 32), torch.ones(32)
     with recording() as made:
-        kept = add_rms_norm(x, torch.randn(6, 32), weight, 1e-5)
+        kept = add_norm(x, torch.randn(6, 32), Norm(weight, 1e-5))
         first = room((6, 32), torch.float32)
         place, view = first.data_ptr(), first.view(3, 64)
         del first
@@ -192,7 +192,7 @@ def test_denormals_are_numbers_in_every_thread() -> None:
     x, tiny, one = torch.full((8, 32), 1e-40), torch.full((8, 32), 1e-40), torch.ones(32)
     assert torch.set_flush_denormal(True)
     try:
-        add_rms_norm(x, tiny, one, 1e-5)
+        add_norm(x, tiny, Norm(one, 1e-5))
         added = tiny + tiny
     finally:
         torch.set_flush_denormal(False)

@@ -169,7 +169,7 @@ def test_other_numbers_are_noticed() -> None:
             numbers.append(numbers[-1] + 1)
             with pytest.raises(NotOnTheDevice, match="was captured as"):
                 graph()
-        kept = captured(without_stops(lambda: norm.rms_norm(x, x, numbers[-1])))
+        kept = captured(without_stops(lambda: norm.norm(x, norm.Norm(x, numbers[-1]))))
         numbers.append(0.5)
         with pytest.raises(NotOnTheDevice, match="was captured as"):
             kept()

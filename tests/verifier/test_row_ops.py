@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foresay.kvpaging.ops import as_bytes
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.kernels.cpu import launch
+from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.logits import finish_logits
-from foresay.verifier.ops.norm import add_rms_norm, rms_norm
+from foresay.verifier.ops.norm import Norm, add_norm, embed, norm
 from foresay.verifier.ops.rope import rotate_and_store
 from tests.verifier.reading import threads
 
@@ -43,15 +44,118 @@ def test_norm(processor, wide, width, dtype, count) -> None:
     with threads(count):
         exact = x.double()
         wanted = exact / (exact.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-        result = rms_norm(x, weight, 1e-5)
+        how = Norm(weight, 1e-5)
+        result = norm(x, how)
         # One rounding, or one more before the weight.
         assert torch.allclose(
             result.double(), wanted, rtol=(0.51 if wide else 4) * torch.finfo(dtype).eps + 1e-6, atol=1e-6
         )
-        assert_rows_are_independent(lambda part: rms_norm(part, weight, 1e-5), x)
+        assert_rows_are_independent(lambda part: norm(part, how), x)
         added, stream = noise(ROWS, width, dtype=dtype).flip(0).contiguous(), x.clone()
-        normed = add_rms_norm(stream, added, weight, 1e-5)
-        assert torch.equal(stream, x + added) and torch.equal(normed, rms_norm(x + added, weight, 1e-5))
+        normed = add_norm(stream, added, how)
+        assert torch.equal(stream, x + added) and torch.equal(normed, norm(x + added, how))
+
+
+def in_torch_s_words(x: Tensor, how: Norm) -> Tensor:
+    """What torch's own function gives, in fp64."""
+    shape, weight = x.shape[-1:], how.weight.double()
+    if how.centred:
+        return functional.layer_norm(
+            x.double(), shape, weight, None if how.bias is None else how.bias.double(), how.eps
+        )
+    normed = functional.rms_norm(x.double(), shape, weight, how.eps)
+    return normed if how.bias is None else normed + how.bias.double()
+
+
+#: Biased or not, centred or not; the plain norm is above.
+WAYS = [(True, False), (False, True), (True, True)]
+
+
+def way(width: int, biased: bool, centred: bool, dtype: torch.dtype) -> Norm:
+    return Norm(noise(width, dtype=dtype), 1e-5, noise(2, width, dtype=dtype)[1] if biased else None, centred)
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["weight", "weight of fp32"])
+@pytest.mark.parametrize(("biased", "centred"), WAYS)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+def test_the_reference_norms_as_torch_does(dtype, biased, centred, wide) -> None:
+    x = noise(ROWS, 100, dtype=dtype) + 3.0
+    how = way(100, biased, centred, torch.float32 if wide else dtype)
+    with references():
+        result, before = norm(x, how), x.clone()
+        assert result.dtype is dtype and torch.equal(x, before)
+    # One rounding, or another of a number of up to 4 before it is multiplied.
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        result.double(),
+        in_torch_s_words(x, how),
+        rtol=(0.51 if wide else 1.1) * eps + 1e-6,
+        atol=4e-6 + (0 if wide else 8 * eps),
+    )
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["weight", "weight of fp32"])
+@pytest.mark.parametrize(("biased", "centred"), WAYS)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [100, 4096])
+def test_kernels_norm_as_the_reference_does(processor, width, dtype, biased, centred, wide) -> None:
+    """Up to a rounding that falls the other way; and each row as if it were alone."""
+    x, how = noise(ROWS, width, dtype=dtype) + 3.0, way(width, biased, centred, torch.float32 if wide else dtype)
+    with threads(3):
+        result = norm(x, how)
+        with references():
+            wanted = norm(x, how)
+        torch.testing.assert_close(result, wanted, rtol=torch.finfo(dtype).eps, atol=1e-5 if wide else 0.02)
+        assert (result != wanted).float().mean() < (1.0 if dtype is torch.float32 else 0.02)
+        assert_rows_are_independent(lambda part: norm(part, how), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_mean_far_from_zero_takes_no_digits(dtype) -> None:
+    """The squares of what is left when it is gone are added, not those of all."""
+    x = 4096.0 + 32 * noise(ROWS, 576, dtype=dtype)
+    how = Norm(torch.ones(576), 1e-5, centred=True)
+    rounded = 0.51 * torch.finfo(dtype).eps + 1e-5
+    torch.testing.assert_close(norm(x, how).double(), in_torch_s_words(x, how), rtol=rounded, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["none", "rms", "layer"])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [16, 100])
+def test_a_share_of_a_branch_is_added(processor, width, dtype, how) -> None:
+    """Rounded before that, as transformers does it; then the norm of the sum, if any, as of any row."""
+    x, y = noise(ROWS, width, dtype=dtype), noise(2, ROWS, width, dtype=dtype)[1]
+    normed = {"none": None, "rms": Norm(noise(width, dtype=dtype), 1e-5)}.get(
+        how, way(width, True, True, torch.float32)
+    )
+    for share in (1.0, 0.22):
+        stream, plain = x.clone(), x.clone()
+        result = add_norm(stream, y, normed, share=share)
+        assert torch.equal(stream, x + share * y)
+        assert result is stream if normed is None else torch.equal(result, norm(stream, normed))
+        with references():
+            wanted = add_norm(plain, y, normed, share=share)
+        assert torch.equal(plain, stream) and (wanted is plain) == (normed is None)
+
+
+def test_a_pass_begins_without_a_norm_where_there_is_none() -> None:
+    """What is normed is the stream itself: a product of it reads it before anything is added to it."""
+    table, tokens = noise(9, 32), torch.tensor([3, 8, 0])
+    x, normed = embed(table, tokens, None)
+    assert torch.equal(x, table[tokens]) and normed is x
+
+
+def test_an_addition_is_recorded_as_norms_are() -> None:
+    """And reads how many rows there are when it runs."""
+    x, y, count = noise(6, 32), noise(7, 6, 32)[1], torch.tensor([4])
+    begun, how = x.clone(), Norm(noise(32), 1e-5, noise(2, 32)[1], centred=True)
+    with recording() as made:
+        add_norm(x, y, None, count, share=0.5)
+        normed = add_norm(x, y, how, count)
+    assert torch.equal(x, begun), "recorded, not run"
+    made()
+    assert torch.equal(x[:4], (begun + 0.5 * y + y)[:4]) and torch.equal(x[4:], begun[4:])
+    assert torch.equal(normed[:4], norm(x, how)[:4])
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -61,9 +165,10 @@ def test_norm_of_the_heads_of_each_row(heads, dtype, count) -> None:
     """Query and key norms: all heads of a row are normed alike, and lie among others in memory."""
     x, weight = noise(ROWS, heads[0] + 2, heads[1], dtype=dtype), noise(heads[1], dtype=dtype)
     with threads(count):
-        one_by_one = torch.stack([rms_norm(head.contiguous(), weight, 1e-5) for head in x[:, :-2].unbind(1)], dim=1)
-        assert torch.equal(rms_norm(x[:, :-2], weight, 1e-5), one_by_one)
-        assert_rows_are_independent(lambda part: rms_norm(part[:, :-2], weight, 1e-5), x)
+        how = Norm(weight, 1e-5)
+        one_by_one = torch.stack([norm(head.contiguous(), how) for head in x[:, :-2].unbind(1)], dim=1)
+        assert torch.equal(norm(x[:, :-2], how), one_by_one)
+        assert_rows_are_independent(lambda part: norm(part[:, :-2], how), x)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -146,7 +251,7 @@ def test_logits_are_scaled_and_then_capped(processor, scale, cap, width, count) 
 
 def test_a_recording_finishes_as_many_logits_as_there_are() -> None:
     x, given, count = noise(ROWS, 100), torch.empty(ROWS, 100), torch.zeros(1, dtype=torch.int64)
-    with launch.recording() as recorded:
+    with recording() as recorded:
         finish_logits(given, 1.0, None)
         finish_logits(given, 2.0, 30.0, count)
     for rows in (3, 0, ROWS):

@@ -30,8 +30,7 @@ from foresay.verifier.heads.dflash_weights import DFlashWeights
 from foresay.verifier.heads.layer import PagedHead
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.rope import RopeTable
-from foresay.verifier.ops.norm import embed_norm as embed
-from foresay.verifier.ops.norm import norm
+from foresay.verifier.ops.norm import embed, norm
 from foresay.verifier.ops.take import take_rows
 from foresay.verifier.paged_rows import StaticRows
 

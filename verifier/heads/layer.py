@@ -28,8 +28,8 @@ class HeadLayer:
 
     def seen(self, mixed: Tensor, rows: StaticRows, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
         """[R, Hq D]: what static rows read of those before them; their own keys and values are stored before."""
-        query, node = self.placed(mixed, rows.slots, rotation, store), self._node.attention
-        return attended(query, store.layer(self._number), rows, node.scale, node.window, self._first)
+        query = self.placed(mixed, rows.slots, rotation, store)
+        return attended(query, store.layer(self._number), rows, self._node.attention, None, self._first)
 
     def placed(self, mixed: Tensor, slots: Tensor, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
         """[R, Hq, D]: the queries of rows whose keys and values are stored."""

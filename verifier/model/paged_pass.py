@@ -18,8 +18,8 @@ from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.ops.linear import Partials
-from foresay.verifier.ops.norm import Norm, add_norm, norm
-from foresay.verifier.ops.norm import embed_norm as embed
+from foresay.verifier.ops.logits import finish_logits
+from foresay.verifier.ops.norm import Norm, add_norm, embed, norm
 from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.ops.take import copy_rows, take_rows
 from foresay.verifier.ops.tree_attention import tree_attention
@@ -71,7 +71,7 @@ def attention(
     stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` gives them.
     """
     query = placed(layer, normed, rotation, rows.slots, stored, rows.count)
-    return attended(query, stored, rows, node.scale, node.window)
+    return attended(query, stored, rows, node, layer.sinks)
 
 
 def placed(
@@ -101,29 +101,27 @@ def placed(
 
 def attended(
     query: Tensor,
-    layer: tuple[Tensor, Tensor, Tensor | None],
+    stored: tuple[Tensor, Tensor, Tensor | None],
     rows: StaticRows,
-    scale: float,
-    window: int | None = None,
+    node: Attention,
+    sinks: Tensor | None,
     first: int = 0,
 ) -> Tensor:
-    """[R, Q * D]: the attention of all groups of rows (:func:`~foresay.verifier.ops.tree_attention.tree_attention`).
-
-    layer: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` gives them.
-    """
-    keys, values, scales = layer
-    seen = [
-        tree_attention(query[group.rows], keys, values, group.paged, scale, window, first, rows.count, scales)
-        for group in rows.groups
-    ]
+    """[R, Q * D]: the attention of all groups of rows (:func:`~foresay.verifier.ops.tree_attention.tree_attention`)."""
+    keys, values, scales = stored
+    how = node.scale, node.window, first, rows.count, scales, node.softcap, sinks
+    seen = [tree_attention(query[group.rows], keys, values, group.paged, *how) for group in rows.groups]
     return (seen[0] if len(seen) == 1 else torch.cat(seen)).flatten(1)
 
 
 def _logits(decoder: Decoder, normed: Tensor, rows: StaticRows) -> Tensor:
     """fp32[W, V]."""
-    wanted = rows.wanted
+    wanted, stack = rows.wanted, decoder.config.stack
     if wanted is None:
-        return decoder.head.wide(normed, rows.count)
-    if not len(wanted):
+        logits, count = decoder.head.wide(normed, rows.count), rows.count
+    elif len(wanted):
+        count = rows.wanted_count
+        logits = decoder.head.wide(take_rows(normed, wanted, count), count)
+    else:
         return normed.new_empty(0, decoder.head.out_features, dtype=torch.float32)
-    return decoder.head.wide(take_rows(normed, wanted, rows.wanted_count), rows.wanted_count)
+    return finish_logits(logits, stack.logit_scale, stack.logit_cap, count)

@@ -1,4 +1,4 @@
-"""Root-mean-square norm, alone or behind a residual addition."""
+"""The norm of each row of what layers hand on, alone or after an addition to the residual stream."""
 
 from __future__ import annotations
 
@@ -14,89 +14,15 @@ from foresay.verifier.ops.linear import Partials
 from foresay.verifier.ops.take import copy_rows, take_rows
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, count: Tensor | None = None) -> Tensor:
-    """``x / rms(x) * weight`` over the last dimension, statistics in fp32 (Llama's order: cast, then weight).
-
-    x: [..., D], weight: [D] of the same dtype; one of fp32 where x is narrower is multiplied before the result is cast
-    (Gemma's order). Each row's result depends on that row alone. count: int64[1], of how
-    many rows, read when it runs (of compiled kernels; None: all).
-    """
-    if x.is_cuda:
-        from foresay.verifier.ops.kernels import norm
-
-        return norm.rms_norm(x, weight, eps)
-    if compiled(x):
-        return _compiled(x.contiguous(), None, weight, eps, count)
-    if x.dtype.itemsize == 4:
-        return functional.rms_norm(x, (x.shape[-1],), weight, eps)
-    wide = x.float()
-    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    if weight.dtype is torch.float32:
-        return wide.mul_(scale).mul_(weight).to(x.dtype)
-    return wide.mul_(scale).to(x.dtype).mul_(weight)
-
-
-def add_rms_norm(x: Tensor, y: Tensor | Partials, weight: Tensor, eps: float, count: Tensor | None = None) -> Tensor:
-    """``x += y``, then the norm of the sum as :func:`rms_norm` has it.
-
-    x, y: [R, D], contiguous; x is the residual stream and is changed in place. y may be a product that is not finished.
-    Returns [R, D].
-    """
-    if x.is_cuda:
-        from foresay.verifier.ops.kernels import norm
-
-        return norm.add_rms_norm(x, y, weight, eps)
-    if isinstance(y, Partials):
-        y = y.finished(x.dtype)
-    if compiled(x):
-        return _compiled(x, y, weight, eps, count)
-    return rms_norm(x.add_(y), weight, eps)
-
-
-def _compiled(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, count: Tensor | None) -> Tensor:
-    from foresay.verifier.ops.kernels.cpu import rows
-    from foresay.verifier.ops.kernels.cpu.launch import counted, room
-
-    out = room(x.shape, x.dtype)
-    rows.rms_norm(x, added, weight, out, eps, counted(count, x.shape[:-1].numel()))
-    return out
-
-
-def embed(
-    table: Tensor, tokens: Tensor, weight: Tensor, eps: float, count: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The rows of the tokens, the residual stream's beginning, and their norm: [R, D] each.
-
-    table: [V, D]. tokens: int64[R]. weight: [D]. count: see :func:`~foresay.verifier.ops.take.take_rows`.
-    """
-    if table.is_cuda:
-        from foresay.verifier.ops.kernels import take as kernels
-
-        return kernels.embed(table, tokens, weight, eps)
-    x = take_rows(table, tokens, count)
-    return x, rms_norm(x, weight, eps, count)
-
-
-def pair(
-    table: Tensor, tokens: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], eps: float, keep_normed: bool
-) -> tuple[Tensor, Tensor]:
-    """The norms of the tokens' rows and of ``hidden`` side by side, [R, 2 D]; and ``hidden``, or its norm, anew.
-
-    table: [V, D]; a token that it does not have is its last one, what is none its first. tokens: int64[R]. hidden:
-    [R, D]. weights: [D] each.
-    """
-    if table.is_cuda:
-        from foresay.verifier.ops.kernels import take as kernels
-
-        return kernels.pair(table, tokens, hidden, weights, eps, keep_normed)
-    normed = rms_norm(hidden, weights[1], eps)
-    embedded = rms_norm(take_rows(table, known_tokens(tokens, len(table))), weights[0], eps)
-    return torch.cat((embedded, normed), dim=-1), normed if keep_normed else copy_rows(hidden)
-
-
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """How vectors are normed, with the weights."""
+    """How a row is normed, and the weights of that.
+
+    weight: [D], of the rows' dtype, to which a row is rounded before it is multiplied (Llama's order); or fp32, and it
+    is multiplied first (Gemma's order, and that of every LayerNorm in transformers). bias: [D], of the dtype of
+    ``weight``, added after that; None: nothing is added. centred: whether the mean of a row is subtracted first
+    (LayerNorm); False: the row is divided by its root mean square as it is (RMSNorm).
+    """
 
     weight: Tensor
     eps: float
@@ -105,16 +31,91 @@ class Norm:
 
 
 def norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:
-    return rms_norm(x, how.weight, how.eps, count)
+    """``x / rms(x) * weight + bias`` over the last dimension, or the same of ``x - mean(x)``; computed in fp32.
+
+    x: [..., D]. Each row's result depends on that row alone. count: int64[1], of how many rows, read when it runs (of
+    compiled kernels; None: all).
+    """
+    if x.is_cuda:
+        from foresay.verifier.ops.kernels import norm as kernels
+
+        return kernels.norm(x, how)
+    if compiled(x):
+        return _compiled(x.contiguous(), None, how, count)
+    if x.dtype.itemsize == 4 and not how.centred and how.bias is None:
+        return functional.rms_norm(x, (x.shape[-1],), how.weight, how.eps)
+    wide = x.float()
+    if how.centred:
+        wide = wide - wide.mean(-1, keepdim=True)
+    wide = wide * wide.square().mean(-1, keepdim=True).add_(how.eps).rsqrt_()
+    if how.weight.dtype is x.dtype:
+        wide = wide.to(x.dtype).float()
+    wide = wide.mul_(how.weight)
+    return (wide if how.bias is None else wide.add_(how.bias)).to(x.dtype)
 
 
 def add_norm(
     x: Tensor, y: Tensor | Partials, how: Norm | None, count: Tensor | None = None, share: float = 1.0
 ) -> Tensor:
-    assert how is not None and share == 1.0
-    return add_rms_norm(x, y, how.weight, how.eps, count)
+    """``x += share * y``, then the norm of the sum as :func:`norm` has it; without ``how`` x itself is returned.
+
+    x, y: [R, D], contiguous; x is the residual stream and is changed in place. y may be a product that is not finished.
+    share: ``share * y`` is rounded before it is added. Returns [R, D].
+    """
+    if x.is_cuda:
+        from foresay.verifier.ops.kernels import norm as kernels
+
+        return kernels.add_norm(x, y, how, share)
+    if isinstance(y, Partials):
+        y = y.finished(x.dtype)
+    if compiled(x):
+        return _compiled(x, y, how, count, share)
+    x.add_(y if share == 1.0 else y * share)
+    return x if how is None else norm(x, how)
 
 
-def embed_norm(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    assert how is not None
-    return embed(table, tokens, how.weight, how.eps, count)
+def _compiled(x: Tensor, added: Tensor | None, how: Norm | None, count: Tensor | None, share: float = 1.0) -> Tensor:
+    from foresay.verifier.ops.kernels.cpu import rows
+    from foresay.verifier.ops.kernels.cpu.launch import counted, room
+
+    number = counted(count, x.shape[:-1].numel())
+    if how is None:
+        assert added is not None, "there is something to be done"
+        rows.add(x, added, share, number)
+        return x
+    out = room(x.shape, x.dtype)
+    rows.norm(x, added, (how.weight, how.bias), out, (how.eps, how.centred, share), number)
+    return out
+
+
+def embed(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The rows of the tokens, the residual stream's beginning, and their norm: [R, D] each.
+
+    Without ``how`` both are one tensor: whatever reads the second must do so before the first is changed. That holds
+    of a product that runs before the addition to the stream.
+    table: [V, D]. tokens: int64[R]. count: see :func:`~foresay.verifier.ops.take.take_rows`.
+    """
+    if table.is_cuda:
+        from foresay.verifier.ops.kernels import take as kernels
+
+        return kernels.embed(table, tokens, how)
+    x = take_rows(table, tokens, count)
+    return x, x if how is None else norm(x, how, count)
+
+
+def pair(
+    table: Tensor, tokens: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], eps: float, keep_normed: bool
+) -> tuple[Tensor, Tensor]:
+    """The RMS norms of the tokens' rows and of ``hidden`` side by side, [R, 2 D]; and ``hidden``, or its norm, anew.
+
+    table: [V, D]; a token that it does not have is its last one, what is none its first. tokens: int64[R]. hidden:
+    [R, D]. weights: [D] each.
+    """
+    if table.is_cuda:
+        from foresay.verifier.ops.kernels import take as kernels
+
+        return kernels.pair(table, tokens, hidden, weights, eps, keep_normed)
+    of_token, of_hidden = (Norm(weight, eps) for weight in weights)
+    normed = norm(hidden, of_hidden)
+    embedded = norm(take_rows(table, known_tokens(tokens, len(table))), of_token)
+    return torch.cat((embedded, normed), dim=-1), normed if keep_normed else copy_rows(hidden)

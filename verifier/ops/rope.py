@@ -8,7 +8,7 @@ from torch import Tensor
 from foresay.kvpaging.ops import store_rows
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.linear import Partials
-from foresay.verifier.ops.norm import rms_norm
+from foresay.verifier.ops.norm import Norm, norm
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
@@ -64,8 +64,8 @@ def rotate_and_store(
     heads = qkv.view(len(qkv), -1, dim)
     turning, value = heads[:, :-groups], heads[:, -groups:]
     if query_norm is not None and key_norm is not None:
-        query = rms_norm(turning[:, :-groups], query_norm, eps)
-        turning = torch.cat((query, rms_norm(turning[:, -groups:], key_norm, eps)), dim=1)
+        query = norm(turning[:, :-groups], Norm(query_norm, eps))
+        turning = torch.cat((query, norm(turning[:, -groups:], Norm(key_norm, eps))), dim=1)
     turned = rotate(turning, cos, signed_sin)
     store_rows(keys, values, slots, turned[:, -groups:], value, scales)
     return turned[:, :-groups].contiguous()

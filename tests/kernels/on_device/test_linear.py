@@ -11,6 +11,7 @@ from torch import Tensor
 from foresay.verifier.ops import linear as op
 from foresay.verifier.ops.kernels import blocked, linear, norm
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.norm import Norm
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -58,7 +59,7 @@ def check_all(device: torch.device, dtype: torch.dtype, rows: int, inner: int, o
     assert close(whole, op.linear(*on_cpu[:3]))
     read, scale = linear.product(x, BlockedWeight.of(weight, bias), dtype), noise(device, outer, dtype=dtype)
     streams = stream.clone(), stream.clone()
-    normed = [norm.add_rms_norm(to, y, scale, 1e-5) for to, y in zip(streams, (read, whole), strict=True)]
+    normed = [norm.add_norm(to, y, Norm(scale, 1e-5)) for to, y in zip(streams, (read, whole), strict=True)]
     assert torch.equal(*streams), "added up by the norm, the same bits as by a launch of their own"
     assert close(*normed)
     if outer % 2 == 0:
@@ -86,7 +87,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(programs, device, monk
 
     def normed(rows: slice) -> Tensor:
         read = linear.product(x[rows].clone(), BlockedWeight.of(weight, bias), EXACT)
-        return norm.add_rms_norm(stream[rows].clone(), read, scale, 1e-5)
+        return norm.add_norm(stream[rows].clone(), read, Norm(scale, 1e-5))
 
     product, gated = linear.linear(x, weight, bias), linear.gated_linear(x, weight, bias)
     every = normed(slice(0, 70))

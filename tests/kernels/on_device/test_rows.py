@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from foresay.verifier.ops import norm as norm_op
 from foresay.verifier.ops import rope as rope_op
 from foresay.verifier.ops.kernels import logits, norm, rotate, segments, take
 from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.norm import Norm
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -28,31 +31,69 @@ def close(result: Tensor, wanted: Tensor, ulps: float = 2.0) -> bool:
     return torch.allclose(result.cpu().double(), wanted.cpu().double(), rtol=ulps * eps, atol=ulps * eps)
 
 
+def on_cpu(how: Norm) -> Norm:
+    return replace(how, weight=how.weight.cpu(), bias=None if how.bias is None else how.bias.cpu())
+
+
 @pytest.mark.parametrize("width", [1, 96, 128, 576, 1000, 4096])
 @pytest.mark.parametrize("wide", [False, True], ids=["weight", "weight of fp32"])
 def test_norm(wide, width, dtype, device) -> None:
     x, weight = noise(device, ROWS, width, dtype=dtype), noise(device, width, dtype=torch.float32 if wide else dtype)
-    result = norm.rms_norm(x, weight, 1e-5)
-    assert close(result, norm_op.rms_norm(x.cpu(), weight.cpu(), 1e-5), ulps=4.0)
+    how = Norm(weight, 1e-5)
+    result = norm.norm(x, how)
+    assert close(result, norm_op.norm(x.cpu(), on_cpu(how)), ulps=4.0)
     for row in range(ROWS):
-        assert torch.equal(norm.rms_norm(x[row : row + 1].clone(), weight, 1e-5), result[row : row + 1])
+        assert torch.equal(norm.norm(x[row : row + 1].clone(), how), result[row : row + 1])
+
+
+@pytest.mark.parametrize("width", [96, 1000])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("wide", [False, True], ids=["weight", "weight of fp32"])
+def test_a_layer_norm(wide, biased, width, dtype, device) -> None:
+    """Alone, after an addition, and of what a pass begins with."""
+    weight, bias = noise(device, 2, width, dtype=torch.float32 if wide else dtype)
+    how = Norm(weight, 1e-5, bias if biased else None, centred=True)
+    x = noise(device, ROWS, width, dtype=dtype) + 3.0
+    result = norm.norm(x, how)
+    assert close(result, norm_op.norm(x.cpu(), on_cpu(how)), ulps=16.0)
+    for row in range(ROWS):
+        assert torch.equal(norm.norm(x[row : row + 1].clone(), how), result[row : row + 1])
+    assert torch.equal(norm.add_norm(x.clone(), torch.zeros_like(x), how), result)
+    assert torch.equal(take.embed(x, torch.arange(ROWS, device=device), how)[1], result)
 
 
 @pytest.mark.parametrize("width", [96, 1000])
 def test_norm_behind_a_residual_addition(width, dtype, device) -> None:
     x, y = noise(device, ROWS, width, dtype=dtype), noise(device, ROWS, width, dtype=dtype).flip(0)
     weight = noise(device, width, dtype=dtype)
-    stream, plain = x.clone(), x.cpu()
-    result = norm.add_rms_norm(stream, y, weight, 1e-6)
-    wanted = norm_op.add_rms_norm(plain, y.cpu(), weight.cpu(), 1e-6)
+    stream, plain, how = x.clone(), x.cpu(), Norm(weight, 1e-6)
+    result = norm.add_norm(stream, y, how)
+    wanted = norm_op.add_norm(plain, y.cpu(), on_cpu(how))
     assert torch.equal(stream.cpu(), plain), "the stream carries the rounded sum"
     assert close(result, wanted, ulps=4.0)
-    assert torch.equal(norm.rms_norm(stream, weight, 1e-6), result), "one launch, the same bits as two"
+    assert torch.equal(norm.norm(stream, how), result), "one launch, the same bits as two"
+
+
+@pytest.mark.parametrize("width", [96, 1000])
+def test_a_share_of_a_branch_is_added(width, dtype, device) -> None:
+    """Then the sum is normed or not; segments are added up before."""
+    x, y = noise(device, ROWS, width, dtype=dtype), noise(device, ROWS, width, dtype=dtype).flip(0)
+    partials, how = Partials(noise(device, 3, ROWS, width, dtype=torch.float32), y[0]), Norm(y[1], 1e-6)
+    for added, whole in ((y, y), (partials, segments.finish(partials, dtype))):
+        streams, plain = [x.clone() for _ in range(4)], x.cpu().clone()
+        norm_op.add_norm(plain, whole.cpu(), None, share=0.22)
+        assert norm.add_norm(streams[0], added, None, 0.22) is streams[0] and close(streams[0], plain, 1.0)
+        assert torch.equal(norm.add_norm(streams[1], added, how, 0.22), norm.norm(streams[0], how))
+        norm.add_norm(streams[2], added, None)
+        norm.add_norm(streams[3], added, how)
+        assert torch.equal(streams[0], streams[1]) and torch.equal(streams[2], streams[3])
+        assert torch.equal(streams[2], x + whole), "all of it, where no share is named"
 
 
 def test_norm_of_heads_that_lie_among_others(dtype, device) -> None:
     x, weight = noise(device, ROWS, 6, 64, dtype=dtype), noise(device, 64, dtype=dtype)
-    assert close(norm.rms_norm(x[:, 1:5], weight, 1e-5), norm_op.rms_norm(x.cpu()[:, 1:5], weight.cpu(), 1e-5), 4.0)
+    how = Norm(weight, 1e-5)
+    assert close(norm.norm(x[:, 1:5], how), norm_op.norm(x.cpu()[:, 1:5], on_cpu(how)), 4.0)
 
 
 class _Attention:
@@ -163,21 +204,24 @@ def test_what_a_pass_begins_with(keep_normed, width, dtype, device) -> None:
     tokens, places = torch.tensor([3, 8, 0, 12, -1], device=device), torch.tensor([8, 0, 0, 5, 1], device=device)
     cos, sin = take.take_both(table, -table, places)
     assert torch.equal(cos, table[places]) and torch.equal(sin, -table[places])
-    x, normed = take.embed(table, places, weights[0], 1e-5)
-    assert torch.equal(x, table[places]) and torch.equal(normed, norm.rms_norm(x, weights[0], 1e-5))
+    of = [Norm(weight, 1e-5) for weight in weights]
+    x, normed = take.embed(table, places, of[0])
+    assert torch.equal(x, table[places]) and torch.equal(normed, norm.norm(x, of[0]))
+    x, normed = take.embed(table, places, None)
+    assert torch.equal(x, table[places]) and normed is x
     both, stream = take.pair(table, tokens, hidden, (weights[0], weights[1]), 1e-5, keep_normed)
-    of_hidden = norm.rms_norm(hidden, weights[1], 1e-5)
-    of_tokens = norm.rms_norm(table[tokens.clamp(0, 8)], weights[0], 1e-5)
+    of_hidden = norm.norm(hidden, of[1])
+    of_tokens = norm.norm(table[tokens.clamp(0, 8)], of[0])
     assert torch.equal(both, torch.cat((of_tokens, of_hidden), dim=1))
     assert torch.equal(stream, of_hidden if keep_normed else hidden)
-    on_cpu = [each.cpu() for each in (table, tokens, hidden, *weights)]
-    wanted = norm_op.pair(on_cpu[0], on_cpu[1], on_cpu[2], (on_cpu[3], on_cpu[4]), 1e-5, keep_normed)
+    plain = [each.cpu() for each in (table, tokens, hidden, *weights)]
+    wanted = norm_op.pair(plain[0], plain[1], plain[2], (plain[3], plain[4]), 1e-5, keep_normed)
     assert close(both, wanted[0]) and close(stream, wanted[1])
 
 
 def test_no_rows_is_no_launch(device) -> None:
     empty = torch.empty(0, 64, device=device)
-    assert norm.rms_norm(empty, torch.ones(64, device=device), 1e-5).shape == (0, 64)
+    assert norm.norm(empty, Norm(torch.ones(64, device=device), 1e-5)).shape == (0, 64)
 
 
 @pytest.mark.parametrize(("scale", "cap"), [(0.25, None), (1.0, 30.0), (6.0, 5.0)])

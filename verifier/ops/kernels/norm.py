@@ -1,6 +1,8 @@
-"""RMSNorm in one launch, alone or behind a residual addition: one program per row."""
+"""Norms in one launch, alone or after a residual addition, and that addition alone: one program per row."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -10,6 +12,7 @@ from torch import Tensor
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.segments import ROWS, as_read, product_at
 from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.norm import Norm
 
 
 @triton.jit
@@ -19,69 +22,100 @@ def inverse_rms(squares, WIDTH: tl.constexpr, eps):
 
 
 @triton.jit
-def normed(row, weight, columns, inside, eps, WIDTH: tl.constexpr):
-    """One row's norm, times ``weight``, in its dtype."""
+def normed(row, weight, shift, columns, inside, eps, WIDTH: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr):
+    """One row's norm, times ``weight``, plus ``shift`` if SHIFTED, in its dtype. CENTRED: its mean is subtracted."""
     wide = row.to(tl.float32)
+    if CENTRED:
+        wide = tl.where(inside, wide - tl.div_rn(tl.sum(wide, axis=0), WIDTH * 1.0), 0.0)
     scale = inverse_rms(tl.sum(wide * wide, axis=0), WIDTH, eps)
-    return weighted(wide * scale, tl.load(weight + columns, inside, 0.0), row.dtype).to(row.dtype)
+    factor = tl.load(weight + columns, inside, 0.0)
+    if SHIFTED:
+        # Said, and not left to the compiler, which could do it in one kernel and not in the next.
+        value = tl.fma(
+            as_weighted(wide * scale, factor, row.dtype),
+            factor.to(tl.float32),
+            tl.load(shift + columns, inside, 0.0).to(tl.float32),
+        )
+    else:
+        value = weighted(wide * scale, factor, row.dtype)
+    return value.to(row.dtype)
+
+
+@triton.jit
+def as_weighted(value, weight, KIND: tl.constexpr):
+    """``value`` as it is multiplied: in fp32, rounded to KIND before, unless the weight is wider."""
+    if weight.dtype == KIND:
+        value = value.to(KIND).to(tl.float32)
+    return value
 
 
 @triton.jit
 def weighted(value, weight, KIND: tl.constexpr):
-    """``value * weight`` in fp32, ``value`` rounded to KIND before, unless the weight is wider."""
-    if weight.dtype == KIND:
-        value = value.to(KIND).to(tl.float32)
-    return value * weight.to(tl.float32)
+    """The product in fp32."""
+    return as_weighted(value, weight, KIND) * weight.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=ROWS)
-def norm_rows(x, y, bias, weight, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
-              SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """out = norm(x) * weight, or x += y before it, a product with its bias; one program a row."""
+def norm_rows(x, y, bias, weight, shift, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SHARE: tl.constexpr,
+              NORM: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr, SEGMENTS: tl.constexpr,
+              BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """x += SHARE y, a product with its bias, unless SHARE is 0; then out = norm(x) if NORM. One program a row."""
     wait_turn(CHAINED)
     number = tl.program_id(0)
     start = number.to(tl.int64) * WIDTH
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     row = tl.load(x + start + columns, inside, 0.0)
-    if ADD:
+    if SHARE != 0.0:
         kind: tl.constexpr = row.dtype
         # The sum is rounded before it is normed: the next layer reads it back from memory.
         added = product_at(y, bias, number, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS)
+        if SHARE != 1.0:
+            added = (added.to(tl.float32) * SHARE).to(kind)
         row = (row.to(tl.float32) + added.to(tl.float32)).to(kind)
         tl.store(x + start + columns, row, inside)
-    tl.store(out + start + columns, normed(row, weight, columns, inside, eps, WIDTH), inside)
+    if NORM:
+        made = normed(row, weight, shift, columns, inside, eps, WIDTH, SHIFTED, CENTRED)
+        tl.store(out + start + columns, made, inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As :func:`foresay.verifier.ops.norm.rms_norm`."""
+def norm(x: Tensor, how: Norm) -> Tensor:
+    """As :func:`foresay.verifier.ops.norm.norm`."""
     rows = x.reshape(-1, x.shape[-1])
-    out = torch.empty_like(rows)
-    _launch(rows, None, weight, out, eps)
-    return out.view(x.shape)
+    return _launch(rows, None, how, 0.0).view(x.shape)
 
 
-def add_rms_norm(x: Tensor, y: Tensor | Partials, weight: Tensor, eps: float) -> Tensor:
-    """As :func:`foresay.verifier.ops.norm.add_rms_norm`."""
+def add_norm(x: Tensor, y: Tensor | Partials, how: Norm | None, share: float = 1.0) -> Tensor:
+    """As :func:`foresay.verifier.ops.norm.add_norm`."""
     whole = y if isinstance(y, Tensor) else y.sums
     assert x.is_contiguous() and whole.is_contiguous(), "rows lie one behind the other"
     assert x.shape == whole.shape[-2:], "x and y are of one shape"
-    out = torch.empty_like(x)
-    _launch(x, y, weight, out, eps)
-    return out
+    return _launch(x, y, how, share)
 
 
-def _launch(x: Tensor, y: Tensor | Partials | None, weight: Tensor, out: Tensor, eps: float) -> None:
+def _launch(x: Tensor, y: Tensor | Partials | None, how: Norm | None, share: float) -> Tensor:
     width = x.shape[-1]
     rows = x.numel() // width
     # Triton compiles other code for other alignments, and it may sum in another order.
     assert x.data_ptr() % 16 == 0, "rows begin on 16 bytes, as every new tensor does"
+    out = x if how is None else torch.empty_like(x)
     added, about = as_read(x if y is None else y)
+    weights, norming = as_normed(how, x)
     if rows:
         norm_rows[(rows,)](
-            x, *added, weight, out, rows, eps, WIDTH=width, BLOCK=block(width), ADD=y is not None, **about,
+            x, *added, *weights, out, rows, WIDTH=width, BLOCK=block(width), SHARE=share, **norming, **about,
             num_warps=warps(width), **chained(),
         )  # fmt: skip
+    return out
+
+
+def as_normed(how: Norm | None, otherwise: Tensor) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+    """A norm as kernels take it that call :func:`normed` if NORM: pointers, which are ``otherwise`` where nothing is
+    read; eps and constants."""
+    if how is None:
+        return (otherwise, otherwise), {"eps": 0.0, "NORM": False, "SHIFTED": False, "CENTRED": False}
+    constants = {"NORM": True, "SHIFTED": how.bias is not None, "CENTRED": how.centred}
+    return (how.weight, how.weight if how.bias is None else how.bias), {"eps": how.eps} | constants
 
 
 def block(width: int) -> int:

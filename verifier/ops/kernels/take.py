@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
-from foresay.verifier.ops.kernels.norm import block, normed, warps
+from foresay.verifier.ops.kernels.norm import as_normed, block, normed, warps
+from foresay.verifier.ops.norm import Norm
 
 
 @triton.jit
@@ -23,14 +24,17 @@ def both_rows(first, second, places, out_first, out_second, WIDTH: tl.constexpr,
 
 
 @triton.jit
-def embedded_rows(table, tokens, weight, x, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
-    """Grid (R,): x = table[token], out = norm(x) * weight."""
+def embedded_rows(table, tokens, weight, shift, x, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+                  NORM: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R,): x = table[token], out = norm(x) if NORM."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = columns < WIDTH
     read = tl.load(table + tl.load(tokens + row) * WIDTH + columns, inside, 0.0)
     tl.store(x + row * WIDTH + columns, read, inside)
-    tl.store(out + row * WIDTH + columns, normed(read, weight, columns, inside, eps, WIDTH), inside)
+    if NORM:
+        made = normed(read, weight, shift, columns, inside, eps, WIDTH, SHIFTED, CENTRED)
+        tl.store(out + row * WIDTH + columns, made, inside)
 
 
 @triton.jit
@@ -43,10 +47,11 @@ def paired_rows(table, tokens, hidden, of_token, of_hidden, out, stream, eps, KN
     if tl.program_id(1) == 0:
         token = tl.minimum(tl.maximum(tl.load(tokens + row), 0), KNOWN - 1)
         read = tl.load(table + token * WIDTH + columns, inside, 0.0)
-        tl.store(out + row * 2 * WIDTH + columns, normed(read, of_token, columns, inside, eps, WIDTH), inside)
+        made = normed(read, of_token, of_token, columns, inside, eps, WIDTH, False, False)
+        tl.store(out + row * 2 * WIDTH + columns, made, inside)
     else:
         read = tl.load(hidden + row * WIDTH + columns, inside, 0.0)
-        made = normed(read, of_hidden, columns, inside, eps, WIDTH)
+        made = normed(read, of_hidden, of_hidden, columns, inside, eps, WIDTH, False, False)
         tl.store(out + (row * 2 + 1) * WIDTH + columns, made, inside)
         tl.store(stream + row * WIDTH + columns, made if NORMED else read, inside)
 
@@ -62,15 +67,18 @@ def take_both(first: Tensor, second: Tensor, places: Tensor) -> tuple[Tensor, Te
     return made
 
 
-def embed(table: Tensor, tokens: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def embed(table: Tensor, tokens: Tensor, how: Norm | None) -> tuple[Tensor, Tensor]:
     """As :func:`foresay.verifier.ops.norm.embed`."""
     assert table.is_contiguous() and table.data_ptr() % 16 == 0, "rows begin on 16 bytes, as every new tensor does"
     width = table.shape[1]
-    x, out = table.new_empty(len(tokens), width), table.new_empty(len(tokens), width)
+    x = table.new_empty(len(tokens), width)
+    out = x if how is None else torch.empty_like(x)
+    weights, norming = as_normed(how, x)
     if len(tokens):
         embedded_rows[(len(tokens),)](
-            table, tokens, weight, x, out, eps, WIDTH=width, BLOCK=block(width), num_warps=warps(width), **chained()
-        )
+            table, tokens, *weights, x, out, WIDTH=width, BLOCK=block(width), **norming, num_warps=warps(width),
+            **chained(),
+        )  # fmt: skip
     return x, out
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -36,11 +38,24 @@ def finish_logits(logits: Tensor, scale: float, cap: float | None, count: Tensor
     _finishing(scale, cap)(logits, count, logits.shape[1])
 
 
-def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, out: Tensor, eps: float, count: Tensor) -> None:
-    """The norm of ``x``, or of ``x += added``. x, added, out: [R, D], contiguous."""
-    _norm(x.dtype, weight.dtype, eps, added is not None)(
-        x, 0 if added is None else added, weight, out, count, x.shape[-1]
-    )
+def norm(
+    x: Tensor,
+    added: Tensor | None,
+    weights: tuple[Tensor, Tensor | None],
+    out: Tensor,
+    how: tuple[float, bool, float],
+    count: Tensor,
+) -> None:
+    """The norm of ``x``, or of ``x += share * added``. x, added, out: [R, D], contiguous. weights: weight and bias.
+    how: eps, whether the mean is subtracted first, share."""
+    (weight, bias), (eps, centred, share) = weights, how
+    made = _norm(x.dtype, weight.dtype, (eps, centred, bias is not None), None if added is None else share)
+    made(x, 0 if added is None else added, weight, out, count, x.shape[-1], 0 if bias is None else bias)
+
+
+def add(x: Tensor, added: Tensor, share: float, count: Tensor) -> None:
+    """``x += share * added`` in the first ``count`` rows. x, added: [R, D], contiguous."""
+    _adding(x.dtype, share)(x, added, count, x.shape[-1])
 
 
 def rotate_and_store(
@@ -121,45 +136,82 @@ def _finishing(scale: float, cap: float | None) -> Kernel:
 
 
 @Compiled
-def _norm(dtype: torch.dtype, weighted: torch.dtype, eps: float, adds: bool) -> Kernel:
-    k, of = Kernel("rms_norm"), OF_TORCH[dtype]
+def _norm(dtype: torch.dtype, weighted: torch.dtype, how: tuple[float, bool, bool], share: float | None) -> Kernel:
+    """how: eps, whether rows are centred, whether there is a bias. share: None if nothing is added before."""
+    k, of, (eps, centred, biased) = Kernel("norm"), OF_TORCH[dtype], how
     x, added, weight, out = (k.pointer(index) for index in range(4))
-    width = k.number(5)
+    width, bias = k.number(5), k.pointer(6) if biased else None
     with k.share(k.counted(4)) as row:
         row_of_x = k.at(x, row * width, of)
-        if adds:
-            row_added = k.at(added, row * width, of)
-
-            def add(index: Value, lanes: int, x: Value = row_of_x, y: Value = row_added) -> None:
-                k.write(k.read(x, of, index, lanes) + k.read(y, of, index, lanes), x, of, index)
-
-            k.across(width, add)
-        _normed(k, row_of_x, weight, k.at(out, row * width, of), (width, eps), (of, OF_TORCH[weighted]))
+        if share is not None:
+            _added(k, row_of_x, k.at(added, row * width, of), (width, of), share)
+        into, types = k.at(out, row * width, of), (of, OF_TORCH[weighted])
+        _normed(k, row_of_x, weight, into, (width, eps), types, bias, centred)
     return k
 
 
-def _normed(
-    k: Kernel, source: Value, weight: Value, out: Value, shape: tuple[Value | int, float], types: tuple[object, object]
-) -> None:
-    """One row: its statistics in fp32, then each number rounded before it is multiplied by its weight, unless that is
-    wider. types: of numbers and of weights."""
-    (width, eps), (of, weighted) = shape, types
-    squares, rest = k.variable(k.constant(0.0, vector(F32))), k.variable(k.constant(0.0, F32))
+@Compiled
+def _adding(dtype: torch.dtype, share: float) -> Kernel:
+    k, of = Kernel("add"), OF_TORCH[dtype]
+    x, added, width = k.pointer(0), k.pointer(1), k.number(3)
+    with k.share(k.counted(2)) as row:
+        _added(k, k.at(x, row * width, of), k.at(added, row * width, of), (width, of), share)
+    return k
+
+
+def _added(k: Kernel, x: Value, y: Value, shape: tuple[Value, object], share: float) -> None:
+    """One row: ``x += share * y``, the product rounded first."""
+    width, of = shape
 
     def add(index: Value, lanes: int) -> None:
-        value, total = k.read(source, of, index, lanes), squares if lanes == LANES else rest
-        total.value = k.fma(value, value, total.value)
+        mine, its = k.read(x, of, index, lanes), k.read(y, of, index, lanes)
+        k.write(mine + (its if share == 1.0 else k.rounded(its * share, of)), x, of, index)
 
     k.across(width, add)
-    mean = (k.total(squares.value) + rest.value) / k.as_float(width)
-    scale = k.constant(1.0, F32) / k.sqrt(mean + eps)
+
+
+def _normed(
+    k: Kernel,
+    source: Value,
+    weight: Value,
+    out: Value,
+    shape: tuple[Value | int, float],
+    types: tuple[object, object],
+    bias: Value | None = None,
+    centred: bool = False,
+) -> None:
+    """One row: its statistics in fp32, then each number rounded before it is multiplied by its weight, unless that is
+    wider. types: of numbers, and of weight and bias."""
+    (width, eps), (of, weighted) = shape, types
+    mean = (
+        _sum(k, width, lambda index, lanes: k.read(source, of, index, lanes)) / k.as_float(width) if centred else None
+    )
+
+    def read(index: Value, lanes: int) -> Value:
+        value = k.read(source, of, index, lanes)
+        return value if mean is None else value - mean
+
+    scale = k.constant(1.0, F32) / k.sqrt(_sum(k, width, read, squared=True) / k.as_float(width) + eps)
 
     def write(index: Value, lanes: int) -> None:
-        value = k.read(source, of, index, lanes) * scale
+        value = read(index, lanes) * scale
         value = k.rounded(value, of) if weighted == of else value
-        k.write(value * k.read(weight, weighted, index, lanes), out, of, index)
+        value = value * k.read(weight, weighted, index, lanes)
+        k.write(value if bias is None else value + k.read(bias, weighted, index, lanes), out, of, index)
 
     k.across(width, write)
+
+
+def _sum(k: Kernel, width: Value | int, read: Callable[[Value, int], Value], squared: bool = False) -> Value:
+    """The sum of a row in fp32, or of its squares: lane by lane, then the lanes, then what fills no vector."""
+    whole, rest = k.variable(k.constant(0.0, vector(F32))), k.variable(k.constant(0.0, F32))
+
+    def add(index: Value, lanes: int) -> None:
+        value, total = read(index, lanes), whole if lanes == LANES else rest
+        total.value = k.fma(value, value, total.value) if squared else total.value + value
+
+    k.across(width, add)
+    return k.total(whole.value) + rest.value
 
 
 @Compiled
