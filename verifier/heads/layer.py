@@ -11,7 +11,7 @@ from foresay.verifier.model.decoder import Layer
 from foresay.verifier.model.paged_pass import attended
 from foresay.verifier.model.weights import LayerWeights
 from foresay.verifier.ops.norm import add_rms_norm
-from foresay.verifier.ops.rope import rotate_and_store
+from foresay.verifier.ops.rope import Rotation, rotate_and_store
 from foresay.verifier.paged_rows import StaticRows
 
 
@@ -29,16 +29,15 @@ class HeadLayer:
         self._number, self._first, self.norms = number, first, weights.norms
         self._scale = config.head_dim**-0.5
 
-    def seen(self, mixed: Tensor, rows: StaticRows, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
+    def seen(self, mixed: Tensor, rows: StaticRows, rotation: Rotation, store: KVStore) -> Tensor:
         """[R, Hq D]: what static rows read of those before them; their own keys and values are stored before."""
         query = self.placed(mixed, rows.slots, rotation, store)
         return attended(query, store.layer(self._number), rows, self._scale, self._layer.window, self._first)
 
-    def placed(self, mixed: Tensor, slots: Tensor, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
+    def placed(self, mixed: Tensor, slots: Tensor, rotation: Rotation, store: KVStore) -> Tensor:
         """[R, Hq, D]: the queries of rows whose keys and values are stored."""
-        keys, values, scales = store.layer(self._number)
-        qkv, norms = self._layer.qkv.unfinished(mixed), self._layer.of_heads
-        return rotate_and_store(qkv, *rotation, keys, values, slots, *norms, self._eps, scales=scales)
+        qkv, norms = self._layer.qkv.unfinished(mixed), self._layer.of_heads(self._eps)
+        return rotate_and_store(qkv, rotation, store.layer(self._number), slots, norms)
 
     def finish(self, x: Tensor, seen: Tensor, norm: Tensor | None) -> Tensor:
         """The rest of the layer is added to x, [R, H], in place. Returns x, normed with ``norm`` if there is one."""

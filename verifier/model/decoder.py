@@ -17,6 +17,7 @@ from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.sizes import DOWN, GATE_UP, OUTPUT, QKV
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
 from foresay.verifier.ops.linear import Gate
+from foresay.verifier.ops.rope import HeadNorms, Rotation
 
 
 @dataclass(slots=True)
@@ -65,10 +66,10 @@ class Layer:
         """[H] each: of what attention puts out, and the MLP; None where that is added as it is."""
         return (self.norms[AFTER_ATTENTION], self.norms[SANDWICH[1]]) if self.sandwich else None
 
-    @property
-    def of_heads(self) -> tuple[Tensor | None, Tensor | None]:
-        """[D] each: of the heads of queries, and of keys."""
-        return self.norms.get("self_attn.q_norm"), self.norms.get("self_attn.k_norm")
+    def of_heads(self, eps: float) -> HeadNorms | None:
+        """Of queries and keys; None where the model has none."""
+        query, key = self.norms.get("self_attn.q_norm"), self.norms.get("self_attn.k_norm")
+        return None if query is None or key is None else HeadNorms(query, key, eps)
 
 
 def _pairs_apart(config: ModelConfig, weights: LayerWeights) -> LayerWeights:
@@ -145,7 +146,7 @@ class Decoder:
         """The rotary table, of layers that see everything where others have one of their own."""
         return self.ropes[0]
 
-    def rotations(self, positions: Tensor, count: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    def rotations(self, positions: Tensor, count: Tensor | None) -> list[Rotation]:
         """By layer: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
         tables = [rope.rows(positions, count) for rope in self.ropes]
         if any(layer.table is None for layer in self.layers):

@@ -18,7 +18,7 @@ from foresay.verifier.model.decoder import Decoder, Layer
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.linear import Partials
 from foresay.verifier.ops.norm import add_rms_norm, embed, rms_norm
-from foresay.verifier.ops.rope import rotate_and_store
+from foresay.verifier.ops.rope import Rotation, rotate_and_store
 from foresay.verifier.ops.take import copy_rows, take_rows
 from foresay.verifier.ops.tree_attention import tree_attention
 from foresay.verifier.paged_rows import StaticRows
@@ -61,26 +61,14 @@ def attention(
     index: int,
     layer: Layer,
     normed: Tensor,
-    rotation: tuple[Tensor, Tensor],
+    rotation: Rotation,
     rows: StaticRows,
     store: KVStore,
 ) -> Tensor:
     """[R, Q * D]: what every row reads of its text and its path; its own key and value are stored before."""
-    keys, values, scales = store.layer(index)
-    cos, sin = rotation
-    query = rotate_and_store(
-        layer.qkv.unfinished(normed, rows.count),
-        cos,
-        sin,
-        keys,
-        values,
-        rows.slots,
-        *layer.of_heads,
-        decoder.config.rms_norm_eps,
-        rows.count,
-        scales,
-    )
-    return attended(query, (keys, values, scales), rows, decoder.scale, layer.window)
+    kept, norms = store.layer(index), layer.of_heads(decoder.config.rms_norm_eps)
+    query = rotate_and_store(layer.qkv.unfinished(normed, rows.count), rotation, kept, rows.slots, norms, rows.count)
+    return attended(query, kept, rows, decoder.scale, layer.window)
 
 
 def attended(

@@ -1,14 +1,13 @@
-"""What is done to each row for itself: taking rows of a table, norms, rotation."""
+"""What is done to each row for itself: taking rows of a table, norms."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import LARGEST
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
+from foresay.verifier.ops.kernels.cpu.types import F32, I64, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
 
 
@@ -32,37 +31,6 @@ def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, out: Tensor, eps: 
     _norm(x.dtype, weight.dtype, eps, added is not None)(
         x, 0 if added is None else added, weight, out, count, x.shape[-1]
     )
-
-
-def rotate_and_store(
-    qkv: Tensor,
-    tables: tuple[Tensor, Tensor],
-    store: tuple[Tensor, Tensor, Tensor | None],
-    slots: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    query: Tensor,
-    count: Tensor,
-) -> None:
-    """Norm and rotate the heads of the first ``count`` rows; keys and values go to their slots, queries to ``query``.
-
-    tables: cosines and signed sines, [R, 1, D]. store: keys and values of a layer, [slots, G, D], and their scales,
-    fp32[slots, 2, G] or None. norms: of queries and of keys.
-    """
-    keys, values, scales = store
-    groups, dim = keys.shape[-2:]
-    heads = query.shape[1]
-    shape = (
-        qkv.dtype,
-        keys.dtype,
-        tables[0].dtype,
-        dim,
-        heads,
-        groups,
-        None if norms is None else (eps, norms[0].dtype),
-    )
-    scaled = 0 if scales is None else scales
-    _rotation(*shape)(qkv, *tables, keys, values, slots, *(norms or (0, 0)), query, count, scaled)
 
 
 @Compiled
@@ -115,9 +83,13 @@ def _norm(dtype: torch.dtype, weighted: torch.dtype, eps: float, adds: bool) -> 
 def _normed(
     k: Kernel, source: Value, weight: Value, out: Value, shape: tuple[Value | int, float], types: tuple[object, object]
 ) -> None:
-    """One row: its statistics in fp32, then each number rounded before it is multiplied by its weight, unless that is
-    wider. types: of numbers and of weights."""
-    (width, eps), (of, weighted) = shape, types
+    """One row. types: of numbers and of weights."""
+    weighted_row(k, source, weight, out, inverse_rms(k, source, types[0], shape), shape[0], types)
+
+
+def inverse_rms(k: Kernel, source: Value, of: object, shape: tuple[Value | int, float]) -> Value:
+    """A row's statistics, in fp32."""
+    width, eps = shape
     squares, rest = k.variable(k.constant(0.0, vector(F32))), k.variable(k.constant(0.0, F32))
 
     def add(index: Value, lanes: int) -> None:
@@ -126,7 +98,20 @@ def _normed(
 
     k.across(width, add)
     mean = (k.total(squares.value) + rest.value) / k.as_float(width)
-    scale = k.constant(1.0, F32) / k.sqrt(mean + eps)
+    return k.constant(1.0, F32) / k.sqrt(mean + eps)
+
+
+def weighted_row(
+    k: Kernel,
+    source: Value,
+    weight: Value,
+    out: Value,
+    scale: Value,
+    width: Value | int,
+    types: tuple[object, object],
+) -> None:
+    """``source * scale``, each number rounded before it is multiplied by its weight, unless that is wider."""
+    of, weighted = types
 
     def write(index: Value, lanes: int) -> None:
         value = k.read(source, of, index, lanes) * scale
@@ -134,93 +119,3 @@ def _normed(
         k.write(value * k.read(weight, weighted, index, lanes), out, of, index)
 
     k.across(width, write)
-
-
-@Compiled
-def _rotation(
-    dtype: torch.dtype,
-    stored: torch.dtype,
-    turned: torch.dtype,
-    dim: int,
-    heads: int,
-    groups: int,
-    normed: tuple[float, torch.dtype] | None,
-) -> Kernel:
-    """Arguments: qkv, cosines, sines, keys, values, slots, norms of queries and of keys, query, count, scales."""
-    k, of, kept, angle = Kernel("rotate_and_store"), OF_TORCH[dtype], OF_TORCH[stored], OF_TORCH[turned]
-    qkv, cos, sin, keys, values, slots, query_norm, key_norm, query = (k.pointer(index) for index in range(9))
-    scales, room, apart, each = k.pointer(10), k.array(of, dim), k.array(of, dim), heads + 2 * groups
-    with k.share(k.counted(9) * each) as unit:
-        row, head = unit // each, unit % each
-        source = k.at(qkv, unit * dim, of)
-        slot = k.load(slots, I64, row) * groups
-        scale = k.at(scales, slot * 2 + (head - heads), F32)
-        with k.when(head >= heads + groups):
-            _kept(k, source, k.at(values, (slot + (head - (heads + groups))) * dim, kept), scale, (dim, of, stored))
-        for begin, end, norm in ((0, heads, query_norm), (heads, heads + groups, key_norm)):
-            is_query = begin == 0
-            with k.when((head >= begin) & (head < end)):
-                turning = source
-                if normed is not None:
-                    _normed(k, source, norm, room, (dim, normed[0]), (of, OF_TORCH[normed[1]]))
-                    turning = room
-                place = (row * heads + head) if is_query else (slot + (head - heads))
-                into = of if is_query else kept
-                target = k.at(query if is_query else keys, place * dim, into)
-                tables = (k.at(cos, row * dim, angle), k.at(sin, row * dim, angle), angle)
-                if is_query or stored not in LARGEST:
-                    _turned(k, turning, tables, target, (dim, of, into))
-                else:
-                    _turned(k, turning, tables, apart, (dim, of, of))
-                    _kept(k, apart, target, scale, (dim, of, stored))
-    return k
-
-
-def _kept(k: Kernel, source: Value, target: Value, scale: Value, shape: tuple[int, object, torch.dtype]) -> None:
-    """A head into its slot: as it is, or quantised."""
-    dim, of, stored = shape
-    if stored in LARGEST:
-        _quantized(k, source, target, scale, shape)
-    else:
-        kept = OF_TORCH[stored]
-        k.across(dim, lambda index, lanes: k.write(k.read(source, of, index, lanes), target, kept, index))
-
-
-def _quantized(k: Kernel, source: Value, target: Value, scale: Value, shape: tuple[int, object, torch.dtype]) -> None:
-    """A head as :func:`foresay.kvpaging.ops.quantized` has it."""
-    dim, of, stored = shape
-    kept, largest = OF_TORCH[stored], LARGEST[stored]
-    # As integers sizes are in order too, and what is no number is the largest.
-    most, rest = k.variable(k.constant(0, vector(I32))), k.variable(k.constant(0, I32))
-
-    def look(index: Value, lanes: int) -> None:
-        value, total = k.read(source, of, index, lanes), most if lanes == LANES else rest
-        total.value = k.larger(k.bits(value, k.like(value, I32)) & 0x7FFFFFFF, total.value)
-
-    k.across(dim, look)
-    found = k.bits(k.larger(k.folded(most.value, k.larger), rest.value), F32) / largest
-    k.store(found, scale)
-    divisor = k.select(found > 0.0, found, 1.0)
-
-    def write(index: Value, lanes: int) -> None:
-        value = k.read(source, of, index, lanes) / divisor
-        value = k.select(value > -largest, value, -largest)
-        k.write(k.select(value < largest, value, largest), target, kept, index)
-
-    k.across(dim, write)
-
-
-def _turned(
-    k: Kernel, source: Value, tables: tuple[Value, Value, object], out: Value, shape: tuple[int, object, object]
-) -> None:
-    """``source * cos + swapped * sin``, the second product rounded first."""
-    (cos, sin, turned), (dim, of, into) = tables, shape
-    for mine, other in ((0, dim // 2), (dim // 2, 0)):
-
-        def turn(index: Value, lanes: int, mine: int = mine, other: int = other) -> None:
-            at = index + mine
-            swapped = k.rounded(k.read(source, of, index + other, lanes) * k.read(sin, turned, at, lanes), of)
-            value = k.fma(k.read(source, of, at, lanes), k.read(cos, turned, at, lanes), swapped)
-            k.write(k.rounded(value, of), out, into, at)
-
-        k.across(dim // 2, turn)
