@@ -67,7 +67,7 @@ class Library:
         return functional.rms_norm(x, (len(weight),), weight, self.config.rms_norm_eps)
 
     def _attended(self, qkv: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        (cos, sin), groups, at = (self.rotation, self.config.num_kv_heads, slice(self.at, self.at + 1))
+        (cos, sin, _), groups, at = (self.rotation, self.config.num_kv_heads, slice(self.at, self.at + 1))
         turned, value = qkv.view(1, -1, 1, self.config.head_dim).split_with_sizes(
             (self.config.num_heads + groups, groups), 1
         )

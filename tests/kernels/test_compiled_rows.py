@@ -58,12 +58,20 @@ def test_finished_logits(cap, capability, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("kept", ["bf16", "i8", "u8"])
-@pytest.mark.parametrize(("dim", "block"), [(64, 32), (96, 64), (128, 64), (256, 128)])
-def test_rotation_and_store(dim, block, kept, capability, tmp_path) -> None:
-    """kept: what keys and values are stored as; u8: the bits of fp8."""
-    arguments = bf16("bias", "cos", "signed_sin", "query_weight", "key_weight", "queries", "scales")
+@pytest.mark.parametrize(
+    ("dim", "block", "kind"),
+    [
+        *((*shape, "each") for shape in [(64, 32), (96, 64), (128, 64), (256, 128)]),
+        (256, 128, "whole"),
+        (256, 128, "after"),
+    ],
+)
+def test_rotation_and_store(dim, block, kept, kind, capability, tmp_path) -> None:
+    """kept: what keys and values are stored as; u8: the bits of fp8. kind: how heads are normed."""
+    arguments = bf16("bias", "cos", "signed_sin", "factor", "query_weight", "key_weight", "queries", "scales")
     arguments |= {"qkv": "*fp32", "R": "i32", "slots": "*i64", "eps": "fp32", "keys": f"*{kept}", "values": f"*{kept}"}
     constants = {"QUERIES": 32, "GROUPS": 8, "DIM": dim, "HALF": dim // 2, "BLOCK": block, "HEADS": 8, "NORM": True}
+    constants |= {"WHOLE": kind == "whole", "AFTER": kind == "after", "FACTOR": kind != "each"}
     constants |= {"SEGMENTS": 3, "BIAS": True, "CHAINED": capability >= 90}
     largest = {"bf16": 0.0, "i8": 127.0, "u8": 448.0}[kept]
     if largest:

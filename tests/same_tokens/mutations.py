@@ -22,7 +22,7 @@ from foresay.spec.protocols import Rows
 from foresay.spec.sample import Unsampled
 from foresay.spec.score import logprobs_of_run
 from foresay.verifier import settle
-from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rounded, rows
+from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rotate, rounded
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.types import F32, I64
@@ -146,13 +146,13 @@ def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scales_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each head has the largest scale that it has in any row of the pass."""
-    store = rows.rotate_and_store
+    store = rotate.rotate_and_store
 
-    def then_largest(qkv: Tensor, tables: Any, kept: Any, slots: Tensor, norms: Any, eps: float, *out: Tensor) -> None:
-        store(qkv, tables, kept, slots, norms, eps, *out)
-        _largest_scales()(kept[2], slots, out[1], kept[2][0].numel())
+    def then_largest(qkv: Tensor, rotation: Any, layer: Any, slots: Tensor, norms: Any, *out: Tensor) -> None:
+        store(qkv, rotation, layer, slots, norms, *out)
+        _largest_scales()(layer[2], slots, out[1], layer[2][0].numel())
 
-    monkeypatch.setattr(rows, "rotate_and_store", then_largest)
+    monkeypatch.setattr(rotate, "rotate_and_store", then_largest)
 
 
 @Compiled

@@ -4,6 +4,7 @@ drafted for."""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,8 @@ def olmo(fields: Fields) -> Stack:
 
 @pytest.fixture
 def models(tmp_path, monkeypatch) -> Pair:
-    oracle = OlmoForCausalLM(OlmoConfig(**SHAPE)).eval()
+    shape: dict[str, Any] = SHAPE
+    oracle = OlmoForCausalLM(OlmoConfig(**shape)).eval()
     randomise(oracle, 0)
     for name in ("target", "draft"):
         oracle.save_pretrained(tmp_path / name)

@@ -9,11 +9,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.rope import RopeTable, inverse_frequencies
-from foresay.verifier.model.rope_config import YarnScaling
+from foresay.verifier.model.rope_config import QueryScaling, YarnScaling
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.rope import HeadNorms, Rotation, rotate_and_store
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LLAMA3 = {
@@ -105,10 +110,64 @@ def test_longrope_takes_one_list_of_factors_for_good(tmp_path, longest, factors)
 
 def test_rows_are_the_table_at_positions(tmp_path):
     table = RopeTable(_config(tmp_path, SCALINGS["yarn"])[1].rope, 128, 64, dtype=torch.bfloat16)
-    cos, signed_sin = table.rows(torch.tensor([5, 5, 63]))
+    cos, signed_sin, factor = table.rows(torch.tensor([5, 5, 63]))
     assert cos.shape == signed_sin.shape == (3, 1, 128)
     assert torch.equal(cos[2, 0], table.cos[63])
     assert torch.equal(signed_sin[0, 0], table.signed_sin[5])
+    assert factor is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_query_factors_equal_transformers(tmp_path, dtype):
+    table = RopeTable(
+        _config(tmp_path, SCALINGS["yarn"])[1],
+        1000,
+        dtype=dtype,
+        query_scaling=QueryScaling(0.1, original_positions=48),
+    )
+    positions = torch.tensor([0, 47, 48, 95, 96, 999])
+    theirs = get_llama_4_attn_scale(positions[None], 0.1, 48).flatten().to(dtype)
+    for found in (table.rows(positions).query_factor, table.rows(positions, torch.tensor([6])).query_factor):
+        assert found is not None and torch.equal(found, theirs)
+
+
+@pytest.mark.parametrize("kind", ["whole", "after", "factor"])
+def test_queries_and_keys_are_those_of_transformers(kind):
+    """Normed as one (OLMo 2), after the rotation (HunYuan), with a factor (Ministral 3): norms and rotation theirs."""
+    generator, (rows, queries, groups, dim) = torch.Generator().manual_seed(3), (5, 6, 2, 16)
+    qkv = torch.randn(rows, (queries + 2 * groups) * dim, generator=generator)
+    angle = torch.randn(rows, dim // 2, generator=generator)
+    cos, sin = (torch.cat((part, part), dim=-1) for part in (angle.cos(), angle.sin()))
+    factor = torch.rand(rows, generator=generator) + 1 if kind == "factor" else None
+    widths = (queries * dim, groups * dim) if kind == "whole" else (dim, dim)
+    weights = [torch.randn(width, generator=generator) for width in widths]
+    norm = Olmo2RMSNorm if kind == "whole" else HunYuanDenseV1RMSNorm
+    theirs = [norm(width, 1e-5) for width in widths]
+    for one, weight in zip(theirs, weights, strict=True):
+        one.weight.data = weight
+
+    parts = qkv.split([queries * dim, groups * dim, groups * dim], dim=-1)
+    if kind == "whole":
+        parts = (theirs[0](parts[0]), theirs[1](parts[1]), parts[2])
+    query, key, value = (part.view(1, rows, -1, dim).transpose(1, 2) for part in parts)
+    query, key = apply_rotary_pos_emb(query, key, cos[None], sin[None])
+    if kind == "after":
+        query, key = theirs[0](query), theirs[1](key)
+    if factor is not None:
+        query = query * factor[:, None]
+
+    signed = torch.cat((-sin[:, : dim // 2], sin[:, dim // 2 :]), dim=-1)
+    norms = (
+        None
+        if kind == "factor"
+        else HeadNorms(weights[0], weights[1], 1e-5, whole=kind == "whole", after=kind == "after")
+    )
+    with references():
+        layer = torch.zeros(rows, groups, dim), torch.zeros(rows, groups, dim), None
+        rotation = Rotation(cos[:, None], signed[:, None], factor)
+        found = rotate_and_store(qkv, rotation, layer, torch.arange(rows), norms)
+    for mine, its in ((found, query), (layer[0], key), (layer[1], value)):
+        torch.testing.assert_close(mine, its[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
 def test_golden_llama3(tmp_path):

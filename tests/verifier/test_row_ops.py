@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.kvpaging.ops import as_bytes
+from foresay.kvpaging.ops import as_bytes, quantized
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.logits import finish_logits
 from foresay.verifier.ops.norm import Norm, add_norm, embed, norm
-from foresay.verifier.ops.rope import rotate_and_store
+from foresay.verifier.ops.rope import HeadNorms, Rotation, rotate_and_store
 from tests.verifier.reading import threads
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -171,24 +172,48 @@ def test_norm_of_the_heads_of_each_row(heads, dtype, count) -> None:
         assert_rows_are_independent(lambda part: norm(part[:, :-2], how), x)
 
 
+#: Q, G, D; the dtype; norms of heads, with weights of that dtype or of fp32; and whether queries have a factor.
+ROTATIONS = [
+    *product(
+        [(4, 2, 64), (9, 3, 16), (32, 8, 128), (3, 1, 24)], [*DTYPES, torch.float16], ["", "each", "each, wide"], [""]
+    ),
+    *product([(9, 3, 16), (3, 1, 24)], DTYPES, ["whole", "whole, wide", "after", "after, wide"], [""]),
+    *product([(9, 3, 16)], [*DTYPES, torch.float16], ["", "each", "whole", "after"], ["factor"]),
+]
+
+
+def rotation_of(rows: int, dim: int, dtype: torch.dtype, factor: bool = False) -> Rotation:
+    angle = noise(rows, 1, dim // 2)
+    cos, sin = torch.cat((angle, angle), dim=-1).cos(), torch.cat((-angle, angle), dim=-1).sin()
+    return Rotation(cos.to(dtype), sin.to(dtype), (1 + noise(rows).abs()).to(dtype) if factor else None)
+
+
+def norms_of(kind: str, heads: tuple[int, int, int], dtype: torch.dtype) -> HeadNorms | None:
+    """kind, heads: see :data:`ROTATIONS`."""
+    (queries, groups, dim), whole = heads, kind.startswith("whole")
+    dtype = torch.float32 if kind.endswith("wide") else dtype
+    query, key = noise(queries * dim if whole else dim, dtype=dtype), noise(groups * dim + 1, dtype=dtype)[1:]
+    key = key.clone() if whole else key[:dim].clone()
+    return HeadNorms(query, key, 1e-5, whole, kind.startswith("after")) if kind else None
+
+
+def parts_of(rotation: Rotation, part: slice) -> Rotation:
+    cos, sin, factor = rotation
+    return Rotation(cos[part], sin[part], None if factor is None else factor[part])
+
+
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("normed", [False, True, "wide"])
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 16), (32, 8, 128), (3, 1, 24)], ids=str)
-def test_rotation(processor, heads, dtype, normed, count) -> None:
+@pytest.mark.parametrize(("heads", "dtype", "kind", "factor"), ROTATIONS, ids=str)
+def test_rotation(processor, heads, dtype, kind, factor, count) -> None:
     """As the reference has it; keys and values in their slots, and each row as if it were alone."""
     queries, groups, dim = heads
-    qkv, angle = noise(ROWS, (queries + 2 * groups) * dim, dtype=dtype), noise(ROWS, 1, dim // 2)
-    cos = torch.cat((angle, angle), dim=-1).cos().to(dtype)
-    sin = torch.cat((-angle, angle), dim=-1).sin().to(dtype)
-    of = torch.float32 if normed == "wide" else dtype
-    norms = (noise(dim, dtype=of), noise(dim + 1, dtype=of)[1:].clone()) if normed else (None, None)
-    slots = torch.randperm(2 * ROWS)[:ROWS]
+    qkv, rotation = noise(ROWS, (queries + 2 * groups) * dim, dtype=dtype), rotation_of(ROWS, dim, dtype, bool(factor))
+    norms, slots = norms_of(kind, heads, dtype), torch.randperm(2 * ROWS)[:ROWS]
+    close = (16 if factor or kind.startswith(("whole", "after")) else 4) * torch.finfo(dtype).eps
 
     def turned(part: slice) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = (torch.zeros(2 * ROWS, groups, dim, dtype=dtype) for _ in range(2))
-        turning, tables = qkv[part], (cos[part], sin[part])
-        query = rotate_and_store(turning, *tables, keys, values, slots[part], norms[0], norms[1], 1e-5)
+        query = rotate_and_store(qkv[part], parts_of(rotation, part), (keys, values, None), slots[part], norms)
         return query, keys[slots[part]], values[slots[part]]
 
     with threads(count):
@@ -196,7 +221,7 @@ def test_rotation(processor, heads, dtype, normed, count) -> None:
         with references():
             wanted = turned(slice(None))
         for mine, its in zip(found, wanted, strict=True):
-            torch.testing.assert_close(mine, its, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+            torch.testing.assert_close(mine, its, rtol=close, atol=close)
         for row in range(0, ROWS, 9):
             assert all(torch.equal(a[0], b[row]) for a, b in zip(turned(slice(row, row + 1)), found, strict=True))
 
@@ -207,19 +232,18 @@ def test_rotation(processor, heads, dtype, normed, count) -> None:
 def test_keys_and_values_are_quantised_as_the_reference_says(processor, heads, dtype, stored) -> None:
     """Bit by bit: zeros, tiny, huge and wide heads, and such that hold no numbers, too; and each row as if alone."""
     queries, groups, dim = heads
-    qkv, angle = noise(ROWS, (queries + 2 * groups) * dim, dtype=dtype), noise(ROWS, 1, dim // 2)
+    qkv, rotation = noise(ROWS, (queries + 2 * groups) * dim, dtype=dtype), rotation_of(ROWS, dim, dtype)
     qkv[1] = 0.0
     qkv[2] *= 1e-6
     qkv[3] *= 1e3
     qkv[4] *= (4 * noise(qkv.shape[1])).exp().to(dtype)
     qkv[5, -1], qkv[6, queries * dim] = torch.nan, torch.inf
-    cos, sin = (torch.cat(part, dim=-1).to(dtype) for part in ((angle.cos(),) * 2, (-angle.sin(), angle.sin())))
     slots = torch.randperm(2 * ROWS)[:ROWS]
 
     def kept(part: slice) -> list[Tensor]:
         keys, values = (torch.zeros(2 * ROWS, groups, dim, dtype=stored) for _ in range(2))
         scales = torch.zeros(2 * ROWS, 2, groups)
-        rotate_and_store(qkv[part], cos[part], sin[part], keys, values, slots[part], scales=scales)
+        rotate_and_store(qkv[part], parts_of(rotation, part), (keys, values, scales), slots[part])
         sizes = scales.view(torch.int32) & 0x7FFFFFFF  # NaN has a sign
         return [each[slots[part]] for each in (as_bytes(keys), as_bytes(values), sizes)]
 
@@ -260,3 +284,38 @@ def test_a_recording_finishes_as_many_logits_as_there_are() -> None:
         recorded()
         assert torch.equal(given[:rows], finish_logits(x[:rows].clone(), 2.0, 30.0))
         assert torch.equal(given[rows:], x[rows:])
+
+
+@pytest.mark.parametrize("stored", STORED, ids=str)
+@pytest.mark.parametrize(("kind", "factor"), [("each", ""), ("whole", ""), ("after", ""), ("", "factor")])
+def test_what_is_quantised_is_what_would_be_stored(processor, kind, factor, stored) -> None:
+    """However heads are normed; the factor of queries is not in keys."""
+    (queries, groups, dim), dtype = (9, 3, 24), torch.bfloat16
+    qkv, norms = noise(ROWS, (queries + 2 * groups) * dim, dtype=dtype), norms_of(kind, (queries, groups, dim), dtype)
+    plain, narrow = ([torch.zeros(ROWS, groups, dim, dtype=each) for _ in range(2)] for each in (dtype, stored))
+    scales, slots = torch.zeros(ROWS, 2, groups), torch.randperm(ROWS)
+    rotation = rotation_of(ROWS, dim, dtype, bool(factor))
+    found = rotate_and_store(qkv, rotation, (narrow[0], narrow[1], scales), slots, norms)
+    wanted = rotate_and_store(qkv, rotation_of(ROWS, dim, dtype), (plain[0], plain[1], None), slots, norms)
+    assert torch.equal(found, wanted) != bool(factor)
+    for number, (mine, its) in enumerate(zip(narrow, plain, strict=True)):
+        numbers, own = quantized(its, stored)
+        assert torch.equal(as_bytes(mine), as_bytes(numbers)) and torch.equal(scales[:, number], own)
+
+
+@pytest.mark.parametrize("kind", ["each", "whole", "after"])
+def test_a_recorded_rotation_works_on_the_rows_there_are_when_it_runs(kind) -> None:
+    queries, groups, dim = heads = (9, 3, 16)
+    norms, slots = norms_of(kind, heads, torch.float32), torch.arange(8)
+    qkv, rotation = noise(8, (queries + 2 * groups) * dim), rotation_of(8, dim, torch.float32, factor=True)
+    kept, wanted = ([torch.zeros(8, groups, dim) for _ in range(2)] for _ in range(2))
+    expected = rotate_and_store(qkv, rotation, (wanted[0], wanted[1], None), slots, norms)
+    later, count = torch.full_like(qkv, torch.nan), torch.tensor([0])
+    with recording() as replay:
+        query = rotate_and_store(later, rotation, (kept[0], kept[1], None), slots, norms, count)
+    for rows in (5, 8):
+        later.copy_(qkv)
+        count.fill_(rows)
+        replay()
+        assert torch.equal(query[:rows], expected[:rows]) and torch.equal(kept[0][:rows], wanted[0][:rows])
+        assert not kept[0][rows:].any()

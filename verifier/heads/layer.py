@@ -11,6 +11,7 @@ from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.paged_pass import attended, placed
 from foresay.verifier.model.weights import LayerWeights
 from foresay.verifier.ops.norm import Norm, add_norm
+from foresay.verifier.ops.rope import Rotation
 from foresay.verifier.paged_rows import StaticRows
 
 
@@ -26,12 +27,12 @@ class HeadLayer:
         """The norm of what attention reads."""
         return self._packed.before_attention
 
-    def seen(self, mixed: Tensor, rows: StaticRows, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
+    def seen(self, mixed: Tensor, rows: StaticRows, rotation: Rotation, store: KVStore) -> Tensor:
         """[R, Hq D]: what static rows read of those before them; their own keys and values are stored before."""
         query = self.placed(mixed, rows.slots, rotation, store)
         return attended(query, store.layer(self._number), rows, self._node.attention, None, self._first)
 
-    def placed(self, mixed: Tensor, slots: Tensor, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
+    def placed(self, mixed: Tensor, slots: Tensor, rotation: Rotation, store: KVStore) -> Tensor:
         """[R, Hq, D]: the queries of rows whose keys and values are stored."""
         return placed(self._packed, mixed, rotation, slots, store.layer(self._number))
 

@@ -19,6 +19,7 @@ from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.weights import FINAL_NORM, LayerWeights, ModelWeights
 from foresay.verifier.ops.linear import Gate
 from foresay.verifier.ops.norm import Norm
+from foresay.verifier.ops.rope import HeadNorms, Rotation
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class PackedLayer:
     behind_attention: Norm | None
     before_mlp: Norm | None
     behind_mlp: Norm | None
-    of_heads: tuple[Norm, Norm] | None
+    of_heads: HeadNorms | None
     sinks: Tensor | None
 
     @classmethod
@@ -69,15 +70,15 @@ def norm_of(kind: NormKind, module: str, vectors: Mapping[str, Tensor], ones: Te
     return Norm(vectors.get(f"{module}.weight", ones), kind.eps, vectors.get(f"{module}.bias"), kind.centred)
 
 
-def _norms_of_heads(attention: Attention, vectors: Mapping[str, Tensor], ones: Tensor) -> tuple[Norm, Norm] | None:
+def _norms_of_heads(attention: Attention, vectors: Mapping[str, Tensor], ones: Tensor) -> HeadNorms | None:
     if attention.norm is None:
         return None
-    heads = (attention.heads, attention.kv_heads) if attention.norm.whole else (1, 1)
+    whole, kind, after = attention.norm.whole, attention.norm.kind, attention.norm.after
     query, key = (
-        norm_of(attention.norm.kind, name, vectors, ones.new_ones(count * attention.head_dim))
-        for name, count in zip(attention.norm.names, heads, strict=True)
+        vectors.get(f"{name}.weight", ones.new_ones(heads * attention.head_dim if whole else attention.head_dim))
+        for name, heads in zip(attention.norm.names, (attention.heads, attention.kv_heads), strict=True)
     )
-    return query, key
+    return HeadNorms(query, key, kind.eps, whole, after)
 
 
 def _turnable(attention: Attention, weights: LayerWeights) -> LayerWeights:
@@ -140,8 +141,10 @@ class Decoder:
         self._embed, self.layers, self.final_norm, self._head = (
             packed.embed, packed.layers, packed.final_norm, packed.head,
         )  # fmt: skip
+        kinds = {(layer.attention.rope, layer.attention.query_scaling) for layer in config.stack.layers}
         self.ropes = {
-            rope: RopeTable(rope, config.head_dim, max_positions, self.device, self.dtype) for rope in config.ropes
+            (rope, scaling): RopeTable(rope, config.head_dim, max_positions, self.device, self.dtype, scaling)
+            for rope, scaling in kinds
         }
 
     @property
@@ -162,12 +165,12 @@ class Decoder:
     @property
     def rope(self) -> RopeTable:
         """The rotary table of the layers that see everything."""
-        return self.ropes[self.config.rope]
+        return next(table for (rope, _), table in self.ropes.items() if rope == self.config.rope)
 
-    def rotations(self, positions: Tensor, count: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    def rotations(self, positions: Tensor, count: Tensor | None) -> list[Rotation]:
         """By layer: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
-        found = {rope: table.rows(positions, count) for rope, table in self.ropes.items()}
-        return [found[layer.attention.rope] for layer in self.config.stack.layers]
+        found = {kind: table.rows(positions, count) for kind, table in self.ropes.items()}
+        return [found[layer.attention.rope, layer.attention.query_scaling] for layer in self.config.stack.layers]
 
     @property
     def head(self) -> Linear:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from foresay.verifier.model.rope_config import RopeConfig
+from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
 
 #: What an MLP does to its gates; "relu2" has none: it squares what is positive.
 Activation = Literal["silu", "gelu", "relu2"]
@@ -94,14 +94,6 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryScale:
-    """Queries at position p are multiplied by ``1 + beta ln(1 + floor(p / original))`` (Ministral 3)."""
-
-    beta: float
-    original: int
-
-
-@dataclass(frozen=True, slots=True)
 class Attention:
     """Grouped-query attention.
 
@@ -122,7 +114,7 @@ class Attention:
     norm: HeadNorm | None = None
     softcap: float | None = None
     sinks: bool = False
-    query_scale: QueryScale | None = None
+    query_scaling: QueryScaling | None = None
     fused: str | None = None
 
     def products(self, hidden: int) -> tuple[Product, Product]:

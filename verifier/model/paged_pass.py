@@ -20,7 +20,7 @@ from foresay.verifier.model.nodes import Attention
 from foresay.verifier.ops.linear import Partials
 from foresay.verifier.ops.logits import finish_logits
 from foresay.verifier.ops.norm import Norm, add_norm, embed, norm
-from foresay.verifier.ops.rope import rotate_and_store
+from foresay.verifier.ops.rope import Rotation, rotate_and_store
 from foresay.verifier.ops.take import copy_rows, take_rows
 from foresay.verifier.ops.tree_attention import tree_attention
 from foresay.verifier.paged_rows import StaticRows
@@ -62,7 +62,7 @@ def attention(
     node: Attention,
     layer: PackedLayer,
     normed: Tensor,
-    rotation: tuple[Tensor, Tensor],
+    rotation: Rotation,
     rows: StaticRows,
     stored: tuple[Tensor, Tensor, Tensor | None],
 ) -> Tensor:
@@ -77,26 +77,13 @@ def attention(
 def placed(
     layer: PackedLayer,
     normed: Tensor,
-    rotation: tuple[Tensor, Tensor],
+    rotation: Rotation,
     slots: Tensor,
     stored: tuple[Tensor, Tensor, Tensor | None],
     count: Tensor | None = None,
 ) -> Tensor:
     """[R, Q, D]: the queries of rows whose keys and values are stored in their slots."""
-    keys, values, scales = stored
-    query_norm, key_norm = layer.of_heads or (None, None)
-    return rotate_and_store(
-        layer.qkv.unfinished(normed, count),
-        *rotation,
-        keys,
-        values,
-        slots,
-        query_norm and query_norm.weight,
-        key_norm and key_norm.weight,
-        query_norm.eps if query_norm else 0.0,
-        count,
-        scales,
-    )
+    return rotate_and_store(layer.qkv.unfinished(normed, count), rotation, stored, slots, layer.of_heads, count)
 
 
 def attended(

@@ -18,18 +18,21 @@ from foresay.verifier.model.rope_config import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    QueryScaling,
     RopeConfig,
     YarnScaling,
 )
-from foresay.verifier.ops.take import take_both
+from foresay.verifier.ops.rope import Rotation
+from foresay.verifier.ops.take import take_both, take_rows
 
 
 class RopeTable:
-    """Cosines and sines of every position, each computed once; owns both tensors.
+    """Cosines and sines of every position, each computed once; owns the tensors.
 
     rope: None for layers that rotate nothing: every row is at position 0.
     cos: (max_positions, D), the D/2 angles twice, scaled by the attention factor; computed in float32, kept as dtype.
     signed_sin: likewise, its first half negated, so that swapping the halves of a head and two products rotate it.
+    query_factor: (max_positions,), what queries are multiplied by, kept as dtype; None: by nothing.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class RopeTable:
         max_positions: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        query_scaling: QueryScaling | None = None,
     ) -> None:
         if rope is None:
             frequencies, scale, self._still = torch.empty(0), 1.0, True
@@ -50,15 +54,18 @@ class RopeTable:
         cos, sin = functional.pad(angles.cos() * scale, still, value=1.0), functional.pad(angles.sin() * scale, still)
         self.cos = torch.cat((cos, cos), dim=1).to(device, dtype)
         self.signed_sin = torch.cat((-sin, sin), dim=1).to(device, dtype)
+        factor = None if query_scaling is None else _query_factor(query_scaling, max_positions)
+        self.query_factor = None if factor is None else factor.to(device, dtype)
 
-    def rows(self, positions: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Both tables at the ``positions`` (R,), each (R, 1, D): one for all heads of a row.
+    def rows(self, positions: Tensor, count: Tensor | None = None) -> Rotation:
+        """The tables at the ``positions`` (R,): one row of cosines and sines for all heads of a row.
 
         count: int64 (1,), of how many, read when it runs (on a CPU; None: all).
         """
         positions = torch.zeros_like(positions) if self._still else positions
         cos, signed_sin = take_both(self.cos, self.signed_sin, positions, count)
-        return cos.unsqueeze(1), signed_sin.unsqueeze(1)
+        factor = None if self.query_factor is None else take_rows(self.query_factor, positions, count)
+        return Rotation(cos.unsqueeze(1), signed_sin.unsqueeze(1), factor)
 
 
 def pairs_apart(rope: RopeConfig, head_dim: int) -> Tensor | None:
@@ -94,6 +101,11 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> 
             return 1.0 / (torch.tensor(factors) * periods), scaling.attention_factor
         case YarnScaling() as scaling:
             return _yarn(periods, scaling, rope.theta), _attention_factor(scaling)
+
+
+def _query_factor(scaling: QueryScaling, positions: int) -> Tensor:
+    """float32 (positions,)."""
+    return 1 + scaling.beta * torch.log(1 + torch.arange(positions) // scaling.original_positions)
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -74,6 +74,14 @@ class LongScaling:
     attention_factor: float
 
 
+@dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Ministral 3: the query at position p is multiplied by ``1 + beta * ln(1 + floor(p / original_positions))``."""
+
+    beta: float
+    original_positions: int
+
+
 Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors | LongScaling
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -22,50 +25,85 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     return swapped.mul_(signed_sin).addcmul_(heads, cos)
 
 
+class Rotation(NamedTuple):
+    """The angles of each row of a pass, by its position.
+
+    cos, signed_sin: [R, 1, D] as :func:`rotate` takes them. query_factor: [R], of the same dtype, what a row's queries
+    are multiplied by once they are rotated; None: nothing.
+    """
+
+    cos: Tensor
+    signed_sin: Tensor
+    query_factor: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """The norms of a layer's queries and keys.
+
+    query, key: weights, [D] each; where ``whole`` [Q * D] and [G * D]: all heads of a row are normed as one. after:
+    heads are normed once they are rotated, not before.
+    """
+
+    query: Tensor
+    key: Tensor
+    eps: float
+    whole: bool = False
+    after: bool = False
+
+    def __post_init__(self) -> None:
+        assert not (self.whole and self.after), "no model norms all heads as one after the rotation"
+
+
 def rotate_and_store(
     qkv: Tensor | Partials,
-    cos: Tensor,
-    signed_sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    rotation: Rotation,
+    layer: tuple[Tensor, Tensor, Tensor | None],
     slots: Tensor,
-    query_norm: Tensor | None = None,
-    key_norm: Tensor | None = None,
-    eps: float = 0.0,
+    norms: HeadNorms | None = None,
     count: Tensor | None = None,
-    scales: Tensor | None = None,
 ) -> Tensor:
     """Norm the heads where the model does, rotate queries and keys, and store keys and values in their slots.
 
-    qkv: [R, (Q + 2 G) * D], queries, keys, values, a product that may not be finished. cos, signed_sin: [R, 1, D] as
-    :func:`rotate` takes them. keys, values: [slots, G, D], one layer of a store, written in place. slots: int64 [R],
-    distinct but for padding rows, which all go to slots of page 0. query_norm, key_norm: [D], both or neither. All of
-    one dtype and contiguous.
-    scales: fp32[slots, 2, G] where keys and values are quantised on the way (:func:`foresay.kvpaging.ops.quantized`),
-    of their dtype then. Returns the rotated queries, [R, Q, D], contiguous. count: int64[1], of how many rows, read
-    when it runs (of compiled kernels; None: all).
+    qkv: [R, (Q + 2 G) * D], queries, keys, values, a product that may not be finished. layer: one layer of a store, its
+    keys, values and scales: [slots, G, D] twice, written in place, and None; or fp32[slots, 2, G] where keys and values
+    are quantised on the way (:func:`foresay.kvpaging.ops.quantized`), and are of the quantised dtype. slots: int64[R],
+    distinct but for padding rows, which all go to slots of page 0. All else is of one dtype, all is contiguous.
+    Returns the rotated queries, [R, Q, D], contiguous. count: int64[1], of how many rows, read when it runs (of
+    compiled kernels; None: all).
     """
+    cos, signed_sin, factor = rotation
     if cos.is_cuda:
         from foresay.verifier.ops.kernels import rotate as kernels
 
-        return kernels.rotate_and_store(qkv, cos, signed_sin, keys, values, slots, query_norm, key_norm, eps, scales)
+        return kernels.rotate_and_store(qkv, rotation, layer, slots, norms)
     if isinstance(qkv, Partials):
         qkv = qkv.finished(cos.dtype)
-    groups, dim = keys.shape[-2:]
+    groups, dim = layer[0].shape[-2:]
     if compiled(qkv):
-        from foresay.verifier.ops.kernels.cpu import rows
+        from foresay.verifier.ops.kernels.cpu import rotate as on_cpu
         from foresay.verifier.ops.kernels.cpu.launch import counted, room
 
         query = room((len(qkv), qkv.shape[1] // dim - 2 * groups, dim), qkv.dtype)
-        norms = None if query_norm is None or key_norm is None else (query_norm, key_norm)
-        tables, number = (cos, signed_sin), counted(count, len(qkv))
-        rows.rotate_and_store(qkv, tables, (keys, values, scales), slots, norms, eps, query, number)
+        on_cpu.rotate_and_store(qkv, rotation, layer, slots, norms, query, counted(count, len(qkv)))
         return query
     heads = qkv.view(len(qkv), -1, dim)
     turning, value = heads[:, :-groups], heads[:, -groups:]
-    if query_norm is not None and key_norm is not None:
-        query = norm(turning[:, :-groups], Norm(query_norm, eps))
-        turning = torch.cat((query, norm(turning[:, -groups:], Norm(key_norm, eps))), dim=1)
+    if norms is not None and not norms.after:
+        turning = _normed(turning, groups, norms)
     turned = rotate(turning, cos, signed_sin)
+    if norms is not None and norms.after:
+        turned = _normed(turned, groups, norms)
+    keys, values, scales = layer
     store_rows(keys, values, slots, turned[:, -groups:], value, scales)
-    return turned[:, :-groups].contiguous()
+    query = turned[:, :-groups]
+    return query.contiguous() if factor is None else query * factor[:, None, None]
+
+
+def _normed(heads: Tensor, groups: int, norms: HeadNorms) -> Tensor:
+    """Heads of queries, and then of ``groups`` keys, [R, Q + G, D]."""
+    query, key = heads[:, :-groups], heads[:, -groups:]
+    if norms.whole:
+        query, key = query.flatten(1), key.flatten(1)
+    normed = norm(query, Norm(norms.query, norms.eps)), norm(key, Norm(norms.key, norms.eps))
+    return torch.cat(normed, dim=1).view_as(heads)

@@ -15,6 +15,7 @@ from foresay.verifier.ops import rope as rope_op
 from foresay.verifier.ops.kernels import logits, norm, rotate, segments, take
 from foresay.verifier.ops.linear import Partials
 from foresay.verifier.ops.norm import Norm
+from foresay.verifier.ops.rope import HeadNorms, Rotation
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -108,31 +109,49 @@ class _Attention:
         self.slots = torch.tensor([11, 4, 7, 8, 19, 0, 1], device=device)
         self.keys = torch.full((24, groups, dim), 7.0, dtype=dtype, device=device)
         self.values = self.keys.clone()
-        self.norms: list[Tensor | None] = list(noise(device, 2, dim, dtype=dtype))
+        self.factor = (1 + noise(device, ROWS + 2, dtype=torch.float32).abs()).to(dtype)
 
-    def inputs(self, device: torch.device | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def inputs(
+        self, device: torch.device | None = None, part: slice = slice(None), factor: bool = False
+    ) -> tuple[Tensor, Rotation, tuple[Tensor, Tensor, None], Tensor]:
+        """qkv, rotation, keys and values, slots: copies of some rows."""
         keys, values = (t.to(device, copy=True) for t in (self.keys, self.values))
-        return self.qkv.to(device), self.cos.to(device), self.sin.to(device), keys, values, self.slots.to(device)
+        those = (self.qkv, self.cos, self.sin, self.factor, self.slots)
+        qkv, cos, sin, factors, slots = (each[part].to(device, copy=True) for each in those)
+        return qkv, Rotation(cos, sin, factors if factor else None), (keys, values, None), slots
 
 
-@pytest.mark.parametrize("normed", [False, True, "wide"])
+def norms_of(kind: str, heads: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> HeadNorms | None:
+    """heads: Q, G, D."""
+    (queries, groups, dim), whole = heads, kind.startswith("whole")
+    widths = (queries * dim, groups * dim) if whole else (dim, dim)
+    dtype = torch.float32 if kind.endswith("wide") else dtype
+    query, key = (noise(device, 2, width, dtype=dtype)[n] for n, width in enumerate(widths))
+    return HeadNorms(query, key, 1e-6, whole, kind.startswith("after")) if kind else None
+
+
+def moved(norms: HeadNorms | None, device: torch.device) -> HeadNorms | None:
+    return None if norms is None else replace(norms, query=norms.query.to(device), key=norms.key.to(device))
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "each", "each, wide", "whole", "whole, wide", "after", "after, wide", "factor", "each, factor"]
+)
 @pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 96), (6, 1, 16), (8, 8, 128)], ids=str)
-def test_rotation_and_store(heads, normed, dtype, device) -> None:
-    case = _Attention(device, dtype, *heads)
-    q_norm, k_norm = case.norms if normed else (None, None)
-    if normed == "wide":
-        q_norm, k_norm = (noise(device, heads[2], dtype=torch.float32) * scale for scale in (1, -1))
-    ours, plain = case.inputs(), case.inputs(torch.device("cpu"))
-    result = rotate.rotate_and_store(*ours, q_norm, k_norm, 1e-6)
-    q_norm, k_norm = (None if n is None else n.cpu() for n in (q_norm, k_norm))
-    wanted = rope_op.rotate_and_store(*plain, q_norm, k_norm, 1e-6)
+def test_rotation_and_store(heads, kind, dtype, device) -> None:
+    case, factor = _Attention(device, dtype, *heads), kind.endswith("factor")
+    kind = kind.removesuffix("factor").removesuffix(", ")
+    norms, cpu = norms_of(kind, heads, dtype, device), torch.device("cpu")
+    ours, plain = case.inputs(factor=factor), case.inputs(cpu, factor=factor)
+    result = rotate.rotate_and_store(*ours, norms)
+    wanted = rope_op.rotate_and_store(*plain, moved(norms, cpu))
     # Next to a rounding border the norm's last bit moves the product by one unit of a factor of size 4.
-    loose = 16.0 if normed else 6.0
+    loose = (16.0 if kind else 6.0) * (2 if factor else 1)
     assert result.shape == wanted.shape and close(result, wanted, loose)
-    assert close(ours[3], plain[3], loose)
-    assert torch.equal(ours[4].cpu(), plain[4]), "values are copied"
+    assert close(ours[2][0], plain[2][0], loose)
+    assert torch.equal(ours[2][1].cpu(), plain[2][1]), "values are copied"
     untouched = [slot for slot in range(24) if slot not in case.slots.tolist()]
-    assert (ours[3][untouched] == 7.0).all() and (ours[4][untouched] == 7.0).all()
+    assert (ours[2][0][untouched] == 7.0).all() and (ours[2][1][untouched] == 7.0).all()
 
 
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -148,8 +167,8 @@ def test_rows_are_quantised_on_the_way(heads, stored, dtype, device) -> None:
     def run(kernel, part: slice, where: torch.device) -> tuple[Tensor, ...]:
         kept = [torch.full((24, groups, dim), 7.0, device=where).to(stored) for _ in range(2)]
         scales = torch.full((24, 2, groups), 7.0, device=where)
-        qkv, cos, sin, slots = (each[part].to(where, copy=True) for each in (case.qkv, case.cos, case.sin, case.slots))
-        query = kernel(qkv, cos, sin, *kept, slots, eps=1e-6, scales=scales)
+        qkv, rotation, _, slots = case.inputs(where, part)
+        query = kernel(qkv, rotation, (*kept, scales), slots)
         return query.cpu(), *(as_bytes(each).cpu() for each in kept), scales.cpu()
 
     ours = run(rotate.rotate_and_store, slice(None), device)
@@ -165,33 +184,32 @@ def test_rows_are_quantised_on_the_way(heads, stored, dtype, device) -> None:
         )
 
 
-def test_a_row_is_rotated_and_stored_alike_alone_and_in_company(dtype, device) -> None:
+@pytest.mark.parametrize("kind", ["each", "whole", "after"])
+def test_a_row_is_rotated_and_stored_alike_alone_and_in_company(kind, dtype, device) -> None:
     case = _Attention(device, dtype, 9, 3, 64)
-    together = case.inputs()
-    result = rotate.rotate_and_store(*together, case.norms[0], case.norms[1], 1e-6)
+    together, norms = case.inputs(factor=True), norms_of(kind, (9, 3, 64), dtype, device)
+    result = rotate.rotate_and_store(*together, norms)
     for row in range(ROWS):
-        part = slice(row, row + 1)
-        keys, values = case.inputs()[3:5]
-        qkv, cos, sin, slots = (tensor[part].clone() for tensor in (case.qkv, case.cos, case.sin, case.slots))
-        query = rotate.rotate_and_store(qkv, cos, sin, keys, values, slots, case.norms[0], case.norms[1], 1e-6)
-        slot = case.slots[row]
+        alone = case.inputs(part=slice(row, row + 1), factor=True)
+        query, slot = rotate.rotate_and_store(*alone, norms), case.slots[row]
         assert torch.equal(query[0], result[row])
-        assert torch.equal(keys[slot], together[3][slot]) and torch.equal(values[slot], together[4][slot])
+        stored = zip(alone[2][:2], together[2][:2], strict=True)
+        assert all(torch.equal(mine[slot], its[slot]) for mine, its in stored)
 
 
+@pytest.mark.parametrize("kind", ["each", "whole"])
 @pytest.mark.parametrize("biased", [False, True])
-def test_segments_are_added_as_the_product_itself_adds_them(biased, dtype, device) -> None:
+def test_segments_are_added_as_the_product_itself_adds_them(biased, kind, dtype, device) -> None:
     """Read by the rotation or by a launch of their own: the same bits."""
     case = _Attention(device, dtype, 9, 3, 64)
     sums = noise(device, 3, *case.qkv.shape, dtype=torch.float32)
     partials = Partials(sums, noise(device, case.qkv.shape[1], dtype=dtype) if biased else None)
-    whole = segments.finish(partials, dtype)
+    whole, norms = segments.finish(partials, dtype), norms_of(kind, (9, 3, 64), dtype, device)
     assert torch.equal(whole, partials.finished(dtype))
 
     def run(qkv: Tensor | Partials) -> tuple[Tensor, ...]:
-        cos, sin, keys, values, slots = case.inputs()[1:]
-        queries = rotate.rotate_and_store(qkv, cos, sin, keys, values, slots, case.norms[0], case.norms[1], 1e-6)
-        return queries, keys, values
+        _, rotation, layer, slots = case.inputs()
+        return rotate.rotate_and_store(qkv, rotation, layer, slots, norms), *layer[:2]
 
     assert all(torch.equal(a, b) for a, b in zip(run(partials), run(whole), strict=True))
 

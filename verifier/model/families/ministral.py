@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from foresay.verifier.model.families.family import Family, attention, layer_count, mlp, rms_norm, uniform_window
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import Layer, QueryScale, Stack
-from foresay.verifier.model.rope_config import read_rope
+from foresay.verifier.model.nodes import Layer, Stack
+from foresay.verifier.model.rope_config import QueryScaling, read_rope
 
 
 def ministral3(fields: Fields) -> Stack:
@@ -14,8 +14,8 @@ def ministral3(fields: Fields) -> Stack:
     beta = None if rope is None else rope.optional_number("llama_4_scaling_beta")
     scale = None
     if rope is not None and beta is not None:
-        scale = QueryScale(beta, rope.integer("original_max_position_embeddings"))
-    own = attention(fields, read_rope(fields), window=uniform_window(fields, absent=None), query_scale=scale)
+        scale = QueryScaling(beta, rope.integer("original_max_position_embeddings"))
+    own = attention(fields, read_rope(fields), window=uniform_window(fields, absent=None), query_scaling=scale)
     return Stack((Layer(own, mlp(fields), norm),) * layer_count(fields), norm)
 
 

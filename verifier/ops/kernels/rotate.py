@@ -16,8 +16,50 @@ from foresay.verifier.ops.kernels.norm import inverse_rms, weighted
 from foresay.verifier.ops.kernels.quantized_rows import as_stored, narrowed, scale_of
 from foresay.verifier.ops.kernels.segments import ROWS, as_read, product_at
 from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.rope import HeadNorms, Rotation
 
 _HEADS = 8
+
+
+@triton.jit
+def _of_row(product, bias, row, heads, R, eps, kind: tl.constexpr, QUERIES: tl.constexpr, GROUPS: tl.constexpr,
+            DIM: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    """fp32[HEADS, 1]: what each head is multiplied by where all queries of a row are normed as one, and all keys."""
+    own, columns = tl.arange(0, heads.shape[0])[:, None], tl.arange(0, BLOCK)[None, :]
+    of_queries = tl.zeros([heads.shape[0]], tl.float32)
+    of_keys = tl.zeros([heads.shape[0]], tl.float32)
+    width: tl.constexpr = (QUERIES + 2 * GROUPS) * DIM
+    for first in range(0, QUERIES + GROUPS, heads.shape[0]):
+        those = first + own
+        inside, at = (those < QUERIES + GROUPS) & (columns < DIM // 2), those * DIM + columns
+        low = product_at(product, bias, row, at, inside, R, kind, width, SEGMENTS, BIAS)
+        high = product_at(product, bias, row, at + DIM // 2, inside, R, kind, width, SEGMENTS, BIAS)
+        squares = _squares(low.to(tl.float32), high.to(tl.float32))
+        is_query = first + tl.arange(0, heads.shape[0]) < QUERIES
+        of_queries += tl.where(is_query, squares, 0.0)
+        of_keys += tl.where(is_query, 0.0, squares)
+    query_scale = inverse_rms(tl.sum(of_queries, axis=0), QUERIES * DIM, eps)
+    return tl.where(heads < QUERIES, query_scale, inverse_rms(tl.sum(of_keys, axis=0), GROUPS * DIM, eps))
+
+
+@triton.jit
+def _squares(low, high):
+    """fp32[HEADS]: the sums of the squares of heads, held as halves."""
+    return tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)
+
+
+@triton.jit
+def _weight(of_queries, of_keys, heads, columns, inside, QUERIES: tl.constexpr, GROUPS: tl.constexpr,
+            DIM: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """The norms' weights of heads at these columns, of which some are inside."""
+    if WHOLE:
+        has_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
+        of_query = tl.load(of_queries + heads * DIM + columns, inside & (heads < QUERIES), 0.0)
+        of_key = tl.load(of_keys + (heads - QUERIES) * DIM + columns, has_key, 0.0)
+    else:
+        of_query = tl.load(of_queries + columns, inside, 0.0)
+        of_key = tl.load(of_keys + columns, inside, 0.0)
+    return tl.where(heads < QUERIES, of_query, of_key)
 
 
 @triton.jit(do_not_specialize=ROWS)
@@ -26,6 +68,7 @@ def rotate_and_store_rows(
     bias,
     cos,
     signed_sin,
+    factor,
     query_weight,
     key_weight,
     queries,
@@ -42,13 +85,17 @@ def rotate_and_store_rows(
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
+    WHOLE: tl.constexpr,
+    AFTER: tl.constexpr,
+    FACTOR: tl.constexpr,
     LARGEST: tl.constexpr,
     SEGMENTS: tl.constexpr,
     BIAS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """The heads of one row, HEADS of them a program; HALF of a head in BLOCK columns. LARGEST: number of the type that
-    keys and values are quantised to; 0: of none."""
+    """The heads of one row, HEADS of them a program; HALF of a head in BLOCK columns. NORM: whether heads are normed,
+    all as one if WHOLE, once they are rotated if AFTER. LARGEST: number of the type that keys and values are quantised
+    to; 0: of none."""
     wait_turn(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
@@ -57,6 +104,8 @@ def rotate_and_store_rows(
     kind: tl.constexpr = queries.dtype.element_ty
     width: tl.constexpr = (QUERIES + 2 * GROUPS) * DIM
     at = heads * DIM + columns
+    if WHOLE:  # before this program's heads are held
+        scale = _of_row(qkv, bias, row, heads, R, eps, kind, QUERIES, GROUPS, DIM, BLOCK, SEGMENTS, BIAS)
     low = product_at(qkv, bias, row, at, inside, R, kind, width, SEGMENTS, BIAS)
     high = product_at(qkv, bias, row, at + HALF, inside, R, kind, width, SEGMENTS, BIAS)
     slot = tl.load(slots + row)
@@ -69,15 +118,11 @@ def rotate_and_store_rows(
 
     wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
     whole = columns < HALF
-    if NORM:
-        squares = tl.sum(wide_low * wide_low, axis=1) + tl.sum(wide_high * wide_high, axis=1)
-        scale = inverse_rms(squares, DIM, eps)[:, None]
-        of_query = tl.load(query_weight + columns, whole, 0.0)
-        of_key = tl.load(key_weight + columns, whole, 0.0)
-        weight_low = tl.where(heads < QUERIES, of_query, of_key)
-        of_query = tl.load(query_weight + HALF + columns, whole, 0.0)
-        of_key = tl.load(key_weight + HALF + columns, whole, 0.0)
-        weight_high = tl.where(heads < QUERIES, of_query, of_key)
+    if NORM and not AFTER:
+        if not WHOLE:
+            scale = inverse_rms(_squares(wide_low, wide_high), DIM, eps)[:, None]
+        weight_low = _weight(query_weight, key_weight, heads, columns, whole, QUERIES, GROUPS, DIM, WHOLE)
+        weight_high = _weight(query_weight, key_weight, heads, columns + HALF, whole, QUERIES, GROUPS, DIM, WHOLE)
         wide_low = weighted(wide_low * scale, weight_low, kind).to(kind).to(tl.float32)
         wide_high = weighted(wide_high * scale, weight_high, kind).to(kind).to(tl.float32)
 
@@ -89,11 +134,23 @@ def rotate_and_store_rows(
     # As the reference: the product with the sine is rounded, the sum with the other product once.
     turned_low = ((wide_high * sin_low).to(kind).to(tl.float32) + wide_low * cos_low).to(kind)
     turned_high = ((wide_low * sin_high).to(kind).to(tl.float32) + wide_high * cos_high).to(kind)
+    if AFTER:
+        wide_low, wide_high = turned_low.to(tl.float32), turned_high.to(tl.float32)
+        scale = inverse_rms(_squares(wide_low, wide_high), DIM, eps)[:, None]
+        weight_low = _weight(query_weight, key_weight, heads, columns, whole, QUERIES, GROUPS, DIM, WHOLE)
+        weight_high = _weight(query_weight, key_weight, heads, columns + HALF, whole, QUERIES, GROUPS, DIM, WHOLE)
+        turned_low = weighted(wide_low * scale, weight_low, kind).to(kind)
+        turned_high = weighted(wide_high * scale, weight_high, kind).to(kind)
 
     query = row * (QUERIES * DIM) + heads * DIM + columns
     is_query = inside & (heads < QUERIES)
-    tl.store(queries + query, turned_low, is_query)
-    tl.store(queries + query + HALF, turned_high, is_query)
+    query_low, query_high = turned_low, turned_high
+    if FACTOR:
+        times = tl.load(factor + row).to(tl.float32)
+        query_low = (query_low.to(tl.float32) * times).to(kind)
+        query_high = (query_high.to(tl.float32) * times).to(kind)
+    tl.store(queries + query, query_low, is_query)
+    tl.store(queries + query + HALF, query_high, is_query)
     if LARGEST > 0:
         turned_low = tl.where(is_value, low, turned_low).to(tl.float32)
         turned_high = tl.where(is_value, high, turned_high).to(tl.float32)
@@ -112,17 +169,13 @@ def rotate_and_store_rows(
 
 def rotate_and_store(
     qkv: Tensor | Partials,
-    cos: Tensor,
-    signed_sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    rotation: Rotation,
+    layer: tuple[Tensor, Tensor, Tensor | None],
     slots: Tensor,
-    query_norm: Tensor | None = None,
-    key_norm: Tensor | None = None,
-    eps: float = 0.0,
-    scales: Tensor | None = None,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
     """As :func:`foresay.verifier.ops.rope.rotate_and_store`."""
+    (keys, values, scales), (cos, signed_sin, factor) = layer, rotation
     groups, dim = keys.shape[-2:]
     (product, bias), about = as_read(qkv)
     rows, width = product.shape[-2:]
@@ -137,20 +190,24 @@ def rotate_and_store(
             bias,
             cos,
             signed_sin,
-            product if query_norm is None else query_norm,
-            product if key_norm is None else key_norm,
+            product if factor is None else factor,
+            product if norms is None else norms.query,
+            product if norms is None else norms.key,
             queries,
             *as_stored(keys, values, scales),
             slots,
             rows,
-            eps,
+            0.0 if norms is None else norms.eps,
             QUERIES=count,
             GROUPS=groups,
             DIM=dim,
             HALF=dim // 2,
             BLOCK=triton.next_power_of_2(dim // 2),
             HEADS=_HEADS,
-            NORM=query_norm is not None,
+            NORM=norms is not None,
+            WHOLE=norms is not None and norms.whole,
+            AFTER=norms is not None and norms.after,
+            FACTOR=factor is not None,
             LARGEST=0.0 if scales is None else LARGEST[keys.dtype],
             **about,
             **chained(),

@@ -1,4 +1,4 @@
-"""What is done to each row for itself: taking rows of a table, norms, rotation, finishing logits."""
+"""What is done to each row for itself: taking rows of a table, norms, finishing logits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import LARGEST
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
+from foresay.verifier.ops.kernels.cpu.types import F32, I64, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
 
 
@@ -56,37 +55,6 @@ def norm(
 def add(x: Tensor, added: Tensor, share: float, count: Tensor) -> None:
     """``x += share * added`` in the first ``count`` rows. x, added: [R, D], contiguous."""
     _adding(x.dtype, share)(x, added, count, x.shape[-1])
-
-
-def rotate_and_store(
-    qkv: Tensor,
-    tables: tuple[Tensor, Tensor],
-    store: tuple[Tensor, Tensor, Tensor | None],
-    slots: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    query: Tensor,
-    count: Tensor,
-) -> None:
-    """Norm and rotate the heads of the first ``count`` rows; keys and values go to their slots, queries to ``query``.
-
-    tables: cosines and signed sines, [R, 1, D]. store: keys and values of a layer, [slots, G, D], and their scales,
-    fp32[slots, 2, G] or None. norms: of queries and of keys.
-    """
-    keys, values, scales = store
-    groups, dim = keys.shape[-2:]
-    heads = query.shape[1]
-    shape = (
-        qkv.dtype,
-        keys.dtype,
-        tables[0].dtype,
-        dim,
-        heads,
-        groups,
-        None if norms is None else (eps, norms[0].dtype),
-    )
-    scaled = 0 if scales is None else scales
-    _rotation(*shape)(qkv, *tables, keys, values, slots, *(norms or (0, 0)), query, count, scaled)
 
 
 @Compiled
@@ -175,23 +143,40 @@ def _normed(
     source: Value,
     weight: Value,
     out: Value,
-    shape: tuple[Value | int, float],
+    shape: tuple[Value, float],
     types: tuple[object, object],
-    bias: Value | None = None,
-    centred: bool = False,
+    bias: Value | None,
+    centred: bool,
 ) -> None:
-    """One row: its statistics in fp32, then each number rounded before it is multiplied by its weight, unless that is
-    wider. types: of numbers, and of weight and bias."""
-    (width, eps), (of, weighted) = shape, types
+    """One row. types: of numbers, and of weight and bias."""
+    (width, _), of = shape, types[0]
     mean = (
         _sum(k, width, lambda index, lanes: k.read(source, of, index, lanes)) / k.as_float(width) if centred else None
     )
+    weighted_row(k, source, weight, out, inverse_rms(k, source, of, shape, mean), width, types, bias, mean)
 
-    def read(index: Value, lanes: int) -> Value:
-        value = k.read(source, of, index, lanes)
-        return value if mean is None else value - mean
 
-    scale = k.constant(1.0, F32) / k.sqrt(_sum(k, width, read, squared=True) / k.as_float(width) + eps)
+def inverse_rms(
+    k: Kernel, source: Value, of: object, shape: tuple[Value | int, float], mean: Value | None = None
+) -> Value:
+    """What a row is multiplied by to be normed, in fp32. shape: its width, and epsilon. mean: subtracted first."""
+    (width, eps), read = shape, _centred(k, source, of, mean)
+    return k.constant(1.0, F32) / k.sqrt(_sum(k, width, read, squared=True) / k.as_float(width) + eps)
+
+
+def weighted_row(
+    k: Kernel,
+    source: Value,
+    weight: Value,
+    out: Value,
+    scale: Value,
+    width: Value | int,
+    types: tuple[object, object],
+    bias: Value | None = None,
+    mean: Value | None = None,
+) -> None:
+    """``source * scale``, each number rounded before it is multiplied by its weight, unless that is wider."""
+    (of, weighted), read = types, _centred(k, source, types[0], mean)
 
     def write(index: Value, lanes: int) -> None:
         value = read(index, lanes) * scale
@@ -200,6 +185,16 @@ def _normed(
         k.write(value if bias is None else value + k.read(bias, weighted, index, lanes), out, of, index)
 
     k.across(width, write)
+
+
+def _centred(k: Kernel, source: Value, of: object, mean: Value | None) -> Callable[[Value, int], Value]:
+    """Reads numbers of a row."""
+
+    def read(index: Value, lanes: int) -> Value:
+        value = k.read(source, of, index, lanes)
+        return value if mean is None else value - mean
+
+    return read
 
 
 def _sum(k: Kernel, width: Value | int, read: Callable[[Value, int], Value], squared: bool = False) -> Value:
@@ -212,93 +207,3 @@ def _sum(k: Kernel, width: Value | int, read: Callable[[Value, int], Value], squ
 
     k.across(width, add)
     return k.total(whole.value) + rest.value
-
-
-@Compiled
-def _rotation(
-    dtype: torch.dtype,
-    stored: torch.dtype,
-    turned: torch.dtype,
-    dim: int,
-    heads: int,
-    groups: int,
-    normed: tuple[float, torch.dtype] | None,
-) -> Kernel:
-    """Arguments: qkv, cosines, sines, keys, values, slots, norms of queries and of keys, query, count, scales."""
-    k, of, kept, angle = Kernel("rotate_and_store"), OF_TORCH[dtype], OF_TORCH[stored], OF_TORCH[turned]
-    qkv, cos, sin, keys, values, slots, query_norm, key_norm, query = (k.pointer(index) for index in range(9))
-    scales, room, apart, each = k.pointer(10), k.array(of, dim), k.array(of, dim), heads + 2 * groups
-    with k.share(k.counted(9) * each) as unit:
-        row, head = unit // each, unit % each
-        source = k.at(qkv, unit * dim, of)
-        slot = k.load(slots, I64, row) * groups
-        scale = k.at(scales, slot * 2 + (head - heads), F32)
-        with k.when(head >= heads + groups):
-            _kept(k, source, k.at(values, (slot + (head - (heads + groups))) * dim, kept), scale, (dim, of, stored))
-        for begin, end, norm in ((0, heads, query_norm), (heads, heads + groups, key_norm)):
-            is_query = begin == 0
-            with k.when((head >= begin) & (head < end)):
-                turning = source
-                if normed is not None:
-                    _normed(k, source, norm, room, (dim, normed[0]), (of, OF_TORCH[normed[1]]))
-                    turning = room
-                place = (row * heads + head) if is_query else (slot + (head - heads))
-                into = of if is_query else kept
-                target = k.at(query if is_query else keys, place * dim, into)
-                tables = (k.at(cos, row * dim, angle), k.at(sin, row * dim, angle), angle)
-                if is_query or stored not in LARGEST:
-                    _turned(k, turning, tables, target, (dim, of, into))
-                else:
-                    _turned(k, turning, tables, apart, (dim, of, of))
-                    _kept(k, apart, target, scale, (dim, of, stored))
-    return k
-
-
-def _kept(k: Kernel, source: Value, target: Value, scale: Value, shape: tuple[int, object, torch.dtype]) -> None:
-    """A head into its slot: as it is, or quantised."""
-    dim, of, stored = shape
-    if stored in LARGEST:
-        _quantized(k, source, target, scale, shape)
-    else:
-        kept = OF_TORCH[stored]
-        k.across(dim, lambda index, lanes: k.write(k.read(source, of, index, lanes), target, kept, index))
-
-
-def _quantized(k: Kernel, source: Value, target: Value, scale: Value, shape: tuple[int, object, torch.dtype]) -> None:
-    """A head as :func:`foresay.kvpaging.ops.quantized` has it."""
-    dim, of, stored = shape
-    kept, largest = OF_TORCH[stored], LARGEST[stored]
-    # As integers sizes are in order too, and what is no number is the largest.
-    most, rest = k.variable(k.constant(0, vector(I32))), k.variable(k.constant(0, I32))
-
-    def look(index: Value, lanes: int) -> None:
-        value, total = k.read(source, of, index, lanes), most if lanes == LANES else rest
-        total.value = k.larger(k.bits(value, k.like(value, I32)) & 0x7FFFFFFF, total.value)
-
-    k.across(dim, look)
-    found = k.bits(k.larger(k.folded(most.value, k.larger), rest.value), F32) / largest
-    k.store(found, scale)
-    divisor = k.select(found > 0.0, found, 1.0)
-
-    def write(index: Value, lanes: int) -> None:
-        value = k.read(source, of, index, lanes) / divisor
-        value = k.select(value > -largest, value, -largest)
-        k.write(k.select(value < largest, value, largest), target, kept, index)
-
-    k.across(dim, write)
-
-
-def _turned(
-    k: Kernel, source: Value, tables: tuple[Value, Value, object], out: Value, shape: tuple[int, object, object]
-) -> None:
-    """``source * cos + swapped * sin``, the second product rounded first."""
-    (cos, sin, turned), (dim, of, into) = tables, shape
-    for mine, other in ((0, dim // 2), (dim // 2, 0)):
-
-        def turn(index: Value, lanes: int, mine: int = mine, other: int = other) -> None:
-            at = index + mine
-            swapped = k.rounded(k.read(source, of, index + other, lanes) * k.read(sin, turned, at, lanes), of)
-            value = k.fma(k.read(source, of, at, lanes), k.read(cos, turned, at, lanes), swapped)
-            k.write(k.rounded(value, of), out, into, at)
-
-        k.across(dim // 2, turn)
