@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.nodes import BEFORE, DOWN, GATE_UP, MODULES, OUTPUT, QKV, HeadNorm
+from foresay.verifier.model.nodes import BEFORE, DOWN, GATE_UP, MODULES, OUTPUT, QKV
 from foresay.verifier.model.weights import FINAL_NORM, LayerWeights, ModelWeights, places
 
 
@@ -22,11 +22,11 @@ def weights_of(decoder: Decoder) -> ModelWeights:
     layers = []
     for one in decoder.layers:
         products = {QKV: one.qkv, OUTPUT: one.output, GATE_UP: one.gate_up, DOWN: one.down}
-        norms = dict(
-            zip(BEFORE, (one.before_attention, one.behind_attention, one.before_mlp, one.behind_mlp), strict=True)
-        )
-        norms |= dict(zip(HeadNorm(decoder.config.first.norm).names, one.of_heads or (), strict=False))
-        vectors = {f"{name}.weight": norm.weight for name, norm in norms.items() if norm is not None}
+        assert one.before_attention and one.before_mlp, "Llama's norms"
+        norms = {BEFORE.before_attention: one.before_attention.weight, BEFORE.before_mlp: one.before_mlp.weight}
+        if one.of_heads is not None:
+            norms |= {"self_attn.q_norm": one.of_heads.query, "self_attn.k_norm": one.of_heads.key}
+        vectors = {f"{name}.weight": weight for name, weight in norms.items()}
         layers.append(LayerWeights({name: each._packed.plain() for name, each in products.items()}, {}, vectors))
     final = {f"{FINAL_NORM}.weight": decoder.final_norm.weight}
     return ModelWeights(decoder.embedding, layers, final, decoder.head._packed.plain())

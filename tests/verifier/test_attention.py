@@ -12,6 +12,7 @@ from torch import Tensor
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.protocols import Rows
 from foresay.spec.tree import DraftTree
+from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.paged_pass import attended
 from foresay.verifier.paged_rows import WrittenRows
 from tests.verifier.reading import random_parents, scattered, threads
@@ -61,7 +62,8 @@ class Bench:
 
     def attend(self, rows: Rows, query: Tensor) -> Tensor:
         static = WrittenRows.of([rows], query.device)
-        return attended(query, self.store.layer(0), static, SCALE, self.window)
+        node = Attention(query.shape[1], self.store.keys.shape[2], query.shape[2], SCALE, None, window=self.window)
+        return attended(query, self.store.layer(0), static, node, None)
 
     def row_alone(self, keys: Tensor, values: Tensor, query: Tensor) -> Tensor:
         """One query at the end of contiguous text that is committed but for its own key."""

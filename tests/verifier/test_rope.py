@@ -120,7 +120,8 @@ def test_rows_are_the_table_at_positions(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_query_factors_equal_transformers(tmp_path, dtype):
     table = RopeTable(
-        _config(tmp_path, SCALINGS["yarn"])[1],
+        _config(tmp_path, SCALINGS["yarn"])[1].rope,
+        128,
         1000,
         dtype=dtype,
         query_scaling=QueryScaling(0.1, original_positions=48),
