@@ -160,6 +160,11 @@ def test_unexpected_tensors_are_named(edit):
     refused(directory, "model.layers.0.self_attn.q_proj.bias", SINGLE, "unexpected")
 
 
+def test_tensors_of_images_are_unexpected_in_a_model_of_texts(edit):
+    directory = edit(lambda tensors: tensors.update({"vision_tower.weight": torch.zeros(2, 2)}))
+    refused(directory, "vision_tower.weight", "unexpected")
+
+
 def test_buffers_of_old_checkpoints_are_ignored(edit):
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
     assert len(read(edit(lambda tensors: tensors.update(extra))).layers) == 1

@@ -74,11 +74,15 @@ class Checkpoint:
         index = {} if (directory / SINGLE).exists() else _index(directory)
         files = _files(directory, index)
         tensors: dict[str, StoredTensor] = {}
+        wrapped = False
         for file in files:
-            for name, tensor in _header(file):
+            for name, own, tensor in _header(file):
                 if name in tensors:
                     raise WeightsError(f"{name} is in both {tensors[name].file} and {file}")
                 tensors[name] = tensor
+                wrapped = wrapped or name != own
+        if wrapped:  # a model of texts and images
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_IMAGES)}
         return cls(directory, files, tensors, index)
 
     @classmethod
@@ -152,8 +156,7 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
         own = name if begun is None else _INSIDE[begun] + name.removeprefix(begun)
         if own in found:
             raise WeightsError(f"{found[own]} and {name} are one tensor by two names")
-        if not name.startswith(_IMAGES):
-            found[own] = name
+        found[own] = name
     return found
 
 
@@ -196,13 +199,14 @@ def _index(directory: Path) -> dict[str, str]:
     return dict(section.values)
 
 
-def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
+def _header(file: Path) -> Iterator[tuple[str, str, StoredTensor]]:
+    """Each tensor: its name here, and in the file."""
     if not file.exists():
         raise WeightsError(f"{file}: named by {INDEX}, but not there; the download may be incomplete")
     try:
         with safe_open(file, framework="pt") as tensors:
             for name, own in _names(tensors.offset_keys()).items():
                 entry = tensors.get_slice(own)
-                yield name, StoredTensor(file, tuple(entry.get_shape()), entry.get_dtype())
+                yield name, own, StoredTensor(file, tuple(entry.get_shape()), entry.get_dtype())
     except SafetensorError as error:
         raise WeightsError(f"{file}: not a complete safetensors file ({error})") from error
