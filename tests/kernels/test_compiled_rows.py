@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresay.verifier.ops.kernels import norm, rotate, take
+from foresay.verifier.ops.kernels import gate, norm, rotate, take
+from foresay.verifier.ops.linear import Partials
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
@@ -43,6 +44,14 @@ def test_what_a_pass_begins_with(capability, tmp_path) -> None:
     made = compile_launches(call, tmp_path, capability)
     assert set(made) == {"both_rows", "embedded_rows", "paired_rows"}
     assert all(fits(each, registers=64) for each in made.values())
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_the_gate_of_heads(segments, capability, tmp_path) -> None:
+    x, sums = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((6, 4096), (3, 6, 4096)))
+    product = x if segments == 1 else Partials(sums.float(), x[0])
+    made = compile_launches(lambda: gate.gate_heads(x, product), tmp_path, capability)
+    assert fits(made["gate_rows"], registers=64)
 
 
 @pytest.mark.parametrize("kept", ["bf16", "i8", "u8"])
