@@ -65,7 +65,8 @@ def test_halves_are_made_in_registers_and_multiplied_by_one_instruction(
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_of_fp16_too(capability, tmp_path) -> None:
-    (kernel,) = compiled("int4", torch.float16, tmp_path, capability).values()
+@pytest.mark.parametrize("gated", ["", "relu2"])
+def test_of_fp16_too(gated, capability, tmp_path) -> None:
+    (kernel,) = compiled("int4", torch.float16, tmp_path, capability, gated).values()
     assert products(kernel.ptx) == {INSTRUCTION[max(80, capability // 90 * 90)].format(NAMES[torch.float16])}
     assert kernel.stack == 0

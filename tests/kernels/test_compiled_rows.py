@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresay.verifier.ops.kernels import logits, norm, rotate, take
+from foresay.verifier.ops.kernels import gate, logits, norm, rotate, take
+from foresay.verifier.ops.linear import Partials
 from foresay.verifier.ops.norm import Norm
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
@@ -55,6 +56,14 @@ def test_finished_logits(cap, capability, tmp_path) -> None:
     given = torch.empty(6, 50_257, device="meta")
     made = compile_launches(lambda: logits.finish_logits(given, 0.5, cap), tmp_path, capability)
     assert fits(made["finish_rows"], registers=64) and ("ex2" in made["finish_rows"].ptx) == (cap is not None)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_the_gate_of_heads(segments, capability, tmp_path) -> None:
+    x, sums = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((6, 4096), (3, 6, 4096)))
+    product = x if segments == 1 else Partials(sums.float(), x[0])
+    made = compile_launches(lambda: gate.gate_heads(x, product), tmp_path, capability)
+    assert fits(made["gate_rows"], registers=64)
 
 
 @pytest.mark.parametrize("kept", ["bf16", "i8", "u8"])

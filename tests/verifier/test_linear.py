@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -26,10 +25,11 @@ everywhere = pytest.mark.parametrize(
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 17, 31, 48, 65, 100)
 
 
-#: What gates go through, as torch computes it.
-ACTS: dict[Gate, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu": partial(functional.gelu, approximate="tanh"),
+#: What is done to a product, step by step as torch has it.
+STEPS: dict[Gate, Callable[[Tensor], Tensor]] = {
+    "silu": lambda x: functional.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "gelu": lambda x: functional.gelu(x.chunk(2, -1)[0], approximate="tanh") * x.chunk(2, -1)[1],
+    "relu2": lambda x: functional.relu(x).square(),
 }
 
 
@@ -72,7 +72,7 @@ def test_it_multiplies(processor, shape, dtype, bias, kept) -> None:
         assert torch.allclose(linear(x).double(), expected, atol=max(4e-5, 8 * eps), rtol=2 * eps)
 
 
-@pytest.mark.parametrize("gated", ["", "silu", "gelu"])
+@pytest.mark.parametrize("gated", ["", *STEPS])
 @pytest.mark.parametrize("kept", [None, torch.bfloat16, torch.float16], ids=str)
 @everywhere
 def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kept, gated) -> None:
@@ -95,19 +95,18 @@ def test_a_recording_multiplies_what_there_is_when_it_runs(processor, shape, dty
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(64, 96), (50, 66), (576, 3072)], ids=str)
-@pytest.mark.parametrize("gated", ACTS)
+@pytest.mark.parametrize("gated", STEPS)
 def test_the_gate_rounds_as_a_step_of_its_own(processor, gated, shape, dtype) -> None:
     linear, weight, offset = layer_of(shape, dtype, True, gated=gated)
     x = 3 * rows_of(shape, dtype, 9)
     plain = Linear(weight, offset, dtype)
-    gate, up = plain(x).chunk(2, dim=-1)
-    expected = ACTS[gated](gate) * up
+    expected = STEPS[gated](plain(x))
     torch.testing.assert_close(linear.gated(x), expected, rtol=2 * torch.finfo(dtype).eps, atol=5e-6)
     with references():
         torch.testing.assert_close(linear.gated(x), expected, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("gated", ["", "silu", "gelu"])
+@pytest.mark.parametrize("gated", ["", *STEPS])
 @pytest.mark.parametrize("kept", DTYPES, ids=str)
 def test_a_weight_is_packed_as_it_is(processor, kept, gated) -> None:
     for shape in ((64, 64), (50, 34), (33, 200)):
@@ -137,6 +136,10 @@ def test_extremes_are_what_ieee_says(processor) -> None:
     assert result[2].isnan().all()
     gated = Linear(torch.eye(2), gated="silu").gated(torch.tensor([[-1e4, 2.0], [1e4, 2.0], [0.0, 5.0]]))
     assert gated.flatten().tolist() == [0.0, 2e4, 0.0]
+    squared = Linear(torch.eye(1), gated="relu2").gated(
+        torch.tensor([[-3.0], [3.0], [-torch.inf], [1e30], [torch.nan]])
+    )
+    assert squared.flatten().tolist()[:4] == [0.0, 9.0, 0.0, torch.inf] and squared[4].isnan()
 
 
 def test_off_the_cpu_the_weight_stays_as_it_is_and_the_op_multiplies() -> None:

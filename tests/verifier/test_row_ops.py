@@ -12,7 +12,9 @@ from torch.nn import functional
 
 from foresay.kvpaging.ops import as_bytes, quantized
 from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.gate import gate_heads
 from foresay.verifier.ops.kernels.cpu.launch import recording
+from foresay.verifier.ops.linear import Partials
 from foresay.verifier.ops.logits import finish_logits
 from foresay.verifier.ops.norm import Norm, add_norm, embed, norm
 from foresay.verifier.ops.rope import HeadNorms, Rotation, rotate_and_store
@@ -170,6 +172,44 @@ def test_norm_of_the_heads_of_each_row(heads, dtype, count) -> None:
         one_by_one = torch.stack([norm(head.contiguous(), how) for head in x[:, :-2].unbind(1)], dim=1)
         assert torch.equal(norm(x[:, :-2], how), one_by_one)
         assert_rows_are_independent(lambda part: norm(part[:, :-2], how), x)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [7, 256, 1000])
+def test_heads_are_gated(processor, width, dtype, count) -> None:
+    """As attention's output times the sigmoid of a product, step by step; far gates are open or shut."""
+    both = torch.cat((noise(ROWS, width, dtype=dtype), 4 * noise(ROWS, width, dtype=dtype).flip(0)), dim=1)
+    both[0, width], both[1, width], both[2, width] = 200.0, -200.0, torch.nan
+
+    def gated(rows: Tensor) -> Tensor:
+        x, gate = (part.clone() for part in rows.chunk(2, dim=1))
+        assert gate_heads(x, gate) is x
+        return x
+
+    with threads(count):
+        found = gated(both)
+        with references():
+            wanted = gated(both)
+        close = 2 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found, wanted, rtol=close, atol=close, equal_nan=True)
+        assert found[:3, 0].tolist()[:2] == [both[0, 0], 0.0] and found[2, 0].isnan()
+        assert_rows_are_independent(gated, both[3:].repeat(2, 1))
+    partials = Partials(torch.stack((both[3:, width:].float(), torch.ones(ROWS - 3, width))), None)
+    wanted = gate_heads(both[3:, :width].contiguous(), partials.finished(dtype))
+    assert torch.equal(gate_heads(both[3:, :width].contiguous(), partials), wanted)
+
+
+def test_a_recording_gates_as_many_rows_as_there_are() -> None:
+    x, gate, given, count = noise(8, 100), noise(8, 101)[:, 1:].contiguous(), torch.empty(8, 100), torch.tensor([0])
+    expected = gate_heads(x.clone(), gate)
+    with recording() as replay:
+        gate_heads(given, gate, count)
+    for rows in (3, 8):
+        given.copy_(x)
+        count.fill_(rows)
+        replay()
+        assert torch.equal(given[:rows], expected[:rows]) and torch.equal(given[rows:], x[rows:])
 
 
 #: Q, G, D; the dtype; norms of heads, with weights of that dtype or of fp32; and whether queries have a factor.

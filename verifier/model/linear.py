@@ -28,10 +28,9 @@ Matrix = Tensor | QuantizedMatrix
 class Linear:
     """``x @ weight.T + bias`` for x [R, in]. Owns its packed weight, [out, in], and computes on its device.
 
-    dtype, device: of x and of what comes out; dtype is the weight's unless given. gated: the outputs are gates, and
-    then as many numbers that they are for (:meth:`gated`). then: after attention, what is multiplied next: a GPU
-    prefetches its weight. rounds: inputs are rounded to 8 bits where the weight has kernels for that
-    (:mod:`foresay.verifier.ops.rounded`).
+    dtype, device: of x and of what comes out; dtype is the weight's unless given. gated: what is done to the
+    product (:meth:`gated`). then: after attention, what is multiplied next: a GPU prefetches its weight. rounds: inputs
+    are rounded to 8 bits where the weight has kernels for that (:mod:`foresay.verifier.ops.rounded`).
     """
 
     __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")
@@ -89,7 +88,8 @@ class Linear:
         return packed_linear(self._taken(x, count), self._packed, torch.float32, count)
 
     def gated(self, x: Tensor, count: Tensor | None = None) -> Tensor:
-        """[R, in] -> [R, out / 2]: ``act(gate) * up`` of the two halves of the product, gate first."""
+        """[R, in] -> [R, out / 2]: ``act(gate) * up`` of the two halves of the product, gate first; or [R, out]:
+        ``relu(x) ** 2`` of all of it."""
         return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
 
     def _taken(self, x: Tensor, count: Tensor | None) -> Tensor:

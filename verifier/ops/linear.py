@@ -14,9 +14,14 @@ from torch.nn import functional
 
 from foresay.verifier.ops.eager import compiled
 
-#: What the gates of a gated product go through: nothing where it is not gated, ``x * sigmoid(x)``, or GELU as tanh
-#: approximates it.
+#: What is done to a product: nothing; ``act(gate) * up`` of its halves, act being ``x * sigmoid(x)`` or GELU as tanh
+#: approximates it; or, of all of it, ``relu(x) ** 2``.
 Gate = Literal["", "silu", "gelu", "relu2"]
+
+
+def turns_of(gated: Gate) -> int:
+    """How many outputs of a product become one number: two where one is the other's gate."""
+    return 2 if gated in ("silu", "gelu") else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Partials:
 class PackedWeight(Protocol):
     """A weight [O, K] with its bias, laid out for its device: everything that :func:`packed_linear` asks of one.
 
-    gated: "" or how the first half of the outputs are gates of the second.
+    gated: what is done to the product.
     """
 
     @property
@@ -57,7 +62,7 @@ class PackedWeight(Protocol):
 
     @property
     def gated(self) -> Gate:
-        """Whether, and how, what comes out is ``act(gate) * up``."""
+        """What is done to the product."""
 
     @property
     def nbytes(self) -> int:
@@ -80,11 +85,11 @@ class PackedWeight(Protocol):
 
 
 def packed_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` of a packed weight; of a gated one ``act(gate) * up``, see below.
+    """``x @ weight.T + bias`` of a packed weight, and what is done to it (:data:`Gate`).
 
-    x: [R, K], contiguous. Returns [R, O] (or [R, O / 2]), rounded to ``dtype``. Sums are in fp32, and a row has the
-    same bits with any number of rows. count: int64[1], of how many rows, read when it runs (of a CPU's kernels; None:
-    all).
+    x: [R, K], contiguous. Returns [R, O], or [R, O / 2] of halves, rounded to ``dtype``. Sums are in fp32, and a row
+    has the same bits with any number of rows. count: int64[1], of how many rows, read when it runs (of a CPU's kernels;
+    None: all).
     """
     made = unfinished_linear(x, weight, dtype, count)
     return made if isinstance(made, Tensor) else finish(made, dtype, weight.gated)
@@ -110,7 +115,7 @@ def unfinished_linear(
 
 
 def finish(product: Partials, dtype: torch.dtype, gated: Gate = "") -> Tensor:
-    """[R, O] of ``dtype``, or [R, O / 2] if gated."""
+    """[R, O] of ``dtype``, or [R, O / 2] of halves."""
     if product.sums.is_cuda:
         from foresay.verifier.ops.kernels import segments
 
@@ -120,6 +125,8 @@ def finish(product: Partials, dtype: torch.dtype, gated: Gate = "") -> Tensor:
 
 
 def _applied(whole: Tensor, gated: Gate) -> Tensor:
+    if gated == "relu2":
+        return functional.relu(whole).square()
     gate, up = whole.chunk(2, dim=-1)
     opened = functional.gelu(gate, approximate="tanh") if gated == "gelu" else functional.silu(gate)
     return torch.mul(opened, up)
@@ -139,10 +146,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gated: Gate = "silu") -> Tensor:
-    """``act(gate) * up`` for the two halves of ``x @ weight.T + bias``, gate first. Returns [R, O / 2].
+    """``act(gate) * up`` for the two halves of ``x @ weight.T + bias``, gate first, or ``relu(x) ** 2`` of all of it.
+    Returns [R, O / 2], or [R, O].
 
-    Both halves are rounded to x's dtype before, and what comes of the gate is too: the same steps as the product and
-    the activation one after the other.
+    The product is rounded to x's dtype before, and what comes of a gate is too: the same steps as the product and the
+    activation one after the other.
     """
     if x.is_cuda:
         from foresay.verifier.ops.kernels import linear as kernels

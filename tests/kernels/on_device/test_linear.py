@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foresay.verifier.ops import linear as op
 from foresay.verifier.ops.kernels import blocked, linear, norm
@@ -64,6 +65,8 @@ def check_all(device: torch.device, dtype: torch.dtype, rows: int, inner: int, o
     assert close(*normed)
     if outer % 2 == 0:
         assert close(linear.gated_linear(x, weight, bias), op.gated_linear(on_cpu[0], on_cpu[1], on_cpu[2]))
+    squared = linear.gated_linear(x, weight, bias, "relu2")
+    assert torch.equal(squared, functional.relu(whole).square()), "the same bits as in steps"
 
 
 @pytest.mark.parametrize(("rows", "inner", "outer"), SHAPES)

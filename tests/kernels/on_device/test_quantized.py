@@ -55,17 +55,19 @@ def test_it_multiplies(kind, shape, programs, dtype, device, monkeypatch) -> Non
 
 
 @pytest.mark.parametrize("programs", [1, 264], ids=["one_segment", "segments"])
-@pytest.mark.parametrize("gated", ["silu", "gelu"])
+@pytest.mark.parametrize("gated", ["silu", "gelu", "relu2"])
 @pytest.mark.parametrize("kind", SOME)
 def test_the_gate_is_applied_as_in_steps(kind, gated, programs, dtype, device, monkeypatch) -> None:
     monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     x = rows_of(5, 576, dtype, device)
-    gate, up = linear.whole(x, weight_of(kind, (576, 140), device), dtype).chunk(2, dim=-1)
-    result = linear.whole(x, weight_of(kind, (576, 140), device, gated=gated), dtype)
+    whole = linear.whole(x, weight_of(kind, (576, 140), device), dtype)
+    gate, up = whole.chunk(2, dim=-1)
     act = functional.silu if gated == "silu" else partial(functional.gelu, approximate="tanh")
+    wanted = functional.relu(whole).square() if gated == "relu2" else act(gate) * up
+    result = linear.whole(x, weight_of(kind, (576, 140), device, gated=gated), dtype)
     eps = torch.finfo(dtype).eps
     assert torch.allclose(
-        result.double(), (act(gate) * up).double(), rtol=4 * eps, atol=eps + 2e-6
+        result.double(), wanted.double(), rtol=4 * eps, atol=eps + 2e-6
     )  # of torch's own GELU the sum of 1 and tanh
 
 

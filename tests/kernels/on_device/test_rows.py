@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.ops import as_bytes, dequantized
+from foresay.verifier.ops import gate as gate_op
 from foresay.verifier.ops import logits as logits_op
 from foresay.verifier.ops import norm as norm_op
 from foresay.verifier.ops import rope as rope_op
-from foresay.verifier.ops.kernels import logits, norm, rotate, segments, take
+from foresay.verifier.ops.kernels import gate, logits, norm, rotate, segments, take
 from foresay.verifier.ops.linear import Partials
 from foresay.verifier.ops.norm import Norm
 from foresay.verifier.ops.rope import HeadNorms, Rotation
@@ -95,6 +96,24 @@ def test_norm_of_heads_that_lie_among_others(dtype, device) -> None:
     x, weight = noise(device, ROWS, 6, 64, dtype=dtype), noise(device, 64, dtype=dtype)
     how = Norm(weight, 1e-5)
     assert close(norm.norm(x[:, 1:5], how), norm_op.norm(x.cpu()[:, 1:5], on_cpu(how)), 4.0)
+
+
+@pytest.mark.parametrize("width", [7, 1024, 1500])
+def test_heads_are_gated(width, dtype, device) -> None:
+    x, sums = noise(device, ROWS, width, dtype=dtype), 4 * noise(device, 3, ROWS, width, dtype=torch.float32)
+    sums[0, 0, 0], sums[0, 1, 0] = 200.0, -200.0
+    partials = Partials(sums, noise(device, width, dtype=dtype))
+    product, found = partials.finished(dtype), x.clone()
+    gate.gate_heads(found, product)
+    assert close(found, gate_op.gate_heads(x.cpu().clone(), product.cpu()))
+    assert found[0, 0] == x[0, 0] and found[1, 0] == 0.0
+    for row in range(ROWS):
+        alone = x[row : row + 1].clone()
+        gate.gate_heads(alone, product[row : row + 1].clone())
+        assert torch.equal(alone[0], found[row])
+    gate.gate_heads(x, partials)
+    assert torch.equal(x, found), "segments are added as the product itself adds them"
+    gate.gate_heads(x[:0], product[:0])
 
 
 class _Attention:

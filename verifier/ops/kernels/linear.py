@@ -30,9 +30,9 @@ from triton import knobs
 
 from foresay.verifier.ops.kernels.blocked import FLOATS, TILE, BlockedWeight
 from foresay.verifier.ops.kernels.chain import capability, chained, wait_turn
-from foresay.verifier.ops.kernels.segments import GATES, ROWS, finish, finished, gated
+from foresay.verifier.ops.kernels.segments import GATES, ROWS, finish, finished, gated, squared
 from foresay.verifier.ops.kernels.tile import DOT, added, bring_tile, columns_of, nothing, tile_product
-from foresay.verifier.ops.linear import Gate, Partials
+from foresay.verifier.ops.linear import Gate, Partials, turns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Prefetch(NamedTuple):
     def of(cls, weight: BlockedWeight, rows: int, blocks: int) -> Prefetch:
         """blocks: of each program."""
         tile, programs, (_, segment) = _tile(weight, rows), _programs(weight, rows), weight.cut
-        tiles, gated = triton.cdiv(weight.outer, tile.outputs), bool(weight.gated) and programs == 1
+        tiles, gated = triton.cdiv(weight.outer, tile.outputs), turns_of(weight.gated) == 2 and programs == 1
         programs = min(tiles * programs, RESIDENT)
         width, of_block = weight.blocks * weight.block, weight.values.nbytes // (weight.outer * weight.blocks)
         bytes = programs * tile.outputs * min(blocks, segment // weight.block) * of_block
@@ -132,14 +132,14 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, then, out, R, OUTER: t
                  OFFSETS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SEGMENT: tl.constexpr,
                  ALL: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, AHEAD: tl.constexpr,
                  BULK: tl.constexpr, NEXT: tl.constexpr, EARLY: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (R / ROWS, outputs / TILE, segments; 1 if a program adds up ALL of them). out: [R, O], or [R, O / 2] if
-    gated, finished; or fp32[segments, R, O] where there are several programs. WIDTH: the filled inner width. AHEAD:
+    """Grid (R / ROWS, outputs / TILE, segments; 1 if a program adds up ALL of them). out: [R, O], or [R, O / 2] of
+    halves, finished; or fp32[segments, R, O] where there are several programs. WIDTH: the filled inner width. AHEAD:
     blocks that are prefetched. NEXT: what is prefetched of the next weight, ``then``; EARLY: before this one starts."""
     row, part = tl.program_id(0) * ROWS, tl.program_id(2)
-    columns = columns_of(tl.program_id(1), OUTER, TILE, GATED)
+    columns = columns_of(tl.program_id(1), OUTER, TILE, GATED > 0)
     own = columns  # of out
-    outputs: tl.constexpr = OUTER // 2 if GATED else OUTER
-    if GATED:
+    outputs: tl.constexpr = OUTER // 2 if GATED > 0 else OUTER
+    if GATED > 0:
         own = tl.program_id(1) * (TILE // 2) + tl.arange(0, TILE // 2)
     start = part * SEGMENT
     end = tl.minimum(start + SEGMENT, WIDTH)
@@ -163,7 +163,9 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, then, out, R, OUTER: t
     for chain in tl.static_range(ROWS // DOT):
         rows = row + chain * DOT + tl.arange(0, DOT)
         result = finished(sums[chain], bias, columns[:, None], (columns < OUTER)[:, None], out.dtype.element_ty, BIAS)
-        if GATED:
+        if GATED < 0:
+            result = squared(result)
+        if GATED > 0:
             gate, up = _halved(result)
             result = gated(gate, up, GATED)
         where = (tl.cast(part, tl.int64) * R + rows[None, :]) * outputs + own[:, None]
@@ -187,8 +189,8 @@ def whole(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor:
 
 
 def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor | Partials:
-    """``x @ weight.T + bias``, rounded to ``dtype``; if gated ``act(gate) * up``: [R, O or O / 2]. If the weight is
-    cut the sums of its segments. x: [R, K].
+    """``x @ weight.T + bias``, rounded to ``dtype``, and what is done to it: [R, O], or [R, O / 2] of halves. If
+    the weight is cut the sums of its segments. x: [R, K].
     """
     assert x.is_contiguous() and weight.values.is_contiguous(), "rows lie one behind the other"
     assert x.data_ptr() % 16 == 0 and weight.values.data_ptr() % 16 == 0, "they begin on 16 bytes, as a new tensor does"
@@ -197,7 +199,7 @@ def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor | Pa
         sums = x.new_empty(programs, len(x), weight.outer, dtype=torch.float32)
         _launch(x, weight, sums, tile, programs)
         return Partials(sums, weight.bias)
-    out = x.new_empty(len(x), weight.outer // (2 if weight.gated else 1), dtype=dtype)
+    out = x.new_empty(len(x), weight.outer // turns_of(weight.gated), dtype=dtype)
     _launch(x, weight, out, tile, programs)
     return out
 
@@ -226,7 +228,7 @@ def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs:
     bias = weight.bias if whole else None
     given = weight.scales, weight.offsets, weight.steps, bias, None if then is None else then.values
     stages = tile.stages if weight.scales is None else _STAGES[weight.block]
-    gate = GATES.index(weight.gated) if whole else 0
+    gate = GATES[weight.gated] if whole else 0
     linear_tiles[(*tile.grid(len(x), weight.outer), programs)](
         x, weight.values, *(_given(one, x) for one in given), out, len(x), **_about(weight), TILE=tile.outputs,
         ROWS=tile.rows, SEGMENT=weight.cut[1], ALL=programs < weight.cut[0], BIAS=bias is not None,

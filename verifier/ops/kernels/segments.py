@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
-from foresay.verifier.ops.linear import Gate, Partials
+from foresay.verifier.ops.linear import Gate, Partials, turns_of
 
 #: A kernel is not compiled again for numbers of rows that are 1 or even.
 ROWS = ("R",)
@@ -53,8 +53,8 @@ def as_read(product: Tensor | Partials) -> tuple[tuple[Tensor, Tensor], dict[str
     return (sums, sums if bias is None else bias), {"SEGMENTS": len(sums), "BIAS": bias is not None}
 
 
-#: Numbers of the ways of a gate, for kernels.
-GATES = ("", "silu", "gelu")
+#: What is done to a product, as a number for kernels: above zero to its halves.
+GATES: dict[Gate, int] = {"": 0, "silu": 1, "gelu": 2, "relu2": -1}
 
 
 @triton.jit
@@ -74,17 +74,27 @@ def gated(gate, up, GATED: tl.constexpr):
     return (opened(gate, GATED).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
 
 
+@triton.jit
+def squared(value):
+    """``relu(value) ** 2``, rounded."""
+    kept = value.to(tl.float32)
+    kept = tl.where(kept < 0.0, 0.0, kept)
+    return (kept * kept).to(value.dtype)
+
+
 @triton.jit(do_not_specialize=ROWS)
 def add_segments(product, bias, out, R, OUTER: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
                  GATED: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (R, width of out / WIDTH). out: [R, O], or [R, O / 2] if gated."""
+    """Grid (R, width of out / WIDTH). out: [R, O], or [R, O / 2] of halves."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    width: tl.constexpr = OUTER // 2 if GATED else OUTER
+    width: tl.constexpr = OUTER // 2 if GATED > 0 else OUTER
     kind: tl.constexpr = out.dtype.element_ty
     inside = columns < width
     result = product_at(product, bias, row, columns, inside, R, kind, OUTER, SEGMENTS, BIAS)
-    if GATED:
+    if GATED < 0:
+        result = squared(result)
+    if GATED > 0:
         up = product_at(product, bias, row, columns + width, inside, R, kind, OUTER, SEGMENTS, BIAS)
         result = gated(result, up, GATED)
     tl.store(out + row.to(tl.int64) * width + columns, result, mask=inside)
@@ -94,9 +104,9 @@ def finish(product: Partials, dtype: torch.dtype, gate: Gate = "") -> Tensor:
     """As :func:`foresay.verifier.ops.linear.finish`."""
     pointers, about = as_read(product)
     rows, outer = product.sums.shape[1:]
-    out = product.sums.new_empty(rows, outer // (2 if gate else 1), dtype=dtype)
+    out = product.sums.new_empty(rows, outer // turns_of(gate), dtype=dtype)
     add_segments[(rows, triton.cdiv(out.shape[1], _WIDTH))](
-        *pointers, out, rows, OUTER=outer, **about, GATED=GATES.index(gate), WIDTH=_WIDTH, num_warps=2,
+        *pointers, out, rows, OUTER=outer, **about, GATED=GATES[gate], WIDTH=_WIDTH, num_warps=2,
         enable_fp_fusion=False, **chained(),
     )  # fmt: skip
     return out

@@ -31,7 +31,7 @@ from foresay.verifier.ops.kernels.cpu.launch import counted, room
 from foresay.verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from foresay.verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
 from foresay.verifier.ops.kernels.cpu.types import LANES
-from foresay.verifier.ops.linear import Gate
+from foresay.verifier.ops.linear import Gate, turns_of
 from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
 from foresay.verifier.ops.rounded import piece_of, rounded_product
 
@@ -140,7 +140,7 @@ class PackedIntegers:
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
-        out, compute, piece = room((len(x), self.outer // (2 if self.gated else 1)), dtype), x.dtype, 0
+        out, compute, piece = room((len(x), self.outer // turns_of(self.gated)), dtype), x.dtype, 0
         count, more = counted(count, len(x)), list[Tensor]()
         if self.rounds:
             compute, piece = torch.int8, piece_of(self.inner // self.scales.shape[1])
@@ -152,7 +152,7 @@ class PackedIntegers:
         shape = IntegerShape(self.block, compute, out.dtype, self.gated, *has, self.floats, piece)
         (rounded if self.rounds else integer_product).kernel_of(shape)(
             x, self.data, out, 0 if self.bias is None else self.bias, count,
-            len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
+            len(self.data) // turns_of(self.gated), out.shape[1], x.shape[1],
             *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans, *more,
         )  # fmt: skip
         return out

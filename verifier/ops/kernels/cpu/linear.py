@@ -22,7 +22,7 @@ from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
 from foresay.verifier.ops.kernels.cpu.product import Product, Shape, block_of, filled, from_turns, in_blocks, in_turns
 from foresay.verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
-from foresay.verifier.ops.linear import Gate
+from foresay.verifier.ops.linear import Gate, turns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ class PackedFloats:
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
-        out = room((len(x), self.outer // (2 if self.gated else 1)), dtype)
+        out = room((len(x), self.outer // turns_of(self.gated)), dtype)
         odd, has_bias = self.pairs and self.inner % 2 == 1, self.bias is not None
         _kernel(FloatShape(self.block, x.dtype, out.dtype, self.gated, has_bias, self.data.dtype, odd))(
             x, self.data, out, 0 if self.bias is None else self.bias, counted(count, len(x)),
-            len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
+            len(self.data) // turns_of(self.gated), out.shape[1], x.shape[1],
         )  # fmt: skip
         return out
 

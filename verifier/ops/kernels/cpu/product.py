@@ -26,7 +26,7 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
-from foresay.verifier.ops.linear import Gate
+from foresay.verifier.ops.linear import Gate, turns_of
 
 #: Vectors of sums that are held at once where registers are 32 and wide, and rows where they are not.
 _SUMS, _ROWS = 24, 6
@@ -50,13 +50,13 @@ def block_of(processor: Processor, vectors: int = 4) -> int:
 
 def in_turns(part: Callable[[Tensor], Tensor], whole: Tensor, gated: Gate) -> Tensor:
     """What lies by outputs, in blocks; of gates and what they are for the blocks take turns. part: makes blocks."""
-    turns = 2 if gated else 1
+    turns = turns_of(gated)
     return torch.stack([part(each) for each in whole.chunk(turns)], dim=1).flatten(0, 1).contiguous()
 
 
 def from_turns(part: Callable[[Tensor], Tensor], blocks: Tensor, gated: Gate, outer: int) -> Tensor:
     """The reverse. part: makes rows of blocks, those that fill the last block up among them."""
-    turns = 2 if gated else 1
+    turns = turns_of(gated)
     parts = blocks.unflatten(0, (-1, turns)).unbind(1)
     return torch.cat([part(each)[: outer // turns] for each in parts])
 
@@ -101,7 +101,7 @@ class Product:
         """A block of outputs of some rows."""
         k = self.k
         with k.loop(begin, end, self.at_once) as row:
-            if self.shape.gated:
+            if turns_of(self.shape.gated) == 2:
                 self._products(block * 2, row, self.gates)
                 self._products(block * 2 + 1, row, self.sums)
             else:
@@ -175,11 +175,14 @@ class Product:
                 self._put_some(value, where, self.width - column)
 
     def _finished(self, place: Value) -> Value:
-        """A sum, or of a gated product ``act(gate) * up``, rounded after each step as the separate steps do."""
+        """A sum and what is done to it, rounded after each step as the separate steps do."""
         k, of = self.k, OF_TORCH[self.shape.out]
         value = k.load(self.sums, vector(F32), place)
         if not self.shape.gated:
             return value
+        if self.shape.gated == "relu2":
+            kept = k.larger(k.constant(0.0, vector(F32)), k.rounded(value, of))
+            return kept * kept
         gate = k.rounded(k.load(self.gates, vector(F32), place), of)
         steep = gate
         if self.shape.gated == "gelu":  # of tanh's form: x * (1 + tanh(y)) / 2 is x * sigmoid(2 y)
