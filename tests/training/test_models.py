@@ -23,7 +23,7 @@ from foresay.drafters.training.shapes import dflash_shape, eagle_shape
 from foresay.drafters.training.teacher import Teacher, Text
 from foresay.kvpaging import PageTable
 from foresay.spec.protocols import FeatureRequest
-from foresay.verifier.heads.kind import kind_of
+from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.model.decoder import Decoder
 from tests.heads.plain import PlainEagle
@@ -74,7 +74,7 @@ def test_an_eagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     stirred(model)
     publish(model, tmp_path, "model.safetensors")
     head = load_eagle(tmp_path, decoder)
-    assert head.config.aux == (2, 3, 6)
+    assert head.config.layers == (2, 3, 6)
     assert (head.token_ids is None) == (draft == 290)
     tokens = random_tokens(random.Random(2), 20, 290)
     lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], model.needs)
@@ -100,7 +100,7 @@ def test_a_peagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     publish(model, tmp_path, "model.safetensors")
     assert kind_of(tmp_path) == "eagle"
     head = load_eagle(tmp_path, decoder)
-    assert (head.config.mask, head.config.guesses, head.config.aux) == (289, 4, (2, 3, 6))
+    assert (head.config.mask, head.config.guesses, head.config.layers) == (289, 4, (2, 3, 6))
     tokens = random_tokens(random.Random(2), 20, 290)
     lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], model.needs)
     weights = {name.removeprefix("layers.0."): tensor for name, tensor in model.published().items()}

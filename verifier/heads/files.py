@@ -7,6 +7,7 @@ nothing in it can run. Heads are small: a directory's tensors are read whole and
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,15 +21,9 @@ from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.ops.quantized import QuantizedMatrix
 
+_PICKLES = "pytorch_model.bin.index"
 #: Weight files by name, the preferred one first.
-NAMES = (
-    "medusa_lm_head.safetensors",
-    SINGLE,
-    INDEX,
-    "medusa_lm_head.pt",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+NAMES = ("medusa_lm_head.safetensors", SINGLE, INDEX, "medusa_lm_head.pt", "pytorch_model.bin", f"{_PICKLES}.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +39,11 @@ class HeadTensors:
 
         prefix: if any name begins so, the others (a whole model's) are left where they are.
         """
-        for name in NAMES:
-            path = directory / name
-            if path.exists():
-                tensors = _sharded(path, prefix) if path.suffix == ".json" else _tensors(path, prefix)
-                return cls(_inside(tensors, prefix), str(path))
-        raise WeightsError(f"{directory}: there are no weights of a head; looked for {', '.join(NAMES)}")
+        path = next((directory / name for name in NAMES if (directory / name).exists()), None)
+        if path is None:
+            raise WeightsError(f"{directory}: there are no weights of a head; looked for {', '.join(NAMES)}")
+        tensors = _sharded(path, prefix) if path.suffix == ".json" else _tensors(path, prefix)
+        return cls({name: tensors[name] for name in _inside(tensors, prefix)}, str(path))
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of that name and shape; raises WeightsError if it is absent or shaped otherwise."""
@@ -97,15 +91,11 @@ def quantize(directory: Path, out: Path) -> None:
 
 
 _GROUP = 32
+_WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": _GROUP}
 _SCHEME = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": _GROUP},
-        }
-    },
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS}},
 }
 
 
@@ -125,29 +115,28 @@ def stored_names(directory: Path) -> list[str]:
         if (directory / SINGLE).exists():
             with safe_open(directory / SINGLE, framework="pt") as stored:
                 return list(stored.offset_keys())
-        if (directory / INDEX).exists():
-            section = Fields.read(directory / INDEX).section("weight_map")
-            return [] if section is None else list(section.values)
+        return list(_index(directory / INDEX))
     except (OSError, SafetensorError, ConfigError):
         return []
-    return []
 
 
-def _inside(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose names begin with the prefix; all if there are none."""
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)} or tensors
+def _index(path: Path) -> dict[str, str]:
+    section = Fields.read(path).section("weight_map")
+    return {} if section is None else {str(name): str(file) for name, file in section.values.items()}
+
+
+def _inside(names: Iterable[str], prefix: str) -> list[str]:
+    """Those that begin with the prefix; all if there are none."""
+    known = list(names)
+    return [name for name in known if name.startswith(prefix)] or known
 
 
 def _sharded(index: Path, prefix: str) -> dict[str, Tensor]:
-    section = Fields.read(index).section("weight_map")
-    files = {} if section is None else {str(name): str(file) for name, file in section.values.items()}
+    files = _index(index)
     if not files:
         raise WeightsError(f"{index}: weight_map must name a file for each tensor")
-    inside = {file for name, file in files.items() if name.startswith(prefix)} or set(files.values())
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(inside):
-        tensors |= _tensors(index.parent / file, prefix)
-    return tensors
+    parts = (_tensors(index.parent / file, prefix) for file in sorted({files[name] for name in _inside(files, prefix)}))
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def _tensors(path: Path, prefix: str) -> dict[str, Tensor]:
@@ -155,9 +144,7 @@ def _tensors(path: Path, prefix: str) -> dict[str, Tensor]:
         if path.suffix != ".safetensors":
             return _unpickled(path)
         with safe_open(path, framework="pt") as stored:
-            names = list(stored.offset_keys())
-            inside = [name for name in names if name.startswith(prefix)] or names
-            return {name: stored.get_tensor(name) for name in inside}
+            return {name: stored.get_tensor(name) for name in _inside(stored.offset_keys(), prefix)}
     except FileNotFoundError as error:
         raise WeightsError(f"{path}: not there; the download may be incomplete") from error
     except (OSError, SafetensorError) as error:

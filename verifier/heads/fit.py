@@ -12,8 +12,7 @@ from foresay.spec.features import Features
 from foresay.spec.protocols import Rows
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.graphs.state import Joined, StepState
-from foresay.verifier.heads.block import Block
-from foresay.verifier.heads.dflash import DFlashHead
+from foresay.verifier.heads.dflash import Block, DFlashHead
 from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.medusa import MedusaHeads
 
@@ -47,8 +46,7 @@ def dflash_hits(
     """bool[R / 2 - 1]: the same for the first guess of blocks at every other position. ``table`` as there."""
     count, device = len(tokens), head.device
     head.inject(features, torch.arange(count, device=device), table.slots(0, count).to(device), store)
-    config = head.config
-    block = Block(1, 1 if config.anchored else 2, config.mask, config.anchored, device)
+    block = Block(1, 1 if head.config.anchored else 2, head.config, device)
     state = StepState(1, len(table.pages), table.pool.page_size, 1, device)
     guesses, anchors = [], range(1, count - 1, 2)
     for anchor in reversed(anchors):  # a block's rows take the place of what was injected behind its root

@@ -26,7 +26,7 @@ from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.files import HeadTensors
-from foresay.verifier.heads.kind import PATTERNS, Kind, kind_of
+from foresay.verifier.heads.layouts import PATTERNS, Kind, kind_of
 from foresay.verifier.heads.medusa import BESIDE_MODEL
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -30,14 +30,12 @@ from foresay.spec.features import Features
 from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, PEAGLE
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
+from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.dflash import DFlashHead
-from foresay.verifier.heads.dflash_config import DFlashConfig
-from foresay.verifier.heads.dflash_weights import DFlashWeights
 from foresay.verifier.heads.eagle import EagleHead
-from foresay.verifier.heads.eagle_config import EagleConfig
-from foresay.verifier.heads.eagle_weights import EagleWeights
 from foresay.verifier.heads.fit import clearly_better, dflash_hits, eagle_hits, medusa_hits
 from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.paged_model import PagedModel
 
@@ -48,8 +46,6 @@ class LayeredHead(Head):
     KV is kept in."""
 
     layered = True
-    #: What reads its config.json.
-    configuration: ClassVar[type[EagleConfig | DFlashConfig]]
 
     layers: tuple[int, ...] | None = None
     kv_dtype: str = "auto"
@@ -60,7 +56,7 @@ class LayeredHead(Head):
         layers = self.layers if named is None else tuple(map(int, named.split(",")))
         return replace(self, layers=layers, kv_dtype=config.draft_kv_dtype)
 
-    def config(self, target: ModelConfig) -> Any:
+    def config(self, target: ModelConfig) -> HeadConfig:
         """Its configuration for this target; raises ConfigurationError for layers that it cannot read."""
         layers, depth = self.layers, target.num_layers
         if layers is not None and max(layers) > depth:
@@ -68,7 +64,7 @@ class LayeredHead(Head):
                 f"--draft-layers {_numbers(layers)}: the target has {depth} layers, numbered 0 to {depth - 1}; "
                 f"{depth} names the output of the last one"
             )
-        config = self.configuration.read(self.directory, target, layers)
+        config = HeadConfig.read(self.directory, target, layers)
         if layers is not None and config.needs.layers != layers:
             raise ConfigurationError(
                 f"--draft-layers {_numbers(layers)}: {self.directory} reads the state after the target's final norm, "
@@ -204,7 +200,6 @@ class Eagle(LayeredHead):
 
     names, made = (EAGLE, EAGLE3, PEAGLE), EagleDrafter
     kind, trained = "eagle", EAGLE3
-    configuration = EagleConfig
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Its own KV, and the fused feature."""
@@ -215,7 +210,7 @@ class Eagle(LayeredHead):
         """With stores on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
-        head = EagleHead(config, EagleWeights.read(self.directory, config, decoder), decoder.max_positions)
+        head = EagleHead(config, read_weights(self.directory, config, decoder), decoder.max_positions)
         made = EagleDrafter if config.mask is None else PEagleDrafter
         return made(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
 
@@ -244,13 +239,12 @@ class DFlash(LayeredHead):
     names, made = (DFLASH, DSPARK), DFlashDrafter
     kind, trained = "dflash", DFLASH
     at_once = True
-    configuration = DFlashConfig
 
     def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> DFlashDrafter:
         """With a store on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
-        head = DFlashHead(config, DFlashWeights.read(self.directory, config, decoder), decoder.max_positions)
+        head = DFlashHead(config, read_weights(self.directory, config, decoder), decoder.max_positions)
         made = DFlashDrafter if head.markov is None else DSparkDrafter
         return made(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
 
