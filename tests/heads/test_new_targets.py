@@ -72,7 +72,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
     @cache
     def target(family: str) -> Made:
         directory: Path = tmp_path_factory.mktemp(family)
-        layers = {"layer_types": LAYERS} if family in ("cohere2", "gemma2") else {}
+        layers: dict[str, Any] = {"layer_types": LAYERS} if family in ("cohere2", "gemma2") else {}
         theirs = make(family, directory, num_hidden_layers=6, **layers)
         return Made(family, theirs, load_decoder(directory))
 
@@ -106,7 +106,8 @@ def test_a_dflash_head_drafts_for_any_target(made, tmp_path, family) -> None:
     texts = whole(jobs, plain(target.decoder, jobs))
 
     def below(features: Tensor, root: int) -> Tensor:
-        return target.finished(oracle(features, root))
+        logits: Tensor = target.finished(oracle(features, root))
+        return logits
 
     watched = Watched(target.decoder, load_dflash(tmp_path, target.decoder), below, texts, chunk=24)
     assert watched.run([replace(job, arrives=2 * number) for number, job in enumerate(jobs)]) > 20

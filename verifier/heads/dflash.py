@@ -24,6 +24,7 @@ from foresay.verifier.graphs.rows import chain_words
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layer import PagedHead
+from foresay.verifier.model.paged_pass import placed
 from foresay.verifier.ops.lay_out import lay_out
 from foresay.verifier.ops.norm import embed, norm
 from foresay.verifier.ops.tree_attention import PagedRows
@@ -69,8 +70,8 @@ class DFlashHead(PagedHead):
     def inject(self, features: Features, positions: Tensor, slots: Tensor, store: KVStore) -> None:
         """Store keys and values of committed positions, int64[R] as their slots. features: the target's, [R, H']."""
         context, rotation = norm(self.fuse(features), self._norms["hidden_norm"]), self._rope.rows(positions)
-        for layer in self._layers:
-            layer.placed(context, slots, rotation, store)
+        for number, (_, layer) in enumerate(self._layers):
+            placed(layer, context, rotation, slots, store.layer(number))
 
     def guess(self, block: Block, state: StepState, roots: Tensor, store: KVStore) -> Tensor:
         """[W, H]: of the rows of a block that guess. roots: int64[S], known tokens."""
@@ -83,5 +84,5 @@ class DFlashHead(PagedHead):
 
         causal: the same rows, none of which sees what is behind it; for layers that are so.
         """
-        x, mixed = embed(self._embed, rows.tokens, self._layers[0].before)
-        return self._walk(x, mixed, rows, store, self._norms["norm"], causal)[0]
+        x, mixed = embed(self._embed, rows.tokens, self._layers[0][1].before_attention)
+        return self._walk(x, mixed, rows, store, causal)[0]

@@ -65,8 +65,7 @@ class EagleHead(PagedHead):
         output matrix reads and the states to go on from, [W, H] both.
         """
         mixed, x = self._inputs(rows.tokens, hidden)
-        last = self._norms.get("pre_lm_head_layernorm" if self.config.generation == 1 else "norm")
-        normed, x = self._walk(x, mixed, rows, store, last)
+        normed, x = self._walk(x, mixed, rows, store)
         return normed, normed if self.config.generation == 1 or "norm_output" in self.config.flags else x
 
     def _inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,20 +6,18 @@ nothing in it can run. Heads are small: a directory's tensors are read whole and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from foresay.verifier.model.checkpoint import INDEX, SINGLE
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.model.written import write_int8
 
 _PICKLES = "pytorch_model.bin.index"
 #: Weight files by name, the preferred one first.
@@ -45,68 +43,14 @@ class HeadTensors:
         tensors = _sharded(path, prefix) if path.suffix == ".json" else _tensors(path, prefix)
         return cls({name: tensors[name] for name in _inside(tensors, prefix)}, str(path))
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor of that name and shape; raises WeightsError if it is absent or shaped otherwise."""
-        tensor = self.optional(name, shape)
-        if tensor is None:
-            raise WeightsError(f"{self.where}: {name} is missing")
-        return tensor
-
-    def optional(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
-        """The same, None where absent."""
-        tensor = self.tensors.get(name)
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise WeightsError(f"{self.where}: {name} has shape {list(tensor.shape)}, expected {list(shape)}")
-        return tensor
-
-    def check_known(self, known: set[str]) -> None:
-        """Raise WeightsError for a tensor that nobody asked for: the head computes something else then."""
-        unknown = sorted(set(self.tensors) - known)
-        if unknown:
-            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-            raise WeightsError(f"{self.where}: {', '.join(unknown[:3])}{more}: not known in this layout")
-
-
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file. Raises OSError or RuntimeError, and leaves what it had written, if it cannot."""
-    whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        save_file(whole, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise RuntimeError(str(error)) from error
-
 
 def quantize(directory: Path, out: Path) -> None:
-    """Write a head of floats with its matrices in int8, each group of 32 numbers with a scale of its own (the layout
-    ``int-quantized`` of compressed-tensors). Raises WeightsError if its files are broken, or it is so already.
-    """
-    tensors = HeadTensors.read(directory)
-    if any(name.endswith("_scale") for name in tensors.tensors):
-        raise WeightsError(f"{tensors.where}: is quantised already")
-    out.mkdir(parents=True, exist_ok=True)
-    parts = (_int8(name, tensor) for name, tensor in tensors.tensors.items())
-    save_tensors(out / SINGLE, {name: part for each in parts for name, part in each.items()})
-    config = {**Fields.read(directory / "config.json").values, "quantization_config": _SCHEME}
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-_GROUP = 32
-_WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": _GROUP}
-_SCHEME = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "config_groups": {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS}},
-}
-
-
-def _int8(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A tensor as it is, or the numbers and scales of a matrix that is multiplied with."""
-    if tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] % _GROUP or "embed" in name:
-        return {name: tensor}
-    outer, inner = tensor.shape
-    made = QuantizedMatrix.empty(outer, inner, 8, _GROUP, True, torch.bfloat16, torch.device("cpu"))
-    made.fill(tensor)
-    return {name: made.values, f"{name}_scale": made.scales}
+    """Write a head of floats with its matrices in int8. Raises WeightsError if its files are broken, or it is so
+    already."""
+    head = HeadTensors.read(directory)
+    if any(name.endswith("_scale") for name in head.tensors):
+        raise WeightsError(f"{head.where}: is quantised already")
+    write_int8(head.tensors, Fields.read(directory / "config.json").values, out)
 
 
 def stored_names(directory: Path) -> list[str]:

@@ -19,43 +19,13 @@ from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.paged_pass import attended, placed
 from foresay.verifier.model.rope import RopeTable
-from foresay.verifier.model.weights import LayerWeights
 from foresay.verifier.ops.logits import finish_logits
 from foresay.verifier.ops.norm import Norm, add_norm, norm
-from foresay.verifier.ops.rope import Rotation
 from foresay.verifier.ops.take import take_rows
 from foresay.verifier.paged_rows import StaticRows
 
 #: The factor and the cap of logits.
 Finish = tuple[float, float | None]
-
-
-class HeadLayer:
-    """Layer number ``number`` of a head. first: positions below hold nothing and are not seen."""
-
-    def __init__(self, layer: Layer, weights: LayerWeights, dtype: torch.dtype, number: int, first: int) -> None:
-        self._node, self._packed = layer, PackedLayer.of(layer, weights, dtype)
-        self._number, self._first = number, first
-
-    @property
-    def before(self) -> Norm | None:
-        """The norm of what attention reads."""
-        return self._packed.before_attention
-
-    def seen(self, mixed: Tensor, rows: StaticRows, rotation: Rotation, store: KVStore) -> Tensor:
-        """[R, Hq D]: what static rows read of those before them; their own keys and values are stored before."""
-        query = self.placed(mixed, rows.slots, rotation, store)
-        return attended(query, store.layer(self._number), rows, self._node.attention, None, self._first)
-
-    def placed(self, mixed: Tensor, slots: Tensor, rotation: Rotation, store: KVStore) -> Tensor:
-        """[R, Hq, D]: the queries of rows whose keys and values are stored."""
-        return placed(self._packed, mixed, rotation, slots, store.layer(self._number))
-
-    def finish(self, x: Tensor, seen: Tensor, norm: Norm | None) -> Tensor:
-        """The rest of the layer is added to x, [R, H], in place. Returns x, normed with ``norm`` if there is one."""
-        layer = self._packed
-        normed = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
-        return add_norm(x, layer.down.unfinished(layer.gate_up.gated(normed)), norm)
 
 
 class MarkovHead:
@@ -103,7 +73,7 @@ class HeadWeights:
     embed: Tensor
     fc: Matrix | None
     fc_bias: Tensor | None
-    layers: tuple[HeadLayer, ...]
+    layers: tuple[tuple[Layer, PackedLayer], ...]
     head: Linear
     norms: dict[str, Norm]
     token_ids: Tensor | None
@@ -120,6 +90,7 @@ class PagedHead:
         self.token_ids, self.markov, self._finish = weights.token_ids, weights.markov, weights.finish
         self._embed, self._norms, self._layers, self._head = weights.embed, weights.norms, weights.layers, weights.head
         self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias, weights.embed.dtype)
+        self._last = self._norms.get("norm", self._norms.get("pre_lm_head_layernorm"))
         self._rope = RopeTable(self.layer.rope, self.layer.head_dim, max_positions, self.device, self.dtype)
 
     def reading(self, layers: Sequence[int]) -> Self:
@@ -146,28 +117,26 @@ class PagedHead:
         return finish_logits(self._head.wide(normed), *self._finish)
 
     def _walk(
-        self,
-        x: Tensor,
-        mixed: Tensor,
-        rows: StaticRows,
-        store: KVStore,
-        last: Norm | None,
-        causal: StaticRows | None = None,
+        self, x: Tensor, mixed: Tensor, rows: StaticRows, store: KVStore, causal: StaticRows | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What ``last``, the norm behind the last layer, leaves of the wanted rows, and the stream there, [W, H] both.
+        """What the last norm leaves of the wanted rows, and the residual stream there, [W, H] both.
 
         x: the stream. mixed: what the first attention reads. causal: the same rows, none of which sees what is behind
         it; for layers that are so.
-        """  # fmt: skip
-        rotation, norms = self._rope.rows(rows.positions), [*(layer.before for layer in self._layers[1:]), last]
-        for number, (layer, above) in enumerate(zip(self._layers, norms, strict=True)):
+        """
+        rotation = self._rope.rows(rows.positions)
+        norms = [*(layer.before_attention for _, layer in self._layers[1:]), self._last]
+        for number, ((node, layer), above) in enumerate(zip(self._layers, norms, strict=True)):
             own = causal if causal is not None and self.config.causal[number] else rows
-            seen = layer.seen(mixed, own, rotation, store)
+            stored = store.layer(number)
+            query = placed(layer, mixed, rotation, own.slots, stored)
+            seen = attended(query, stored, own, node.attention, None, self.config.first)
             if number == len(norms) - 1 and rows.wanted is not None:
                 if not len(rows.wanted):
                     return x[:0], x[:0]
                 x, seen = take_rows(x, rows.wanted), take_rows(seen, rows.wanted)
-            mixed = layer.finish(x, seen, above)
+            inner = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
+            mixed = add_norm(x, layer.down.unfinished(layer.gate_up.gated(inner)), above)
         return mixed, x
 
     @property

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foresay.verifier.heads.files import stored_names
-from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
 
 Kind = Literal["medusa", "eagle", "dflash"]
@@ -188,10 +187,7 @@ def kind_of(directory: Path) -> Kind | None:
 
 
 def _layout_of(fields: Fields) -> Layout | None:
-    try:
-        return next((one for one in LAYOUTS if _bears(_joined(fields, one.own), one.marks)), None)
-    except ConfigError:  # a section that is none, of a model that calls something else so
-        return None
+    return next((one for one in LAYOUTS if _bears(_joined(fields, one.own), one.marks)), None)
 
 
 def _bears(fields: Fields, marks: Marks) -> bool:
@@ -205,8 +201,8 @@ def _bears(fields: Fields, marks: Marks) -> bool:
 
 def _joined(fields: Fields, section: str | None) -> Fields:
     """A section's keys before those at the top."""
-    own = fields.section(section) if section else None
-    inside = {} if own is None else {key: value for key, value in own.values.items() if value is not None}
+    own = fields.get(section) if section else None
+    inside = {key: value for key, value in own.items() if value is not None} if isinstance(own, dict) else {}
     return Fields({**fields.values, **inside}, fields.where)
 
 

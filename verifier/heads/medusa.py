@@ -15,6 +15,7 @@ them. A head without a U of its own uses the target's output head.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,9 +105,11 @@ class _Loader:
         self.config, self.target, vocab = Fields.read(directory / "config.json"), target, target.config.vocab_size
         read = HeadTensors.read(directory, prefix=BESIDE_MODEL)
         named = {_short(name): tensor for name, tensor in read.tensors.items()}
-        self.where, drafted = read.where, self.config.integer("truncated_vocab_size", vocab, most=vocab)
+        self.where, drafted = read.where, self.config.integer("truncated_vocab_size", vocab)
         self.reader = HeadReader(HeadTensors(named, read.where), target.config, drafted, target)
         self.reader.known |= {"token_map", _SHARED}
+        blocks = (re.match(r"(\d+)\.\d+\.linear\.weight$", name) for name in named)
+        self.blocks = Counter(int(block[1]) for block in blocks if block)
         self.token_map = self._token_map() if drafted < vocab else None
 
     def heads(self) -> MedusaHeads:
@@ -122,21 +125,20 @@ class _Loader:
             base = self.config.get("base_model_name_or_path")
             trained = f" (they were trained for {base})" if base else ""
             raise WeightsError(f"{error}; heads fit only the model they were trained for{trained}") from error
-        self.reader.files.check_known(self.reader.known)
+        self.reader.check_known()
         ids = None if self.token_map is None else self.token_map.to(self.target.embedding.device)
         return MedusaHeads(heads, ids)
 
     def _head(self, number: int) -> MedusaHead:
-        width, reader, blocks = self.reader.width, self.reader, list[Linear]()
-        while f"{number}.{len(blocks)}.linear.weight" in reader.files.tensors:
-            name = f"{number}.{len(blocks)}.linear"
-            blocks.append(Linear(reader.take(f"{name}.weight", width, width), reader.maybe(f"{name}.bias", width)))
+        width, reader = self.reader.width, self.reader
+        names = (f"{number}.{block}.linear" for block in range(self.blocks[number]))
+        blocks = (Linear(reader.take(f"{n}.weight", width, width), reader.maybe(f"{n}.bias", width)) for n in names)
         return MedusaHead(tuple(blocks), *self._output(number))
 
     def _output(self, number: int) -> tuple[Linear, Finish]:
         """Its own output matrix; or, of heads that have none, one in the file, head 0's, or the target's."""
         tensors, scale = self.reader.files.tensors, self.config.optional_number("logit_scale")
-        own = [f"{head}.weight" for one in (number, 0) for head in (f"{one}.{self._blocks(one)}", str(one))]
+        own = [f"{head}.weight" for one in (number, 0) for head in (f"{one}.{self.blocks[one]}", str(one))]
         name = next((name for name in (*own[:2], _SHARED, *own[2:]) if name in tensors), None)
         if name is None:
             if self.token_map is not None:
@@ -149,15 +151,9 @@ class _Loader:
         mapped = weight[self.token_map] if self.token_map is not None and whole else weight
         return Linear(mapped), (scale or 1.0, None)
 
-    def _blocks(self, number: int) -> int:
-        """How many residual blocks a head has."""
-        pattern = re.compile(rf"{number}\.\d+\.linear\.weight")
-        return sum(1 for name in self.reader.files.tensors if pattern.fullmatch(name))
-
     def _token_map(self) -> Tensor:
         """Only a set that says its vocabulary is truncated uses its map, as in vLLM."""
-        vocab, files = self.reader.vocab, self.reader.files
-        if "token_map" not in files.tensors:
-            raise WeightsError(f"{self.where}: token_map is missing, but truncated_vocab_size is {vocab}")
-        ids = files.take("token_map", (vocab,)).long()
-        return known_ids(ids, self.target.config.vocab_size, f"{self.where}: token_map")
+        stored = self.reader.stored("token_map", self.reader.vocab)
+        if stored is None:
+            raise WeightsError(f"{self.where}: token_map is missing, but truncated_vocab_size is {self.reader.vocab}")
+        return known_ids(stored.long(), self.target.config.vocab_size, f"{self.where}: token_map")

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.heads.files import HeadTensors
-from foresay.verifier.heads.layer import Finish, HeadLayer, HeadWeights, MarkovHead
+from foresay.verifier.heads.layer import Finish, HeadWeights, MarkovHead
 from foresay.verifier.heads.layouts import IGNORED, short
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer
@@ -48,7 +48,7 @@ def weights_of(read: HeadTensors, config: HeadConfig, target: Decoder) -> HeadWe
         markov=None if config.markov is None else reader.markov(config.markov),
         finish=finish,
     )  # fmt: skip
-    reader.files.check_known(reader.known)
+    reader.check_known()
     return made
 
 
@@ -65,26 +65,40 @@ class HeadReader:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor of that name and shape."""
-        self.known.add(name)
-        return self._placed(self.files.take(name, shape))
+        tensor = self.maybe(name, *shape)
+        if tensor is None:
+            raise WeightsError(f"{self.files.where}: {name} is missing")
+        return tensor
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
         """The same, None where absent."""
-        self.known.add(name)
-        tensor = self.files.optional(name, shape)
-        return None if tensor is None else self._placed(tensor)
+        tensor = self.stored(name, *shape)
+        return None if tensor is None else tensor.to(self.target.embedding.device, self.target.dtype)
 
-    def _placed(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.target.embedding.device, self.target.dtype)
+    def stored(self, name: str, *shape: int) -> Tensor | None:
+        """The same, as it is in the file."""
+        self.known.add(name)
+        tensor = self.files.tensors.get(name)
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise WeightsError(f"{self.files.where}: {name} has shape {list(tensor.shape)}, expected {list(shape)}")
+        return tensor
+
+    def check_known(self) -> None:
+        """Raise WeightsError for a tensor that nobody asked for: the head computes something else then."""
+        unknown = sorted(set(self.files.tensors) - self.known)
+        if unknown:
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            raise WeightsError(f"{self.files.where}: {', '.join(unknown[:3])}{more}: not known in this layout")
 
     def matrix(self, name: str, outer: int, inner: int) -> Matrix:
         """A weight [O, K] in the target's dtype, or in int8 where ``NAME_scale`` has a scale for each group."""
         scales = self.files.tensors.get(f"{name}_scale")
         if scales is None:
             return self.take(name, outer, inner)
-        self.known |= {name, f"{name}_scale"}
-        values = self.files.take(name, (outer, inner))
-        if values.dtype != torch.int8 or scales.dim() != 2 or len(scales) != outer or inner % scales.shape[1]:
+        self.known.add(f"{name}_scale")
+        values = self.stored(name, outer, inner)
+        grouped = scales.dim() == 2 and len(scales) == outer and inner % scales.shape[1] == 0
+        if values is None or values.dtype != torch.int8 or not grouped:
             raise WeightsError(f"{self.files.where}: {name} must be int8 in groups, each with a scale in {name}_scale")
         return QuantizedMatrix(values, scales, None, 8, inner).to(self.target.embedding.device)
 
@@ -92,7 +106,7 @@ class HeadReader:
         """The norm of that name."""
         return Norm(self.take(f"{name}.weight", size), self.shape.rms_norm_eps)
 
-    def layer(self, number: int, config: HeadConfig) -> HeadLayer:
+    def layer(self, number: int, config: HeadConfig) -> tuple[Layer, PackedLayer]:
         """One layer. The attention of EAGLE-3's first one reads two states."""
         name, matrices, biases = f"layers.{number}", dict[str, Matrix](), dict[str, Tensor]()
         node = self._node(number, normed=number >= config.first)
@@ -104,7 +118,7 @@ class HeadReader:
             if product.name in (QKV, OUTPUT) and (bias := self._bias(name, rows)) is not None:
                 biases[product.name] = bias
         vectors = {one.name: self.take(f"{name}.{one.name}", one.size) for one in node.vectors(self.hidden)}
-        return HeadLayer(node, LayerWeights(matrices, biases, vectors), self.target.dtype, number, config.first)
+        return node, PackedLayer.of(node, LayerWeights(matrices, biases, vectors), self.target.dtype)
 
     def _node(self, number: int, normed: bool) -> Layer:
         """Llama's layer with what the files have of it: norms of heads or none."""
@@ -157,13 +171,12 @@ class HeadReader:
         """The file's matrix; else its embedding, if they are tied; else, over the whole vocabulary, the target's. And
         what is done to its logits: what is done to the target's, if it is that."""
         target, vocab, plain = self.target.config, self.vocab, (1.0, None)
-        if "lm_head.weight_scale" in self.files.tensors:
-            return Linear(self.matrix("lm_head.weight", vocab, self.hidden), None, self.target.dtype), plain
-        own = self.maybe("lm_head.weight", vocab, self.hidden)
-        if own is None and self.shape.tie_word_embeddings and vocab == target.vocab_size:
-            own = self.maybe("embed_tokens.weight", vocab, self.hidden)
-        if own is not None:
-            return Linear(own), plain
+        names = ["lm_head.weight"]
+        if self.shape.tie_word_embeddings and vocab == target.vocab_size:
+            names.append("embed_tokens.weight")
+        for name in names:
+            if name in self.files.tensors:
+                return Linear(self.matrix(name, vocab, self.hidden), None, self.target.dtype), plain
         if (vocab, self.hidden) != (target.vocab_size, self.width):
             raise WeightsError(f"{self.files.where}: lm_head.weight is missing")
         return self.target.head, (target.stack.logit_scale, target.stack.logit_cap)
@@ -174,8 +187,7 @@ class HeadReader:
         A file has their distances (``d2t``) and mostly a mask of the target's ids, which of them are drafted (``t2d``).
         """
         vocab, target, where = self.vocab, self.target.config.vocab_size, self.files.where
-        self.known |= {"d2t", "t2d"}
-        offsets, mask = self.files.optional("d2t", (vocab,)), self.files.optional("t2d", (target,))
+        offsets, mask = self.stored("d2t", vocab), self.stored("t2d", target)
         if offsets is None:
             if vocab != target:
                 raise WeightsError(f"{where}: d2t is missing, but the draft vocabulary has {vocab} tokens")
