@@ -153,7 +153,8 @@ def test_what_does_not_fit_is_named(target, tmp_path, changes, said) -> None:
 
 def test_a_shallow_target_needs_the_layers_named(target, tmp_path) -> None:
     make_eagle(tmp_path, target("llama2"), "safeailab")
-    shallow = replace(target("llama2").config, num_layers=3)
+    config = target("llama2").config
+    shallow = replace(config, stack=replace(config.stack, layers=config.stack.layers[:3]))
     with pytest.raises(ModelError, match="a target of 3 layers has no default layers"):
         EagleConfig.read(tmp_path, shallow)
 

@@ -94,7 +94,7 @@ class ModelConfig:
         fields = Fields.read(directory / "config.json")
         own = unwrapped(fields)
         model = _model_config(FAMILIES[_architecture(own)], own)
-        ids = _eos_token_ids(directory, fields, model.vocab_size)
+        ids = _eos_token_ids(directory, (fields, own), model.vocab_size)
         return replace(model, eos_token_ids=ids, quantization=read_quantization(own))
 
     @classmethod
@@ -157,11 +157,11 @@ def _max_positions(fields: Fields, stack: Stack) -> int:
     return positions
 
 
-def _eos_token_ids(directory: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
+def _eos_token_ids(directory: Path, fields: tuple[Fields, ...], vocab_size: int) -> tuple[int, ...]:
     """Those the model has: others can never be sampled, and must not be looked up."""
     generation = directory / "generation_config.json"
     sources = [Fields.read(generation)] if generation.exists() else []
-    for source in (*sources, fields):
+    for source in (*sources, *fields):
         value = source.get("eos_token_id")
         if value is None:
             continue
