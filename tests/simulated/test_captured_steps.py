@@ -100,7 +100,22 @@ def test_weights_of_few_bits(pair, how, shape) -> None:
     assert_same_tokens(here, moved, ROOT_ONLY if shape == "none" else TreeShape.parse(shape))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "smollm3", "phi4_mini"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma3",
+        "smollm3",
+        "phi4_mini",
+        "gemma2",
+        "granite_swa",
+        "olmo3",
+        "ministral3",
+        "hunyuan",
+        "cohere2",
+        "nemotron",
+        "muse_glimmer",
+    ],
+)
 def test_layers_that_differ(pair, family) -> None:
     """Norms around attention and the MLP, two rotary embeddings and windows; layers without positions; parts of heads
     that are rotated."""
