@@ -102,7 +102,7 @@ class BareForward:
 
     def _fill(self, slots: Tensor) -> None:
         store = self.verifier.store
-        for index in range(len(store.keys)):
+        for index in range(len(store.layers)):
             keys, values, scales = store.layer(index)
             rows = torch.randn(2, len(slots), *keys.shape[1:]).to(self.verifier.decoder.dtype)
             store_rows(keys, values, slots, rows[0], rows[1], scales)

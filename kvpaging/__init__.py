@@ -12,7 +12,7 @@ from __future__ import annotations
 from foresay.kvpaging.ops import move_rows, store_rows
 from foresay.kvpaging.pool import OutOfPages, PagePool
 from foresay.kvpaging.prefix import PrefixIndex
-from foresay.kvpaging.store import KVStore
+from foresay.kvpaging.store import KVArrays, KVStore
 from foresay.kvpaging.table import PageTable
 
-__all__ = ["KVStore", "OutOfPages", "PagePool", "PageTable", "PrefixIndex", "move_rows", "store_rows"]
+__all__ = ["KVArrays", "KVStore", "OutOfPages", "PagePool", "PageTable", "PrefixIndex", "move_rows", "store_rows"]

@@ -3,6 +3,8 @@
     slot   page * page_size + offset                     mark[page]: leading rows of the page that are valid
     page   | valid valid valid  .  .  .  . |             here 3
 
+Layers that keep the same share one array, so a model whose layers are alike has a single one.
+
 All stores attached to one pool are indexed by the same page ids, so one page table serves the target and its drafters.
 A mark says how far this model has come in a page; rows behind it are scratch, stale or never written. The target's rows
 of a shared page never change. A drafter that rested may append behind its own mark even in a shared page: what it
@@ -12,45 +14,54 @@ writes is a function of the text before, so it does not matter which sequence wr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import LARGEST, move_rows
+from foresay.kvpaging.ops import LARGEST, as_bytes, move_rows
 from foresay.kvpaging.pool import PADDING_PAGE, PagePool
 from foresay.kvpaging.table import PageTable
 
 
-class KVStore:
-    """Keys and values of one model, with a fill mark per page.
+class Shape(Protocol):
+    """What a layer keeps of a token: so many heads, each a key and a value of these widths."""
 
-    keys, values: [layers L, num_pages * page_size, kv heads G, head_dim D], owned by this class; zeros at the start,
-        and page 0 is where padding rows go. A store of rows that are no keys and values (features of a text) has them
-        all in ``keys``, and values of width 0.
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def key_dim(self) -> int: ...
+
+    @property
+    def value_dim(self) -> int: ...
+
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KVArrays:
+    """Keys and values of the layers L that keep the same.
+
+    keys, values: [L, num_pages * page_size, heads G, width D]; zeros at the start, and page 0 is where padding rows go.
     scales: fp32[L, num_pages * page_size, 2, G], of the keys and of the values of each slot, where these are quantised
-        (``dtype`` int8 or float8_e4m3fn); else None.
-    marks: for each page, how many of its leading rows are valid.
+        (int8 or float8_e4m3fn); else None.
     """
 
-    def __init__(
-        self,
-        pool: PagePool,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-        value_dim: int | None = None,
-    ) -> None:
-        self.pool = pool
-        shape = (layers, pool.num_pages * pool.page_size, kv_heads)
-        self.keys = _zeros((*shape, head_dim), dtype, device)
-        self.values = _zeros((*shape, head_dim if value_dim is None else value_dim), dtype, device)
-        quantized = dtype in LARGEST
-        self.scales = _zeros((*shape[:2], 2, kv_heads), torch.float32, device) if quantized else None
-        self.marks = [0] * pool.num_pages
-        pool.attach(self)
+    keys: Tensor
+    values: Tensor
+    scales: Tensor | None
+
+    @classmethod
+    def zeros(cls, shape: Shape, layers: int, slots: int, dtype: torch.dtype, device: torch.device) -> KVArrays:
+        """Empty ones."""
+        rows = (layers, slots, shape.heads)
+        keys, values = (_zeros((*rows, width), dtype, device) for width in (shape.key_dim, shape.value_dim))
+        scales = _zeros((layers, slots, 2, shape.heads), torch.float32, device) if dtype in LARGEST else None
+        return cls(keys, values, scales)
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -58,8 +69,49 @@ class KVStore:
         return (self.keys, self.values) if self.scales is None else (self.keys, self.values, self.scales)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys, values and scales of one layer."""
+        """Keys, values and scales of one of the layers."""
         return self.keys[index], self.values[index], None if self.scales is None else self.scales[index]
+
+
+class KVStore:
+    """Keys and values of one model, with a fill mark per page.
+
+    layers: what each layer keeps, in order. A store of rows that are no keys and values (features of a text) has them
+        all in the keys, and values of width 0.
+    arrays: of each shape, in the order in which the layers first have it; owned by this class.
+    marks: for each page, how many of its leading rows are valid.
+    """
+
+    def __init__(
+        self, pool: PagePool, layers: Sequence[Shape], dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        self.pool, self.layers, self.device = pool, tuple(layers), torch.device(device)
+        alike = {
+            shape: [index for index, each in enumerate(layers) if each == shape] for shape in dict.fromkeys(layers)
+        }
+        slots = pool.num_pages * pool.page_size
+        self.arrays = tuple(
+            KVArrays.zeros(shape, len(each), slots, dtype, self.device) for shape, each in alike.items()
+        )
+        where = zip(self.arrays, alike.values(), strict=True)
+        self._where = {layer: (arrays, place) for arrays, each in where for place, layer in enumerate(each)}
+        self.marks = [0] * pool.num_pages
+        pool.attach(self)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """All that a slot has, in every layer: [L, num_pages * page_size, ..] each."""
+        return tuple(part for arrays in self.arrays for part in arrays.parts)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and scales of one layer."""
+        arrays, place = self._where[index]
+        return arrays.layer(place)
+
+    def clear(self, slots: Tensor) -> None:
+        """Zeros in these slots, in every layer."""
+        for part in self.parts:
+            as_bytes(part)[:, slots] = 0
 
     def filled(self, table: PageTable) -> int:
         """How many leading tokens of the text have valid rows here; at most `table.length`."""
@@ -83,8 +135,7 @@ class KVStore:
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Move rows between slots in every layer, as if at once. Both int64 [N], on any device."""
-        device = self.keys.device
-        move_rows(self.parts, source.to(device), destination.to(device))
+        move_rows(self.parts, source.to(self.device), destination.to(self.device))
 
     def reset(self, page: int) -> None:
         """Start a page's new life: none of its rows are valid."""
@@ -109,11 +160,12 @@ class KVStore:
         """
         used = [mark if self.pool.references(page) else 0 for page, mark in enumerate(self.marks)]
         used[PADDING_PAGE] = self.pool.page_size
-        marks = torch.tensor(used, device=self.keys.device)
-        unread = torch.arange(self.pool.page_size, device=self.keys.device) >= marks[:, None]
+        marks = torch.tensor(used, device=self.device)
+        unread = torch.arange(self.pool.page_size, device=self.device) >= marks[:, None]
         rows = unread.flatten().nonzero()[:, 0]
-        for part in (self.keys, self.values) if self.scales is None else (self.scales,):
-            part.index_fill_(1, rows, torch.nan)
+        for arrays in self.arrays:
+            for part in arrays.parts if arrays.scales is None else (arrays.scales,):
+                part.index_fill_(1, rows, torch.nan)
 
 
 #: Bytes that a tensor of torch's own is aligned to.

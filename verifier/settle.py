@@ -124,5 +124,6 @@ def accept_and_move(
     0 where nothing is sampled."""
     paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts, slots, live)
     if not tree.chain:
-        move_paths(store.parts, paths.sources, slots, paths.lengths)
+        for arrays in store.arrays:
+            move_paths(arrays.parts, paths.sources, slots, paths.lengths)
     return paths

@@ -142,7 +142,8 @@ class Captured:
             [dictated(*pair, chosen) for pair, chosen in zip(_pairs(tree), self._filled(choices), strict=True)]
         )
         paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts * state.live, slots)
-        move_paths(store.parts, paths.sources, slots, paths.lengths)
+        for arrays in store.arrays:
+            move_paths(arrays.parts, paths.sources, slots, paths.lengths)
         taken = Taken(tree, paths, slots, features)
         self.proposer.committed(state, taken)
         state.advance(paths)

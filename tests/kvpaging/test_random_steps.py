@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable, PrefixIndex, store_rows
+from foresay.verifier.model.sizes import KVShape
 
 SALTS = ("", "another tenant")
 SCRATCH = -1.0
@@ -46,8 +47,8 @@ class World:
     def __init__(self, seed: int, num_pages: int, page_size: int) -> None:
         self.rng = random.Random(seed)
         self.pool = PagePool(num_pages, page_size)
-        self.target = KVStore(self.pool, layers=2, kv_heads=1, head_dim=2, dtype=torch.float32)
-        self.drafter = KVStore(self.pool, layers=1, kv_heads=2, head_dim=1, dtype=torch.float32)
+        self.target = KVStore(self.pool, [KVShape(1, 2, 2), KVShape(2, 1, 3), KVShape(1, 2, 2)], torch.float32)
+        self.drafter = KVStore(self.pool, [KVShape(2, 1, 1)], torch.float32)
         self.index = PrefixIndex(self.pool)
         self.texts: list[Text] = []
         self.history: list[list[int]] = [[1]]
@@ -224,18 +225,20 @@ class World:
 
     @staticmethod
     def _write(store: KVStore, slots: torch.Tensor, rows: list[float]) -> None:
-        layers, _, heads, width = store.keys.shape
-        for layer in range(layers):
-            k = (torch.tensor(rows) + layer)[:, None, None].expand(-1, heads, width)
-            store_rows(store.keys[layer], store.values[layer], slots, k, -k)
+        for layer, shape in enumerate(store.layers):
+            keys, values, _ = store.layer(layer)
+            row = (torch.tensor(rows) + layer)[:, None, None]
+            k, v = (row.expand(-1, shape.heads, width) for width in (shape.key_dim, shape.value_dim))
+            store_rows(keys, values, slots, k, -v)
 
     @staticmethod
     def _read(store: KVStore, table: PageTable, rows: list[float]) -> None:
         slots = table.slots(0, len(rows))
-        layers = torch.arange(store.keys.shape[0])
-        expected = (torch.tensor(rows) + layers[:, None])[..., None, None].expand_as(store.keys[:, slots])
-        assert torch.equal(store.keys[:, slots], expected)
-        assert torch.equal(store.values[:, slots], -expected)
+        for layer in range(len(store.layers)):
+            keys, values, _ = store.layer(layer)
+            expected = (torch.tensor(rows) + layer)[:, None, None]
+            assert torch.equal(keys[slots], expected.expand_as(keys[slots]))
+            assert torch.equal(values[slots], -expected.expand_as(values[slots]))
 
 
 @pytest.mark.parametrize(("num_pages", "page_size"), [(14, 4), (60, 1), (26, 3), (10, 8)])

@@ -18,6 +18,7 @@ from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.paged_model import PagedModel
 from tests.same_tokens.witness import Witness
 from tests.verifier.families import OF_BF16, make, round_to_bf16
@@ -78,7 +79,7 @@ def blur(model: Any, distance: float = DISTANCE) -> None:
 def paged(decoder: Decoder, pool: PagePool, kv: torch.dtype | None = None) -> PagedModel:
     """A model with a store on the pool. kv: its dtype; None: the model's."""
     config = decoder.config
-    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, kv or decoder.dtype, decoder.device)
+    store = KVStore(pool, kv_shapes(config), kv or decoder.dtype, decoder.device)
     return PagedModel(decoder, store, config.max_positions)
 
 

@@ -19,6 +19,7 @@ from foresay.spec.protocols import Rows, Wanted
 from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.model.weights import load
 from foresay.verifier.ops.kernels.cpu.threads import use, wanted
 from foresay.verifier.paged_model import PagedModel
@@ -98,7 +99,7 @@ class Reader:
     def __init__(self, decoder: Decoder, page_size: int = 16, pages: int = 64, scatter: bool = False) -> None:
         config = decoder.config
         self.pool = PagePool(1 + pages, page_size)
-        store = KVStore(self.pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
+        store = KVStore(self.pool, kv_shapes(config), decoder.dtype)
         self.model = PagedModel(decoder, store, config.max_positions)
         self.vocab_size = config.vocab_size
         if scatter:

@@ -106,7 +106,7 @@ def buckets(
 
     shapes: the numbers of sequences, and the pages of a table.
     """
-    page_size, device = model.store.pool.page_size, model.store.keys.device
+    page_size, device = model.store.pool.page_size, model.store.device
     for size in sorted(shapes[0], reverse=True):
         proposer = make(size)
         alone = RootOnly(size, device, proposer)

@@ -104,6 +104,25 @@ def stored_parameters(model: Shape) -> int:
     return parameters(model) - model.vocab_size * model.hidden_size * model.tie_word_embeddings
 
 
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What a layer keeps of a token: so many heads, each a key and a value of these widths."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers that is."""
+        return self.heads * (self.key_dim + self.value_dim)
+
+
+def kv_shapes(model: Shape) -> tuple[KVShape, ...]:
+    """What each layer of a model keeps."""
+    return (KVShape(model.num_kv_heads, model.head_dim, model.head_dim),) * model.num_layers
+
+
 def numbers_per_token(model: Shape) -> int:
     """How many numbers the KV cache keeps of a token."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim
+    return sum(shape.numbers for shape in kv_shapes(model))
