@@ -37,7 +37,7 @@ class ReplayedPass:
     ) -> None:
         self._decoder, self._store, self._asked, self.sizes = decoder, store, features, sizes
         device = store.device
-        self._rows = WrittenRows(sizes, store.pool.page_size, device)
+        self._rows = WrittenRows(sizes, store.pool.page_size, device, store.windows)
         self._trees = WrittenTrees(sizes.sequences, sizes.wanted, device)
         self._logits: Tensor
         self._features: Features

@@ -115,7 +115,7 @@ def test_a_step_that_ran_ahead_may_be_dropped(worlds, kind) -> None:
         compare(eager, steps, CHAIN, 2, rng)
         for sequence in other.sequences:
             sequence.table.reserve(2 * CHAIN.nodes)
-        steps.state.write_tables([sequence.table.pages for sequence in other.sequences])
+        steps.state.write_tables(*zip(*((s.table.pages, s.table.length) for s in other.sequences), strict=True))
         steps.device_step([[0] * rng.randrange(6) for _ in other.sequences])
         assert steps.join()
 

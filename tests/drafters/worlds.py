@@ -121,7 +121,7 @@ class Captured:
         """One step; the tokens that were proposed."""
         for sequence in self._sequences:
             sequence.table.reserve(self.proposer.shape.nodes)
-        self.state.write_tables([sequence.table.pages for sequence in self._sequences])
+        self.state.write_tables(*zip(*((s.table.pages, s.table.length) for s in self._sequences), strict=True))
         for store in self.world.pool.stores:
             assert isinstance(store, KVStore)
             store.poison()

@@ -112,7 +112,7 @@ def buckets(
         alone = RootOnly(size, device, proposer)
         reach = max(2, 1 if proposer is None else proposer.reach)
         for pages in sorted(shapes[1], reverse=True):
-            state = StepState(size, pages, page_size, reach, device)
+            state = StepState(size, pages, page_size, reach, device, model.store.windows)
             ready = [
                 Captured.of(SpeculativeStep(model, p, state, sample), capture)
                 for p in (alone, proposer)

@@ -40,7 +40,8 @@ def paged_pass(
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
         of_attention, of_mlp = layer.behind or (None, None)
-        mixed = attention(decoder, index, layer, normed, rotations[index], rows, store)
+        kept = rows.of_layer(store.is_windowed(index))
+        mixed = attention(decoder, index, layer, normed, rotations[index], kept, store)
         normed = add_rms_norm(x, _branch(layer.output, mixed, of_attention, eps, count), layer.before_mlp, eps, count)
         gated = layer.gate_up.gated(normed, count)
         normed = add_rms_norm(x, _branch(layer.down, gated, of_mlp, eps, count), next_norm, eps, count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 
@@ -106,11 +106,13 @@ def stored_parameters(model: Shape) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a layer keeps of a token: so many heads, each a key and a value of these widths."""
+    """What a layer keeps of a token: so many heads, each a key and a value of these widths. window: how many positions
+    a row sees, its own included; None: all before it."""
 
     heads: int
     key_dim: int
     value_dim: int
+    window: int | None = None
 
     @property
     def numbers(self) -> int:
@@ -119,8 +121,24 @@ class KVShape:
 
 
 def kv_shapes(model: Shape) -> tuple[KVShape, ...]:
-    """What each layer of a model keeps."""
+    """What each layer of a model keeps, of whole texts."""
     return (KVShape(model.num_kv_heads, model.head_dim, model.head_dim),) * model.num_layers
+
+
+class Sliding(Shape, Protocol):
+    """A shape that also says which layers see a window, and of how many positions."""
+
+    @property
+    def sliding_window(self) -> int | None: ...
+
+    @property
+    def sliding_layers(self) -> tuple[bool, ...]: ...
+
+
+def window_shapes(model: Sliding) -> tuple[KVShape, ...]:
+    """What each layer of a model keeps, and sees."""
+    windows = (model.sliding_window if slides else None for slides in model.sliding_layers)
+    return tuple(replace(shape, window=window) for shape, window in zip(kv_shapes(model), windows, strict=True))
 
 
 def numbers_per_token(model: Shape) -> int:
