@@ -25,6 +25,7 @@ from foresay.verifier.heads.eagle_config import EagleConfig
 from foresay.verifier.heads.eagle_weights import EagleWeights
 from foresay.verifier.heads.kind import kind_of
 from foresay.verifier.model.errors import ModelError
+from foresay.verifier.model.sizes import kv_shapes
 from tests.heads.published import EAGLE, draft_ids, make_eagle
 from tests.heads.writing import change_config
 from tests.verifier.reading import Reader, random_tokens
@@ -50,7 +51,7 @@ class Rig:
         self.table = PageTable(self.pool)
         self.table.reserve(len(tokens) + 20)
         layer = head.layer
-        self.store = KVStore(self.pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype)
+        self.store = KVStore(self.pool, kv_shapes(layer), head.dtype)
         self.hidden = head.fuse(features)
 
     def text(self, start: int, stop: int):
@@ -104,8 +105,8 @@ def test_slot_0_is_not_seen(target, tmp_path) -> None:
     tokens = random_tokens(random.Random(3), 20, 300)
     rig = Rig(head, tokens, features_of(target("llama2"), tokens, head.config.needs))
     before, _ = rig.text(1, 20)
-    rig.store.keys[:, rig.table.slots(0, 1)] = 3.0
-    rig.store.values[:, rig.table.slots(0, 1)] = 5.0
+    for part, number in zip(rig.store.parts, (3.0, 5.0), strict=True):
+        part[:, rig.table.slots(0, 1)] = number
     after, _ = rig.text(1, 20)
     assert torch.equal(before, after)
 

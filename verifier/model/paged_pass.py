@@ -45,7 +45,8 @@ def paged_pass(
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
-        mixed = attention(node.attention, layer, normed, rotations[index], rows, store.layer(index))
+        kept = rows.of_layer(store.is_windowed(index))
+        mixed = attention(node.attention, layer, normed, rotations[index], kept, store.layer(index))
         branch = _branch(layer.output, mixed, layer.behind_attention, count)
         summed = add_norm(x, branch, None if node.beside else layer.before_mlp, count, node.share)
         gated = layer.gate_up.gated(normed if node.beside else summed, count)
