@@ -64,7 +64,7 @@ class Bench:
 
     def attend(self, rows: Rows, query: Tensor) -> Tensor:
         static = WrittenRows.of([rows], query.device)
-        node = Attention(query.shape[1], self.store.keys.shape[2], query.shape[2], SCALE, None, window=self.window)
+        node = Attention(query.shape[1], self.groups, self.width, SCALE, None, window=self.window)
         return attended(query, self.store.layer(0), static, node, None)
 
     def row_alone(self, keys: Tensor, values: Tensor, query: Tensor) -> Tensor:

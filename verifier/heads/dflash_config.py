@@ -166,11 +166,7 @@ def _windows(fields: Fields, own: Fields, inside: Fields, layer: ModelConfig) ->
     stated = own.get("causal") if fields.get("is_causal") is None else fields.get("is_causal")
     if stated is not None:
         causal = (bool(stated),) * layer.num_layers
-    layers = (
-        replace(node, attention=replace(node.attention, window=window if sliding else None))
-        for node, sliding in zip(layer.stack.layers, slides, strict=True)
-    )
-    return replace(layer, stack=replace(layer.stack, layers=tuple(layers))), causal
+    return layer.with_windows([window if sliding else None for sliding in slides]), causal
 
 
 def _features(fields: Fields, own: Fields, count: int, depth: int) -> tuple[str, ...]:

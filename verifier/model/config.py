@@ -7,6 +7,7 @@ that the decoder would not compute exactly is refused by name here, before any w
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,6 +77,19 @@ class ModelConfig:
         """Of the layers that rotate; of those that see everything if others have one of their own."""
         whole = [layer.attention.rope for layer in self.stack.layers if layer.attention.window is None]
         return next(rope for rope in (*whole, *self.ropes) if rope is not None)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The widest window of its layers; None if none slides."""
+        return max((layer.attention.window or 0 for layer in self.stack.layers), default=0) or None
+
+    def with_windows(self, windows: Sequence[int | None]) -> ModelConfig:
+        """The same, of layers that see so many positions each."""
+        layers = (
+            replace(layer, attention=replace(layer.attention, window=window))
+            for layer, window in zip(self.stack.layers, windows, strict=True)
+        )
+        return replace(self, stack=replace(self.stack, layers=tuple(layers)))
 
     @property
     def rms_norm_eps(self) -> float:
