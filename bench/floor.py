@@ -29,6 +29,7 @@ from foresay.kvpaging.ops import store_rows
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Rows
 from foresay.spec.sampling import SamplingParams
+from foresay.spec.shape import MAX_CHUNK
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.kernels.cpu import threads
 
@@ -94,18 +95,20 @@ class BareForward:
     def __init__(self, engine: Engine, rows: int, context: int = CONTEXT) -> None:
         self.verifier = target_of(engine)
         self.table = PageTable(engine.pool)
-        self.table.reserve(context + rows)
+        while left := context - self.table.length:  # in pieces: layers with a window keep the end alone
+            self.table.reserve(min(left, MAX_CHUNK))
+            self.table.commit(min(left, MAX_CHUNK))
+        self.table.reserve(rows)
         self._fill(self.table.slots(0, context))
-        self.table.commit(context)
         self.verifier.committed(self.table)
         self.rows = [Rows(self.table, torch.arange(5, 5 + rows), context)]
 
     def _fill(self, slots: Tensor) -> None:
         store = self.verifier.store
-        for index in range(len(store.keys)):
+        for index in range(len(store.layers)):
             keys, values, scales = store.layer(index)
             rows = torch.randn(2, len(slots), *keys.shape[1:]).to(self.verifier.decoder.dtype)
-            store_rows(keys, values, slots, rows[0], rows[1], scales)
+            store_rows(keys, values, store.own(index, slots), rows[0], rows[1], scales)
 
     def __call__(self) -> None:
         """One pass."""

@@ -28,6 +28,7 @@ from foresay.verifier.heads.files import HeadTensors
 from foresay.verifier.heads.reader import weights_of
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.model.weights import allocate, places
 from foresay.verifier.paged_model import PagedModel
 
@@ -92,14 +93,13 @@ def random_model(device: Device, shape: ModelShape, positions: int = POSITIONS) 
 
 def store_for(pool: PagePool, decoder: Decoder, device: Device) -> KVStore:
     """An empty store for a decoder's keys and values."""
-    config = decoder.config
-    return KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype, device.torch)
+    return KVStore(pool, kv_shapes(decoder.config), decoder.dtype, device.torch)
 
 
 def scribble(store: KVStore) -> None:
     """Random keys and values everywhere, as of long texts: a cache of zeros would hide what reading it costs."""
-    store.keys.normal_()
-    store.values.normal_()
+    for part in store.parts:
+        part.normal_()
 
 
 def paged(pool: PagePool, decoder: Decoder, device: Device) -> PagedModel:

@@ -20,6 +20,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.hub import resolve
+from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.model.weights import load
 from foresay.verifier.paged_model import PagedModel
 
@@ -64,7 +65,7 @@ def main() -> None:
     directory = resolve(asked.model)
     decoder = decoder_of(directory, torch.float32, asked.activations == "int8")
     config, pool = decoder.config, PagePool(1 + WINDOW // PAGE, PAGE)
-    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
+    store = KVStore(pool, kv_shapes(config), decoder.dtype)
     model, lost = PagedModel(decoder, store, WINDOW), list[float]()
     tokens, begin = tokens_of(directory, asked.text.read_text("utf-8"))
     for number in range(min(asked.windows, len(tokens) // WINDOW)):

@@ -25,6 +25,7 @@ from foresay.kvpaging import PageTable
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Rows
 from foresay.spec.sampling import SamplingParams
+from foresay.spec.shape import MAX_CHUNK
 
 #: How weights and KV are kept, and what those are multiplied with, as :class:`~bench.drive.Options` says it.
 QUANTIZED: dict[str, dict[str, Any]] = {
@@ -72,9 +73,12 @@ def chances(engine: Engine, texts: list[Text]) -> Tensor:
     """fp32[N, V]: log chances before each token behind the prompts."""
     verifier, found = target_of(engine), []
     for tokens, first in texts:
-        table = PageTable(engine.pool)
-        table.reserve(len(tokens))
-        logits = verifier.run([Rows(table, torch.tensor(tokens), 0)]).of(0)
+        table, pieces = PageTable(engine.pool), []
+        for part in torch.tensor(tokens).split(MAX_CHUNK):
+            table.reserve(len(part))
+            pieces.append(verifier.run([Rows(table, part, table.length)]).of(0).clone())
+            table.commit(len(part))
+        logits = torch.cat(pieces)
         found.append(logits[first - 1 : -1].log_softmax(dim=-1))
         table.release()
     return torch.cat(found)

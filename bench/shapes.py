@@ -12,6 +12,7 @@ from math import prod
 from bench.inflate import Shape
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.nodes import Attention, HeadNorm, NormKind, Stack
+from foresay.verifier.model.sizes import numbers_per_token
 
 #: The longest context measured, with room for a tree.
 POSITIONS = 33_000
@@ -108,7 +109,7 @@ def weight_bytes(config: ModelConfig, itemsize: int = 2) -> int:
 
 def kv_bytes_per_token(config: ModelConfig, itemsize: int = 2) -> int:
     """Bytes of keys and values that one token of context adds to a step."""
-    return 2 * itemsize * config.num_layers * config.num_kv_heads * config.head_dim
+    return itemsize * numbers_per_token(config)
 
 
 def step_bytes(config: ModelConfig, context: float, itemsize: int = 2) -> float:

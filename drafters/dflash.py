@@ -24,6 +24,7 @@ from foresay.spec.names import DFLASH
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.dflash import Block, DFlashHead
+from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.ops.level import known_tokens
 
 
@@ -37,7 +38,7 @@ class DFlashDrafter(FedDrafter):
         self, head: DFlashHead, pool: PagePool, dynamic: bool = True, name: str = DFLASH, kv: torch.dtype | None = None
     ) -> None:
         layer, device = head.layer, head.device
-        store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, kv or head.dtype, device)
+        store = KVStore(pool, kv_shapes(layer), kv or head.dtype, device)
         super().__init__(name, dynamic, pool, head.config.needs, store, device, head.token_ids)
         self.head = head
         self._blocks: dict[tuple[int, int], Block] = {}

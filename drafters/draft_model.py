@@ -55,7 +55,7 @@ class DraftModelDrafter(TreeDrafter):
         read: Tensor | None = None,
         token_ids: Tensor | None = None,
     ) -> None:
-        device = model.store.keys.device
+        device = model.store.device
         super().__init__(name, dynamic, device, model.store.pool, token_ids)
         self.model = model
         self._read, self._known = read, model.vocab_size if read is None else len(read)
@@ -95,7 +95,8 @@ class DraftModelDrafter(TreeDrafter):
     def follow(self, state: StepState, taken: Taken, levels: int) -> None:
         """Rows of accepted nodes move down. A leaf has none; the next step computes it before it drafts."""
         if not taken.tree.chain:
-            move_paths(self.model.store.parts, taken.paths.sources, taken.slots, taken.paths.lengths)
+            for arrays in self.model.store.arrays:
+                move_paths(arrays.parts, taken.paths.sources, taken.slots, taken.paths.lengths)
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Mark the rows that are there: of the path's nodes all but a leaf."""

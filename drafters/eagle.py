@@ -37,6 +37,7 @@ from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.rows import rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.eagle import EagleHead
+from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.paged_rows import StaticRows
 
 log = logging.getLogger("foresay.drafters")
@@ -57,7 +58,7 @@ class EagleDrafter(FeatureDrafter):
         name = name or (EAGLE3 if head.config.generation == 3 else EAGLE)
         needs, width = head.config.needs, layer.hidden_size
         super().__init__(name, dynamic, pool, needs, width, head.dtype, device, head.token_ids)
-        self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, kv or head.dtype, device)
+        self.store = KVStore(pool, kv_shapes(layer), kv or head.dtype, device)
         self.head = head
         self._warned = False
 
@@ -137,9 +138,7 @@ class EagleDrafter(FeatureDrafter):
         filled = self.store.filled(sequence.table)
         if filled:
             return filled
-        first = sequence.table.slots(0, 1)
-        self.store.keys[:, first] = 0
-        self.store.values[:, first] = 0
+        self.store.clear(sequence.table.slots(0, 1))
         return 1
 
 

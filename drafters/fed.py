@@ -22,6 +22,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.proposer import Taken
 from foresay.verifier.graphs.state import StepState
+from foresay.verifier.model.sizes import KVShape
 
 
 class FedDrafter(TreeDrafter):
@@ -95,7 +96,7 @@ class FeatureDrafter(FedDrafter):
         device: torch.device,
         token_ids: Tensor | None,
     ) -> None:
-        features = KVStore(pool, 1, 1, width, dtype, device, value_dim=0)
+        features = KVStore(pool, [KVShape(1, width, 0)], dtype, device)
         super().__init__(name, dynamic, pool, needs, features, device, token_ids)
 
     @abstractmethod
@@ -109,7 +110,7 @@ class FeatureDrafter(FedDrafter):
     @property
     def rows(self) -> Tensor:
         """[slots, H]: the features of all pages."""
-        return self.fed.keys[0, :, 0]
+        return self.fed.layer(0)[0][:, 0]
 
     def before(self, state: StepState, levels: int) -> Tensor:
         """[S * F, H]: the features behind the tokens that the first pass reads, those one place before."""

@@ -2,7 +2,8 @@
 
 `PagePool` counts references to page ids; a `PageTable` maps a sequence's positions to slots (`page * page_size +
 offset`) and carries its committed length; a `PrefixIndex` finds full pages of earlier text again; each `KVStore`
-holds one model's key and value rows in those slots and knows by a fill mark per page which of them are valid.
+holds one model's key and value rows in those slots and knows by a fill mark per page which of them are valid. Layers
+that see a window keep the end of each text alone, in `WindowPages`.
 Rollback is lowering a length, forking is counting references, and a shared page is copied before a sequence writes
 behind its own text.
 """
@@ -12,7 +13,18 @@ from __future__ import annotations
 from foresay.kvpaging.ops import move_rows, store_rows
 from foresay.kvpaging.pool import OutOfPages, PagePool
 from foresay.kvpaging.prefix import PrefixIndex
-from foresay.kvpaging.store import KVStore
+from foresay.kvpaging.store import KVArrays, KVStore
 from foresay.kvpaging.table import PageTable
+from foresay.kvpaging.window import WindowPages
 
-__all__ = ["KVStore", "OutOfPages", "PagePool", "PageTable", "PrefixIndex", "move_rows", "store_rows"]
+__all__ = [
+    "KVArrays",
+    "KVStore",
+    "OutOfPages",
+    "PagePool",
+    "PageTable",
+    "PrefixIndex",
+    "WindowPages",
+    "move_rows",
+    "store_rows",
+]

@@ -17,6 +17,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from foresay.kvpaging.window import WindowPages
+
 PADDING_PAGE = 0
 # A sequence that starts afresh may push out old prefix pages up to this share of the pool to find a free run, because
 # a sequence in consecutive pages is read in place while any other has to be gathered in every layer of every step.
@@ -63,6 +65,7 @@ class PagePool:
     num_pages: pages in all, the padding page 0 (target of padding writes, never allocated) among them.
     page_size: tokens (slots) per page.
     slots: every slot of every page, int64 [num_pages * page_size] on the CPU; page tables hand out views of it.
+    windows: pages of layers that see a window, if they have their own.
     """
 
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
@@ -72,6 +75,7 @@ class PagePool:
         self.page_size = page_size
         self.slots = torch.arange(num_pages * page_size)
         self.stores: list[Store] = []
+        self.windows: WindowPages | None = None
         self._cache: Cache | None = None
         self._references = [0] * num_pages
         self._free = bytearray(b"\0" + b"\1" * (num_pages - 1))
@@ -104,6 +108,11 @@ class PagePool:
         """Make `cache` the prefix index of this pool. A pool has one."""
         assert self._cache is None, "a pool has one prefix index"
         self._cache = cache
+
+    def attach_windows(self, num_pages: int, window: int) -> None:
+        """Give layers that see a window of so many positions pages of their own. Before any store is attached."""
+        assert not self.stores, "stores attached before have none"
+        self.windows = WindowPages(num_pages, window, self.num_pages, self.page_size)
 
     def allocate(self, n: int, after: int = PADDING_PAGE) -> list[int]:
         """Take `n` pages with one reference each, all or none.
@@ -143,8 +152,17 @@ class PagePool:
         if references == 0:
             self._free[page] = 1
             self._num_free += 1
+            if self.windows is not None:
+                self.windows.forget(page)
         elif references == 1 and self._cache is not None and page in self._cache:
             self._idle[page] = None
+
+    def replace(self, page: int) -> None:
+        """Drop the entry that the prefix index has of a page: another page says the same."""
+        assert self._cache is not None
+        self._idle.pop(page, None)
+        self._cache.forget(page)
+        self.release(page)
 
     def evict(self, n: int) -> int:
         """Take up to `n` idle pages back from the prefix index; returns how many became free."""
@@ -190,6 +208,9 @@ class PagePool:
         _prove(self._num_free == sum(self._free), f"{self._num_free} free pages counted, {sum(self._free)} found")
         _prove(not held[PADDING_PAGE], "the padding page is in use")
         _prove(bool((self.slots.diff() == 1).all()), "the slots handed out were written to")
+        if self.windows is not None:
+            self.windows.check([(table.pages, table.length) for table in tables])
+            _prove(not self.windows.of[list(map(bool, self._free))].any(), "a free page has a window page")
 
     def _check_table(self, table: Table, at_rest: bool) -> None:
         needed, count = self.pages_for(table.length), len(table.pages)

@@ -55,7 +55,8 @@ class PrefixIndex:
     def match(self, tokens: Sequence[int], salt: str = "") -> list[int]:
         """The pages of the longest known prefix of `tokens`, each retained for the caller.
 
-        Covers at most len(tokens) - 1 tokens, since the last one must be computed to draw its successor.
+        Covers at most len(tokens) - 1 tokens, since the last one must be computed to draw its successor; and ends where
+        layers with a window still have what the next row sees.
         """
         count = max(len(tokens) - 1, 0) // self.pool.page_size
         pages: list[int] = []
@@ -67,6 +68,8 @@ class PrefixIndex:
                 break
             pages.append(entry.page)
             parent = digest
+        if (windows := self.pool.windows) is not None:
+            del pages[windows.reach(pages) :]
         for page in pages:
             self.pool.retain(page)
         self.queries += len(tokens)
@@ -77,7 +80,8 @@ class PrefixIndex:
         """Index the full pages below `table.length`; `tokens` are the sequence's tokens, at least `table.length`.
 
         Give the same salt each time for one table. Pages already published cost nothing. Where the same text is known
-        in another page, that page stays the one to be found. Publish only text that can no longer be cut by a stop.
+        in another page, that page stays the one to be found, unless only this one still has its window page. Publish
+        only text that can no longer be cut by a stop.
         """
         chain, count = table.chain, table.length // self.pool.page_size
         if len(chain) >= count:
@@ -86,20 +90,23 @@ class PrefixIndex:
         for said in self._split(tokens, len(chain), count):
             parent = chain[-1] if chain else _root(salt)
             digest = _digest(parent, said)
-            entry = self._entries.get(digest)
-            if entry is None:
-                self._add(digest, _Entry(table.pages[len(chain)], parent, said))
-            elif (entry.parent, entry.tokens) != (parent, said):
+            entry, page = self._entries.get(digest), table.pages[len(chain)]
+            if entry is not None and (entry.parent, entry.tokens) != (parent, said):
                 return  # two texts with one digest: the second and all that follows from it stay unknown
+            if entry is not None and self._is_better(page, entry.page):
+                self.pool.replace(entry.page)
+                entry = None
+            if entry is None:
+                self._add(digest, _Entry(page, parent, said))
             chain.append(digest)
 
     def keep_warm(self, tokens: Sequence[int], salt: str = "") -> int:
         """Make the known pages of `tokens` the last ones to be evicted; returns how many tokens they hold."""
         queries, hits = self.queries, self.hits
-        pages = self.match(tokens, salt)
+        pages, table = self.match(tokens, salt), PageTable(self.pool)
         self.queries, self.hits = queries, hits  # nobody asked for a text
-        for page in reversed(pages):
-            self.pool.release(page)
+        table.adopt(pages, len(pages) * self.pool.page_size)
+        table.release()
         return len(pages) * self.pool.page_size
 
     def evict(self, n: int) -> int:
@@ -115,6 +122,11 @@ class PrefixIndex:
         self._entries[digest] = entry
         self._digests[entry.page] = digest
         self.pool.retain(entry.page)
+
+    def _is_better(self, page: int, known: int) -> bool:
+        """Whether a page has a window page, and one that says the same has none."""
+        windows = self.pool.windows
+        return windows is not None and bool(windows.of[page]) and not windows.of[known]
 
     def _split(self, tokens: Sequence[int], start: int, stop: int) -> Iterator[bytes]:
         """The canonical bytes of pages start .. stop - 1 of a text."""

@@ -3,6 +3,9 @@
     slot   page * page_size + offset                     mark[page]: leading rows of the page that are valid
     page   | valid valid valid  .  .  .  . |             here 3
 
+Layers that keep the same share one array, so a model whose layers are alike has a single one. Where the pool has window
+pages, layers that see a window keep their rows in those (kvpaging/window.py): their slots are others.
+
 All stores attached to one pool are indexed by the same page ids, so one page table serves the target and its drafters.
 A mark says how far this model has come in a page; rows behind it are scratch, stale or never written. The target's rows
 of a shared page never change. A drafter that rested may append behind its own mark even in a shared page: what it
@@ -12,45 +15,62 @@ writes is a function of the text before, so it does not matter which sequence wr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import LARGEST, move_rows
+from foresay.kvpaging.ops import LARGEST, as_bytes, move_rows
 from foresay.kvpaging.pool import PADDING_PAGE, PagePool
 from foresay.kvpaging.table import PageTable
+from foresay.kvpaging.window import WindowPages
 
 
-class KVStore:
-    """Keys and values of one model, with a fill mark per page.
+class Shape(Protocol):
+    """What a layer keeps of a token: so many heads, each a key and a value of these widths; and what it sees."""
 
-    keys, values: [layers L, num_pages * page_size, kv heads G, head_dim D], owned by this class; zeros at the start,
-        and page 0 is where padding rows go. A store of rows that are no keys and values (features of a text) has them
-        all in ``keys``, and values of width 0.
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def key_dim(self) -> int: ...
+
+    @property
+    def value_dim(self) -> int: ...
+
+    @property
+    def window(self) -> int | None:
+        """How many positions a row sees, its own included; None: all before it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KVArrays:
+    """Keys and values of the layers L that keep the same.
+
+    keys, values: [L, num_pages * page_size, heads G, width D]; zeros at the start, and page 0 is where padding rows go.
     scales: fp32[L, num_pages * page_size, 2, G], of the keys and of the values of each slot, where these are quantised
-        (``dtype`` int8 or float8_e4m3fn); else None.
-    marks: for each page, how many of its leading rows are valid.
+        (int8 or float8_e4m3fn); else None.
+    windows: the window pages that they are in; None: they are in the pool's pages.
     """
 
-    def __init__(
-        self,
-        pool: PagePool,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-        value_dim: int | None = None,
-    ) -> None:
-        self.pool = pool
-        shape = (layers, pool.num_pages * pool.page_size, kv_heads)
-        self.keys = _zeros((*shape, head_dim), dtype, device)
-        self.values = _zeros((*shape, head_dim if value_dim is None else value_dim), dtype, device)
-        quantized = dtype in LARGEST
-        self.scales = _zeros((*shape[:2], 2, kv_heads), torch.float32, device) if quantized else None
-        self.marks = [0] * pool.num_pages
-        pool.attach(self)
+    keys: Tensor
+    values: Tensor
+    scales: Tensor | None
+    windows: WindowPages | None
+
+    @classmethod
+    def zeros(cls, kind: _Kind, layers: int, pool: PagePool, dtype: torch.dtype, device: torch.device) -> KVArrays:
+        """Empty ones."""
+        heads, *widths, windowed = kind
+        windows = pool.windows if windowed else None
+        slots = (pool if windows is None else windows).num_pages * pool.page_size
+        keys, values = (_zeros((layers, slots, heads, width), dtype, device) for width in widths)
+        scales = _zeros((layers, slots, 2, heads), torch.float32, device) if dtype in LARGEST else None
+        return cls(keys, values, scales, windows)
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -58,8 +78,72 @@ class KVStore:
         return (self.keys, self.values) if self.scales is None else (self.keys, self.values, self.scales)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys, values and scales of one layer."""
+        """Keys, values and scales of one of the layers."""
         return self.keys[index], self.values[index], None if self.scales is None else self.scales[index]
+
+    def own(self, slots: Tensor) -> Tensor:
+        """Where these layers keep what belongs in these slots of the pool; on the CPU where they are others."""
+        return slots if self.windows is None else self.windows.slots(slots)
+
+
+class _Kind(NamedTuple):
+    """What layers that share an array have in common. windowed: whether it has window pages."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    windowed: bool
+
+
+class KVStore:
+    """Keys and values of one model, with a fill mark per page.
+
+    layers: what each layer keeps, in order. A store of rows that are no keys and values (features of a text) has them
+        all in the keys, and values of width 0.
+    arrays: of each shape, in the order in which the layers first have it; owned by this class.
+    windows: the window pages of layers that see a window; None: those use the pool's pages too.
+    marks: for each page, how many of its leading rows are valid.
+    """
+
+    def __init__(
+        self, pool: PagePool, layers: Sequence[Shape], dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        self.pool, self.layers, self.device = pool, tuple(layers), torch.device(device)
+        self.windows = pool.windows if any(each.window is not None for each in layers) else None
+        alike: dict[_Kind, list[int]] = {}
+        for index, each in enumerate(layers):
+            windowed = self.windows is not None and each.window is not None
+            alike.setdefault(_Kind(each.heads, each.key_dim, each.value_dim, windowed), []).append(index)
+        self.arrays = tuple(KVArrays.zeros(kind, len(each), pool, dtype, self.device) for kind, each in alike.items())
+        where = zip(self.arrays, alike.values(), strict=True)
+        self._where = {layer: (arrays, place) for arrays, each in where for place, layer in enumerate(each)}
+        self.marks = [0] * pool.num_pages
+        pool.attach(self)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """All that a slot has, in every layer: [L, num_pages * page_size, ..] each."""
+        return tuple(part for arrays in self.arrays for part in arrays.parts)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and scales of one layer."""
+        arrays, place = self._where[index]
+        return arrays.layer(place)
+
+    def is_windowed(self, index: int) -> bool:
+        """Whether a layer keeps its rows in window pages."""
+        return self._where[index][0].windows is not None
+
+    def own(self, index: int, slots: Tensor) -> Tensor:
+        """Where a layer keeps what belongs in these slots of the pool."""
+        return self._where[index][0].own(slots)
+
+    def clear(self, slots: Tensor) -> None:
+        """Zeros in these slots, in every layer."""
+        for arrays in self.arrays:
+            own = arrays.own(slots)
+            for part in arrays.parts:
+                as_bytes(part)[:, own] = 0
 
     def filled(self, table: PageTable) -> int:
         """How many leading tokens of the text have valid rows here; at most `table.length`."""
@@ -83,8 +167,19 @@ class KVStore:
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Move rows between slots in every layer, as if at once. Both int64 [N], on any device."""
-        device = self.keys.device
-        move_rows(self.parts, source.to(device), destination.to(device))
+        for arrays in self.arrays:
+            move_rows(arrays.parts, *(arrays.own(each).to(self.device) for each in (source, destination)))
+
+    def rows(self, table: PageTable) -> list[Tensor]:
+        """[T, L, ..] of each part: what is there of the text, by position; zeros where windows went past."""
+        found, slots = [], table.slots(0, table.length)
+        for arrays in self.arrays:
+            own = arrays.own(slots).to(self.device)
+            seen = 0 if arrays.windows is None else arrays.windows.first(table.length) * self.pool.page_size
+            for part in arrays.parts:
+                found.append(part[:, own].transpose(0, 1))
+                as_bytes(found[-1])[:seen] = 0
+        return found
 
     def reset(self, page: int) -> None:
         """Start a page's new life: none of its rows are valid."""
@@ -98,9 +193,13 @@ class KVStore:
     def copy(self, source: int, destination: int) -> None:
         """Copy a page's rows and its mark."""
         size = self.pool.page_size
-        rows, target = slice(source * size, (source + 1) * size), slice(destination * size, (destination + 1) * size)
-        for part in self.parts:
-            part[:, target] = part[:, rows]
+        for arrays in self.arrays:
+            ends = (
+                (source, destination) if arrays.windows is None else arrays.windows.of[[source, destination]].tolist()
+            )
+            rows, target = (slice(page * size, (page + 1) * size) for page in ends)
+            for part in arrays.parts:
+                part[:, target] = part[:, rows]
         self.marks[destination] = self.marks[source]
 
     def poison(self) -> None:
@@ -108,12 +207,16 @@ class KVStore:
         rows of used pages.
         """
         used = [mark if self.pool.references(page) else 0 for page, mark in enumerate(self.marks)]
-        used[PADDING_PAGE] = self.pool.page_size
-        marks = torch.tensor(used, device=self.keys.device)
-        unread = torch.arange(self.pool.page_size, device=self.keys.device) >= marks[:, None]
-        rows = unread.flatten().nonzero()[:, 0]
-        for part in (self.keys, self.values) if self.scales is None else (self.scales,):
-            part.index_fill_(1, rows, torch.nan)
+        for arrays in self.arrays:
+            marks = torch.tensor(used)
+            if arrays.windows is not None:
+                marks = torch.zeros(arrays.windows.num_pages, dtype=marks.dtype)
+                marks[arrays.windows.of] = torch.tensor(used)
+            marks[PADDING_PAGE] = self.pool.page_size
+            unread = torch.arange(self.pool.page_size) >= marks[:, None]
+            rows = unread.flatten().nonzero()[:, 0].to(self.device)
+            for part in arrays.parts if arrays.scales is None else (arrays.scales,):
+                part.index_fill_(1, rows, torch.nan)
 
 
 #: Bytes that a tensor of torch's own is aligned to.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.pool import PADDING_PAGE, PagePool
+from foresay.kvpaging.pool import PADDING_PAGE, OutOfPages, PagePool
 
 
 class PageTable:
@@ -27,7 +27,7 @@ class PageTable:
     full: for each store, how many leading pages are known to be full; kept here for `KVStore`.
     """
 
-    __slots__ = ("_slots", "_slotted", "_straight", "_writable", "chain", "full", "length", "pages", "pool")
+    __slots__ = ("_seen", "_slots", "_slotted", "_straight", "_writable", "chain", "full", "length", "pages", "pool")
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
@@ -36,6 +36,7 @@ class PageTable:
         self.chain: list[bytes] = []
         self.full: dict[object, int] = {}
         self._writable = 0  # rows [length, _writable) are reserved
+        self._seen = 0  # leading pages that are out of sight of layers with a window
         self._straight = 0  # leading pages with consecutive ids
         self._slotted = 0  # leading pages that _slots is right about
         self._slots = torch.empty(0, dtype=torch.int64)
@@ -67,19 +68,33 @@ class PageTable:
                 # Cut back while it was shared, the page may still carry marks of text that this sequence left.
                 self.pool.clamp(self.pages[last], offset)
         if need > 0:
-            self._append(self.pool.allocate(need, after=self.pages[-1] if self.pages else PADDING_PAGE))
+            self._append(self._allocate(need, after=self.pages[-1] if self.pages else PADDING_PAGE))
         self._writable = max(self._writable, self.length + extra)
 
     def commit(self, n: int) -> None:
         """Count the next `n` reserved positions as text. Their rows stay where they are."""
         assert 0 <= n <= self._writable - self.length, f"{n} tokens committed, {self._writable - self.length} reserved"
         self.length += n
+        if (windows := self.pool.windows) is not None:
+            first = windows.first(self.length)
+            for page in self.pages[self._seen : first]:
+                windows.unsee(page, passed=True)
+            self._seen = first
 
     def truncate(self, length: int) -> None:
-        """Roll back to `length` tokens and release the pages behind them."""
+        """Roll back to `length` tokens and release the pages behind them.
+
+        To fewer where the text could not go on: its next row would see what a window's layers no longer have.
+        """
         assert 0 <= length <= self.length
+        windows = self.pool.windows
+        length = length if windows is None else windows.within(self.pages, length)
         self.length = self._writable = length
         self.trim()
+        if windows is not None:
+            first = windows.first(length)
+            windows.see(self.pages[first : self._seen])
+            self._seen = first
         whole, offset = divmod(length, self.pool.page_size)
         del self.chain[whole:]
         for store, count in self.full.items():
@@ -113,6 +128,9 @@ class PageTable:
         assert self.pool.pages_for(length) == len(pages), f"{len(pages)} pages for {length} tokens"
         self._append(pages)
         self.length = self._writable = length
+        if (windows := self.pool.windows) is not None:
+            self._seen = windows.first(length)
+            windows.see(pages[self._seen :])
 
     def slots(self, start: int, stop: int) -> Tensor:
         """The slots of positions start .. stop - 1: int64 [stop - start] on the CPU.
@@ -134,10 +152,20 @@ class PageTable:
         last, offset = divmod(self.length, self.pool.page_size)
         assert last == len(self.pages) - 1, "a shared page is followed by nothing"
         source = self.pages[last]
-        pages = self.pool.allocate(1 + max(need, 0), after=self.pages[last - 1] if last else PADDING_PAGE)
+        pages = self._allocate(1 + max(need, 0), after=self.pages[last - 1] if last else PADDING_PAGE)
         self.pool.copy(source, pages[0], rows=offset)
         self._shrink(last)
         self._append(pages)
+
+    def _allocate(self, n: int, after: int) -> list[int]:
+        """Take pages that the text will see."""
+        windows = self.pool.windows
+        if windows is not None and n > windows.available:
+            raise OutOfPages(f"{n} pages of windows needed, {windows.available} of {windows.num_pages - 1} available")
+        pages = self.pool.allocate(n, after)
+        if windows is not None:
+            windows.see(pages)
+        return pages
 
     def _append(self, pages: Sequence[int]) -> None:
         for page in pages:
@@ -149,8 +177,11 @@ class PageTable:
         """Release the pages from index `count` on, last to first."""
         if count >= len(self.pages):
             return
-        for page in reversed(self.pages[count:]):
-            self.pool.release(page)
+        windows = self.pool.windows
+        for index in reversed(range(count, len(self.pages))):
+            if windows is not None and index >= self._seen:
+                windows.unsee(self.pages[index], passed=False)
+            self.pool.release(self.pages[index])
         del self.pages[count:]
         self._straight = min(self._straight, count)
         self._slotted = min(self._slotted, count)

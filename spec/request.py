@@ -153,7 +153,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     what these are multiplied with, ``int8`` or ``model``; "" if nobody said. memory: what the engine holds, by parts,
     in words; empty if nobody said.
     footprint: the same in bytes, as planned. kv_dtype: of the target's KV cache. kv_token_bytes: what that and the
-    drafters' keep of a token; 0 if nobody said.
+    drafters' take for each further token; 0 if nobody said.
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured. drafter:
     who drafts, by name; draft: the same as ``--draft`` takes it, with where it was loaded from; drafters: each. chosen:
     whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then. drafter_doubts: what

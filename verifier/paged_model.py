@@ -44,7 +44,7 @@ class PagedModel:
 
     def drop_recordings(self) -> None:
         """Let go of what a CPU recorded; it does so again, as large as is needed by then."""
-        if compiled(self.store.keys):
+        if compiled(self.store.parts[0]):
             self._replayed.clear()
             self._last = None
 
@@ -62,13 +62,13 @@ class PagedModel:
     def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> ReplayedPass | None:
         """A captured pass that has room for these; None if they are to be run op by op."""
         passes = self._replayed.setdefault(features, [])
-        if compiled(self.store.keys):
+        if compiled(self.store.parts[0]):
             need = Sizes.of(rows)
             if not passes or not passes[0].sizes.holds(need):
                 sizes = (passes[0].sizes if passes else _LEAST).grown(need)
                 passes[:] = [self._made(features, sizes, recorded)]
             return passes[0]
-        if self.store.keys.device.type == "cpu":
+        if self.store.device.type == "cpu":
             return None
         if features is None and not passes:  # one that hands features out does for who wants none
             passes = next(filter(None, self._replayed.values()), passes)

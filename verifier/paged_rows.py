@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foresay.kvpaging import WindowPages
 from foresay.spec.protocols import Rows
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.ops.tree_attention import PagedRows
@@ -37,7 +38,8 @@ class StaticRows:
 
     tokens, positions, slots: int64[R]. groups: in order, of all rows; padding belongs to the last. wanted: int64[W],
     the rows whose logits are needed; None for all. count, wanted_count: int64[1], of how many rows, and of how many
-    wanted ones, where that is known when the pass runs; None: of all.
+    wanted ones, where that is known when the pass runs; None: of all. windowed: the same rows as layers with a window
+    keep them; None where those are in the pages of the pool too.
     """
 
     tokens: Tensor
@@ -47,6 +49,12 @@ class StaticRows:
     wanted: Tensor | None = None
     count: Tensor | None = None
     wanted_count: Tensor | None = None
+    windowed: StaticRows | None = None
+
+    def of_layer(self, windowed: bool) -> StaticRows:
+        """As a layer keeps them. windowed: whether it does in window pages."""
+        assert not windowed or self.windowed is not None, "it is known where window pages are"
+        return self.windowed if windowed and self.windowed is not None else self
 
 
 def is_text(part: Rows) -> bool:
@@ -96,18 +104,23 @@ class WrittenRows:
     A CPU's kernels find positions and slots themselves, and read how many rows there are. On a device the host writes
     where each row is; what is behind the last is padding. What is captured there is over trees, or over one stretch
     that is longer; one that runs op by op is laid out as it is written, with just the rows that it has room for.
+
+    windows: the window pages, where layers with a window keep their rows in those.
     """
 
-    def __init__(self, sizes: Sizes, page_size: int, device: torch.device) -> None:
-        self.sizes, self._size, self._finds = sizes, page_size, device.type == "cpu"
+    def __init__(self, sizes: Sizes, page_size: int, device: torch.device, windows: WindowPages | None = None) -> None:
+        self.sizes, self._size, self._finds, self._windows = sizes, page_size, device.type == "cpu", windows
         rows, sequences = (sizes.rows,), (sizes.sequences,)
         columns: dict[str, Column] = {
             "tokens": (rows, torch.int64), "words": (rows, torch.int64), "wanted": ((sizes.wanted,), torch.int64),
             "counts": ((3,), torch.int64), "lengths": (sequences, torch.int32), "texts": (sequences, torch.int32),
             "offsets": ((sizes.sequences + 1,), torch.int32), "tables": ((sizes.sequences, sizes.pages), torch.int32),
         }  # fmt: skip
+        if windows is not None:
+            columns[_WINDOW + "tables"] = columns["tables"]
         if not self._finds:
             columns |= {"depths": (rows, torch.int32), "positions": (rows, torch.int64), "slots": (rows, torch.int64)}
+            columns |= {} if windows is None else {_WINDOW + "slots": (rows, torch.int64)}
         self._staged = Staged(device, columns)
         self._staged.arrays["texts"][:] = sizes.is_text and not self._finds
         self._pages = [list[int]() for _ in range(sizes.sequences)]
@@ -121,18 +134,24 @@ class WrittenRows:
 
     def laid_out(self) -> StaticRows:
         """As a pass reads them."""
+        rows = self._laid_out("")
+        return rows if self._windows is None else replace(rows, windowed=self._laid_out(_WINDOW))
+
+    def _laid_out(self, pages: str) -> StaticRows:
+        """pages: prefix of the columns about them; "": the pool's."""
         there = self._staged.tensors
         if not self._finds:
-            return StaticRows(there["tokens"], there["positions"], there["slots"], self._groups(), there["wanted"])
+            slots, groups = there[pages + "slots"], self._groups(pages + "tables")
+            return StaticRows(there["tokens"], there["positions"], slots, groups, there["wanted"])
         rows, wanted, sequences = there["counts"].split(1)
-        paged = PagedRows(there["tables"], self._size, there["lengths"], there["offsets"], there["words"])
+        paged = PagedRows(there[pages + "tables"], self._size, there["lengths"], there["offsets"], there["words"])
         paged.texts, paged.sequences = there["texts"], sequences
         places = paged.found(self.sizes.rows, rows)
         groups = (Group(slice(0, self.sizes.rows), paged),)
         return StaticRows(there["tokens"], places.positions, places.own, groups, there["wanted"], rows, wanted)
 
-    def _groups(self) -> tuple[Group, ...]:
-        """On a device: trees and texts in turns."""
+    def _groups(self, tables: str) -> tuple[Group, ...]:
+        """On a device: trees and texts in turns. tables: the column."""
         there, groups = self._staged.tensors, list[Group]()
         texts = self._staged.arrays["texts"].tolist()
         offsets = [*self._staged.arrays["offsets"][:-1].tolist(), self.sizes.rows]
@@ -141,7 +160,7 @@ class WrittenRows:
             behind = first + len(more) + 1
             rows, begin = slice(offsets[first], offsets[behind]), offsets[first]
             paged = PagedRows(
-                there["tables"][first:behind],
+                there[tables][first:behind],
                 self._size,
                 there["lengths"][first:behind],
                 there["offsets"][first : behind + 1] - begin if begin else there["offsets"][: behind + 1],
@@ -166,7 +185,7 @@ class WrittenRows:
                 to["texts"][index] = part.words is None
                 if part.words is not None:
                     to["words"][row:end] = _signed(part.words)
-            self._write_pages(index, part.table.pages)
+            self._write_pages(index, part)
             first = {"all": row, "last": end - 1, "none": end}[part.wanted]
             starts.append(starts[-1] + end - first)
             to["wanted"][starts[-2] : starts[-1]] = range(first, end)
@@ -189,7 +208,10 @@ class WrittenRows:
         if not is_text(part):
             to["words"][at] = _signed(words)
         to["depths"][at], to["positions"][at] = depths, part.base + depths
-        to["slots"][at] = part.table.slots(part.base, part.base + int(nodes.max()) + 1).numpy()[nodes]
+        slots = part.table.slots(part.base, part.base + int(nodes.max()) + 1)
+        to["slots"][at] = slots.numpy()[nodes]
+        if self._windows is not None:
+            to[_WINDOW + "slots"][at] = self._windows.slots(slots).numpy()[nodes]
 
     def _pad(self, rows: int, sequences: int, wanted: int) -> None:
         """What is behind the last of each."""
@@ -198,11 +220,17 @@ class WrittenRows:
         to["texts"][sequences:] = to["texts"][sequences - 1]
         for name, first in {"tokens": rows, "positions": rows, "slots": rows, "wanted": wanted}.items():
             to[name][first:] = 0
+        if self._windows is not None:
+            to[_WINDOW + "slots"][rows:] = 0
 
-    def _write_pages(self, index: int, pages: list[int]) -> None:
+    def _write_pages(self, index: int, part: Rows) -> None:
+        pages, to = part.table.pages, self._staged.arrays
         if self._pages[index] != pages:
             self._pages[index] = list(pages)
-            self._staged.arrays["tables"][index, : len(pages)] = pages
+            to["tables"][index, : len(pages)] = pages
+        if self._windows is not None:
+            first = self._windows.first(part.base)
+            to[_WINDOW + "tables"][index, first : len(pages)] = self._windows.of[pages[first:]]
 
 
 def _signed(words: Sequence[int]) -> NDArray[np.int64]:
@@ -211,3 +239,5 @@ def _signed(words: Sequence[int]) -> NDArray[np.int64]:
 
 
 _WORD = (1 << 64) - 1
+#: Prefix of the columns about window pages.
+_WINDOW = "window_"

@@ -152,5 +152,4 @@ class _Reader:
 
     def kept(self) -> list[Tensor]:
         """[T, L, ..] each: what the store has of the committed tokens, by position."""
-        slots = self.table.slots(0, self.table.length)
-        return [part[:, slots].transpose(0, 1) for part in self.model.store.parts]
+        return self.model.store.rows(self.table)

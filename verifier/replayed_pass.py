@@ -36,8 +36,8 @@ class ReplayedPass:
         self, decoder: Decoder, store: KVStore, features: FeatureRequest | None, sizes: Sizes, capture: Capture
     ) -> None:
         self._decoder, self._store, self._asked, self.sizes = decoder, store, features, sizes
-        device = store.keys.device
-        self._rows = WrittenRows(sizes, store.pool.page_size, device)
+        device = store.device
+        self._rows = WrittenRows(sizes, store.pool.page_size, device, store.windows)
         self._trees = WrittenTrees(sizes.sequences, sizes.wanted, device)
         self._logits: Tensor
         self._features: Features

@@ -105,8 +105,10 @@ def walk(store: KVStore, rows: StaticRows, sampled: Tensor, written: WrittenTree
     assert rows.wanted is not None, "logits are those of rows"
     tree, places = written.tree, written.places.flatten()
     at_nodes = take_rows(sampled, places).view_as(tree.tokens)
-    slots = take_rows(rows.slots, take_rows(rows.wanted, places)).view_as(tree.tokens)
-    return Settled(at_nodes, accept_and_move(store, tree, at_nodes, slots))
+    wanted = take_rows(rows.wanted, places)
+    kept = [rows] if rows.windowed is None else [rows, rows.windowed]
+    slots, *windowed = (take_rows(each.slots, wanted).view_as(tree.tokens) for each in kept)
+    return Settled(at_nodes, accept_and_move(store, tree, at_nodes, slots, None, *windowed))
 
 
 def of_roots(sampled: Tensor, trees: Sequence[Unsampled | None], ends: Sequence[int]) -> list[Sampled | None]:
@@ -118,11 +120,24 @@ def of_roots(sampled: Tensor, trees: Sequence[Unsampled | None], ends: Sequence[
 
 
 def accept_and_move(
-    store: KVStore, tree: DeviceTree, sampled: Tensor, slots: Tensor, live: Tensor | None = None
+    store: KVStore,
+    tree: DeviceTree,
+    sampled: Tensor,
+    slots: Tensor,
+    live: Tensor | None = None,
+    windowed: Tensor | None = None,
 ) -> AcceptedPaths:
-    """The paths that the samples take; their rows move down. sampled, slots: int64[B, N], of each node. live: int32[B],
-    0 where nothing is sampled."""
-    paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts, slots, live)
+    """The paths that the samples take; their rows move down. sampled, slots: int64[B, N], of each node; windowed: the
+    slots where layers with window pages keep them. live: int32[B], 0 where nothing is sampled."""
+
+    def accepted(slots: Tensor) -> AcceptedPaths:
+        return accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts, slots, live)
+
+    paths = accepted(slots)
     if not tree.chain:
-        move_paths(store.parts, paths.sources, slots, paths.lengths)
+        sources = {False: (paths.sources, slots)}
+        if windowed is not None:
+            sources[True] = (accepted(windowed).sources, windowed)
+        for arrays in store.arrays:
+            move_paths(arrays.parts, *sources[arrays.windows is not None], paths.lengths)
     return paths

@@ -50,7 +50,7 @@ class Ground:
         assert count < pool.num_pages, "the store holds the context and the steps"
         longest = max(target.max_positions + 2 * proposer.shape.nodes + 1, count * pool.page_size)
         wide = next(pages for pages in widths(longest, pool.page_size) if pages >= count)
-        self.state = StepState(1, wide, pool.page_size, max(2, proposer.reach), target.store.keys.device)
+        self.state = StepState(1, wide, pool.page_size, max(2, proposer.reach), target.store.device)
         pages = (1 + torch.randperm(pool.num_pages - 1)[:count]).tolist()
         text = torch.randint(5, KNOWN_TOKENS, (self.state.recent.shape[1],)).tolist()
         self._joined = Joined(pages, context, text, SamplingParams(temperature=temperature, seed=1), 0)

@@ -218,8 +218,10 @@ class ProfileRun:
         if length < _LEAST_CONTEXT:  # what it adds is less than what passes differ by
             return []
         table = PageTable(self._pool)
-        table.reserve(length + _CONTEXT_ROWS[-1])
-        table.commit(length)
+        while left := length - table.length:  # in pieces: layers with a window keep the end alone
+            table.reserve(min(left, MAX_CHUNK))
+            table.commit(min(left, MAX_CHUNK))
+        table.reserve(_CONTEXT_ROWS[-1])
         pairs: dict[int, list[tuple[float, float]]] = {rows: [] for rows in _CONTEXT_ROWS}
         begun = time.perf_counter()
         try:

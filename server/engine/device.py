@@ -24,6 +24,7 @@ from foresay.spec.tree import MAX_NODES
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder, Packed
+from foresay.verifier.model.sizes import kv_shapes, window_shapes
 from foresay.verifier.model.weights import load
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
 from foresay.verifier.paged_model import PagedModel
@@ -150,7 +151,9 @@ class Loading:
         """
         decoder = Decoder(model, self._packed(role, directory, model, columns), self.length + MAX_NODES)
         kept = KV_DTYPES.get(kv_kind(model, kv_dtype), decoder.dtype)
-        store = KVStore(self.pool, model.num_layers, model.num_kv_heads, model.head_dim, kept, decoder.device)
+        # A draft model may rest, and read what it missed of a text later: nothing is out of its sight.
+        shapes = window_shapes(model) if role == "target" else kv_shapes(model)
+        store = KVStore(self.pool, shapes, kept, decoder.device)
         return PagedModel(decoder, store, self.length)
 
     def _packed(self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> Packed:

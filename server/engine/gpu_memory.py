@@ -46,10 +46,8 @@ def plan_gpu(
     room = case.room
     if room.tokens < case.least:
         raise Unfit(_fault(case, room), _remedy(list(_remedies(case, room))))
-    demand = room.demand
     tokens = config.kv_tokens or min(room.tokens, max(config.max_seqs * length, _MOST_TOKENS))
-    pages, size = demand.pages(tokens), demand.kv_bytes(tokens)
-    return MemoryPlan(demand.weights, tokens, pages, size, device.total, demand.per_token, room.beside)
+    return room.demand.plan(tokens, device.total, room.beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ class _Case:
     @property
     def room(self) -> _Room:
         """What fits behind the models."""
-        demand = Demand.of(self.config, self.dtype, self.target, self.drafters, packed=False)
+        demand = Demand.of(self.config, self.dtype, self.target, self.drafters, False, self.device.chunk)
         beside = self._beside()
         left = self.budget - sum(demand.weights.values()) - sum(beside.values())
         return _Room(demand, beside, demand.tokens(left))

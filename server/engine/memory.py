@@ -6,7 +6,8 @@
                 quantised ones in theirs
     workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
     recordings  on a CPU: logits and tensors of the largest passes
-    KV cache    pages * page_size tokens, each as many numbers as all models together keep of it
+    KV cache    pages * page_size tokens, each as many numbers as all models together keep of it; but of layers that see
+                a window no more pages than running texts can see, and as many again of texts that may go on
 
 On a CPU the KV cache takes a share of what other programs use too. On a GPU it takes all that
 ``--gpu-memory-utilization`` leaves. Imports no torch.
@@ -37,6 +38,8 @@ MOST_UTILIZATION = 0.98
 #: Rows of a sequence that a tree's levels have logits of, where a budget says how it grows; and what any recorded pass
 #: takes beside its rows.
 _OPEN_ROWS, _ANY_PASS = 16, 4 << 20
+#: Tokens of a KV cache that takes the same memory however long texts are.
+_BOUNDLESS = 1 << 40
 #: The start-up probe of exactness reads two texts at once, and needs so many tokens.
 _PROBE_TOKENS = 256
 
@@ -47,7 +50,8 @@ class MemoryPlan:
 
     weights: by whose they are. beside: what else there is besides the KV cache, by name. tokens: of text that the KV
     cache holds. pages: of the pool, room for drafts and padding among them. kv_bytes: of all pages. machine: what there
-    is at all. token_bytes: of a token, in the stores of all models together.
+    is at all. token_bytes: of each further token, in the stores of all models together. window_pages: of the target's
+    layers with a window, if they are fewer than the pool's; else 0.
     """
 
     weights: Mapping[str, int]
@@ -57,6 +61,7 @@ class MemoryPlan:
     machine: int
     token_bytes: int
     beside: Mapping[str, int] = field(default_factory=dict)
+    window_pages: int = 0
 
     @property
     def total(self) -> int:
@@ -91,7 +96,8 @@ class Demand:
     """What the models ask for, whatever the KV cache's size.
 
     weights: bytes by whose they are. per_token: bytes that all models together keep of a token. scratch: tokens of room
-    for drafts. page_size: tokens of a page. dtype: of weights and KV cache. recordings: bytes of a CPU's.
+    for drafts. page_size: tokens of a page. dtype: of weights and KV cache. recordings: bytes of a CPU's. per_seen:
+    what the target's layers with a window keep of a token beside that, in ``most_seen`` pages at most.
     """
 
     weights: Mapping[str, int]
@@ -100,12 +106,21 @@ class Demand:
     page_size: int
     dtype: str
     recordings: int = 0
+    per_seen: int = 0
+    most_seen: int = 0
 
     @classmethod
     def of(
-        cls, config: EngineConfig, dtype: str, target: ModelConfig, drafters: Sequence[Drafting], packed: bool = True
+        cls,
+        config: EngineConfig,
+        dtype: str,
+        target: ModelConfig,
+        drafters: Sequence[Drafting],
+        packed: bool = True,
+        chunk: int = MAX_CHUNK,
     ) -> Demand:
-        """packed: as on a CPU, where an output head tied to the embedding stands beside it.
+        """packed: as on a CPU, where an output head tied to the embedding stands beside it. chunk: rows of prompts in
+        one step, at most.
 
         Raises a loader's error for a drafter that cannot be read.
         """
@@ -114,9 +129,10 @@ class Demand:
         weights = {"target": model_bytes(target, dtype, packed)}
         for drafter in drafters:
             weights.update(drafter.weights(dtype, packed))
-        per_token = token_bytes(target, dtype, config.kv_dtype) + drafted
+        everywhere, seen = (token_bytes(target, dtype, config.kv_dtype, windowed) for windowed in (False, True))
         recordings = recorded_bytes(config, target, drafters) if packed else 0
-        return cls(weights, per_token, scratch, config.page_size, dtype, recordings)
+        most_seen = _window_pages(config, target.sliding_window, chunk) if seen and target.sliding_window else 0
+        return cls(weights, everywhere + drafted, scratch, config.page_size, dtype, recordings, seen, most_seen)
 
     def pages(self, tokens: int) -> int:
         """The pages of a pool that holds so many tokens of text."""
@@ -124,11 +140,34 @@ class Demand:
 
     def kv_bytes(self, tokens: int) -> int:
         """What the KV cache takes for so many tokens of text."""
-        return self.pages(tokens) * self.page_size * self.per_token
+        pages = self.pages(tokens)
+        return self.page_size * (pages * self.per_token + min(pages, self.most_seen) * self.per_seen)
 
     def tokens(self, count: int) -> int:
         """The most tokens of text whose KV cache takes at most ``count`` bytes; below 0 if not even the rest fits."""
-        return (count // (self.page_size * self.per_token) - 1) * self.page_size - self.scratch
+        return (self.held(count) // self.page_size - 1) * self.page_size - self.scratch
+
+    def held(self, count: float) -> int:
+        """How many tokens ``count`` bytes hold, those of the room for drafts among them."""
+        whole, seen = int(count // (self.per_token + self.per_seen)), self.most_seen * self.page_size
+        if not self.per_seen or whole <= seen:
+            return whole
+        return int((count - seen * self.per_seen) // self.per_token) if self.per_token else _BOUNDLESS
+
+    def plan(self, tokens: int, machine: int, beside: Mapping[str, int]) -> MemoryPlan:
+        """With a KV cache of so many tokens. machine, beside: as the plan has them."""
+        pages = self.pages(tokens)
+        fewer = self.most_seen if self.most_seen < pages else 0
+        further = self.per_token + (0 if fewer else self.per_seen)
+        return MemoryPlan(self.weights, tokens, pages, self.kv_bytes(tokens), machine, further, beside, fewer)
+
+
+def _window_pages(config: EngineConfig, window: int, chunk: int) -> int:
+    """Pages of layers with a window that are always enough: of each running text what its next row sees and what steps
+    may write ahead, and once more for texts that may go on; and a stretch of a prompt."""
+    size = config.page_size
+    each = -(-(window + 4 * MAX_NODES) // size) + 2
+    return 2 * config.max_seqs * each + -(-chunk // size) + 2
 
 
 def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) -> MemoryPlan:
@@ -140,7 +179,7 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) ->
         )
     others = {"recordings": demand.recordings}
     beside = alone + demand.recordings
-    affordable = int(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside) / demand.per_token)
+    affordable = demand.held(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside))
     tokens = config.kv_tokens or min(config.max_seqs * length, max(affordable, 0))
     if tokens < length:
         raise Unfit(f"the KV cache holds {tokens} tokens, fewer than max_model_len ({length})", "lower --max-model-len")
@@ -148,7 +187,7 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) ->
     if beside + kv_bytes > machine:
         taken = {**weights, **others, f"KV cache of {tokens:,} tokens": kv_bytes}
         raise Unfit(_too_much("the engine", beside + kv_bytes, taken, machine), _smaller_cache(affordable, length))
-    return MemoryPlan(weights, tokens, demand.pages(tokens), kv_bytes, machine, demand.per_token, others)
+    return demand.plan(tokens, machine, others)
 
 
 def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[Drafting]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from foresay.server.settings.resolved import Resolved, Unfit
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.quantization import HEAD, Quantization
-from foresay.verifier.model.sizes import matrices, numbers_per_token
+from foresay.verifier.model.sizes import matrices, window_shapes
 
 
 def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
@@ -75,12 +75,15 @@ def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item:
     return scheme.nbytes(outer, inner, packed)
 
 
-def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str) -> int:
-    """What a model's KV cache keeps of a token, in bytes; of quantised ones each head has a scale of fp32 too."""
-    numbers = numbers_per_token(model)
-    return (
-        numbers * item_bytes(dtype) if kv_kind(model, kv_dtype) == "auto" else numbers + 4 * numbers // model.head_dim
-    )
+def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str, windowed: bool | None = None) -> int:
+    """What a model's KV cache keeps of a token, in bytes; of quantised ones each head has a scale of fp32 too.
+
+    windowed: in the layers that see a window, or in the others; None: in all.
+    """
+    kept = [shape for shape in window_shapes(model) if windowed in (None, shape.window is not None)]
+    if kv_kind(model, kv_dtype) == "auto":
+        return item_bytes(dtype) * sum(shape.numbers for shape in kept)
+    return sum(shape.numbers + 4 * 2 * shape.heads for shape in kept)
 
 
 def item_bytes(dtype: str) -> int:

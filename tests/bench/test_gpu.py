@@ -126,7 +126,7 @@ def test_a_head_of_a_published_shape_has_its_bytes(device, bench) -> None:
 def test_page_tables_are_as_wide_as_those_that_are_served(longest: int, context: int) -> None:
     """A text of 1k that grows is served by the tables for 4k: narrower ones would hide what is read of them."""
     pool, rows = PagePool(4000, 16), rows_proposer(1, torch.device("cpu"))
-    target: Any = SimpleNamespace(store=SimpleNamespace(pool=pool, keys=torch.zeros(1)), max_positions=longest)
+    target: Any = SimpleNamespace(store=SimpleNamespace(pool=pool, device=torch.device("cpu")), max_positions=longest)
     served = widths(longest + 2 + 1, 16)
     width = Ground(target, rows, context, 50).state.tables.shape[1]
     assert width in served and width == min(wide for wide in served if wide * 16 >= context + 58)

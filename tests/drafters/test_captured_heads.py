@@ -91,9 +91,9 @@ def test_the_host_knows_what_was_stored(worlds, kind) -> None:
             # Eager steps run the root's row before it is text, and do not count it.
             filled = eager.drafter.store.filled(theirs.table)
             assert other.drafter.store.filled(ours.table) == filled + 1
-            assert_equal_rows(eager.drafter.fed.keys, theirs, other.drafter.fed.keys, ours)
-            assert_equal_rows(eager.drafter.store.keys, theirs, other.drafter.store.keys, ours, filled)
-            assert_equal_rows(eager.drafter.store.values, theirs, other.drafter.store.values, ours, filled)
+            assert_equal_rows(eager.drafter.fed.parts[0], theirs, other.drafter.fed.parts[0], ours)
+            for mine, its in zip(eager.drafter.store.parts, other.drafter.store.parts, strict=True):
+                assert_equal_rows(mine, theirs, its, ours, filled)
 
 
 def assert_equal_rows(
@@ -115,7 +115,7 @@ def test_a_step_that_ran_ahead_may_be_dropped(worlds, kind) -> None:
         compare(eager, steps, CHAIN, 2, rng)
         for sequence in other.sequences:
             sequence.table.reserve(2 * CHAIN.nodes)
-        steps.state.write_tables([sequence.table.pages for sequence in other.sequences])
+        steps.state.write_tables(*zip(*((s.table.pages, s.table.length) for s in other.sequences), strict=True))
         steps.device_step([[0] * rng.randrange(6) for _ in other.sequences])
         assert steps.join()
 

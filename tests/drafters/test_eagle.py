@@ -70,10 +70,11 @@ class Watched:
         assert self.drafter.fed.filled(table) == length
         fresh = fresh_rows(self.pair, self.head, sequence.tokens[:length])
         slots = table.slots(0, length)
-        assert torch.allclose(self.drafter.fed.keys[0, slots, 0], fresh.hidden, rtol=0, atol=1e-4)
+        assert torch.allclose(self.drafter.rows[slots], fresh.hidden, rtol=0, atol=1e-4)
         filled = self.drafter.store.filled(table)
-        assert torch.allclose(self.drafter.store.keys[0, slots[:filled]], fresh.keys[:filled], rtol=0, atol=1e-4)
-        assert torch.allclose(self.drafter.store.values[0, slots[:filled]], fresh.values[:filled], rtol=0, atol=1e-4)
+        keys, values, _ = self.drafter.store.layer(0)
+        assert torch.allclose(keys[slots[:filled]], fresh.keys[:filled], rtol=0, atol=1e-4)
+        assert torch.allclose(values[slots[:filled]], fresh.values[:filled], rtol=0, atol=1e-4)
         return filled
 
 
@@ -90,7 +91,7 @@ class fresh_rows:  # noqa: N801
             text = Rows(table, torch.tensor(tokens[1:]), 1)
             head.run([text], self.hidden[:-1].clone(), drafter.store)
         slots = table.slots(0, len(tokens))
-        self.keys, self.values = drafter.store.keys[0, slots], drafter.store.values[0, slots]
+        self.keys, self.values = (part[slots] for part in drafter.store.layer(0)[:2])
 
 
 SHAPES = ["1,1,1", "3,4,2"]

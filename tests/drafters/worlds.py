@@ -121,7 +121,7 @@ class Captured:
         """One step; the tokens that were proposed."""
         for sequence in self._sequences:
             sequence.table.reserve(self.proposer.shape.nodes)
-        self.state.write_tables([sequence.table.pages for sequence in self._sequences])
+        self.state.write_tables(*zip(*((s.table.pages, s.table.length) for s in self._sequences), strict=True))
         for store in self.world.pool.stores:
             assert isinstance(store, KVStore)
             store.poison()
@@ -142,7 +142,8 @@ class Captured:
             [dictated(*pair, chosen) for pair, chosen in zip(_pairs(tree), self._filled(choices), strict=True)]
         )
         paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts * state.live, slots)
-        move_paths(store.parts, paths.sources, slots, paths.lengths)
+        for arrays in store.arrays:
+            move_paths(arrays.parts, paths.sources, slots, paths.lengths)
         taken = Taken(tree, paths, slots, features)
         self.proposer.committed(state, taken)
         state.advance(paths)

@@ -25,6 +25,7 @@ from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.errors import ModelError
+from foresay.verifier.model.sizes import kv_shapes
 from tests.heads.published import EAGLE, draft_ids, make_eagle
 from tests.heads.writing import change_config
 from tests.verifier.reading import Reader, random_tokens
@@ -50,7 +51,7 @@ class Rig:
         self.table = PageTable(self.pool)
         self.table.reserve(len(tokens) + 20)
         layer = head.layer
-        self.store = KVStore(self.pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype)
+        self.store = KVStore(self.pool, kv_shapes(layer), head.dtype)
         self.hidden = head.fuse(features)
 
     def text(self, start: int, stop: int):
@@ -104,8 +105,8 @@ def test_slot_0_is_not_seen(target, tmp_path) -> None:
     tokens = random_tokens(random.Random(3), 20, 300)
     rig = Rig(head, tokens, features_of(target("llama2"), tokens, head.config.needs))
     before, _ = rig.text(1, 20)
-    rig.store.keys[:, rig.table.slots(0, 1)] = 3.0
-    rig.store.values[:, rig.table.slots(0, 1)] = 5.0
+    for part, number in zip(rig.store.parts, (3.0, 5.0), strict=True):
+        part[:, rig.table.slots(0, 1)] = number
     after, _ = rig.text(1, 20)
     assert torch.equal(before, after)
 
@@ -153,8 +154,8 @@ def test_what_does_not_fit_is_named(target, tmp_path, changes, said) -> None:
 
 def test_a_shallow_target_needs_the_layers_named(target, tmp_path) -> None:
     make_eagle(tmp_path, target("llama2"), "safeailab")
-    whole = target("llama2").config
-    shallow = replace(whole, stack=replace(whole.stack, layers=whole.stack.layers[:3]))
+    config = target("llama2").config
+    shallow = replace(config, stack=replace(config.stack, layers=config.stack.layers[:3]))
     with pytest.raises(ModelError, match="a target of 3 layers has no default layers"):
         HeadConfig.read(tmp_path, shallow)
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable, PrefixIndex, store_rows
+from foresay.verifier.model.sizes import KVShape
 
 SALTS = ("", "another tenant")
 SCRATCH = -1.0
@@ -41,13 +42,19 @@ def _rows(tokens: list[int]) -> list[float]:
 
 
 class World:
-    """A pool with a target's and a drafter's store, a prefix index, and sequences that live in it."""
+    """A pool with a target's and a drafter's store, a prefix index, and sequences that live in it.
 
-    def __init__(self, seed: int, num_pages: int, page_size: int) -> None:
+    windows: window pages, and how many positions the target's last layer sees; None: it sees all.
+    """
+
+    def __init__(self, seed: int, num_pages: int, page_size: int, windows: tuple[int, int] | None = None) -> None:
         self.rng = random.Random(seed)
         self.pool = PagePool(num_pages, page_size)
-        self.target = KVStore(self.pool, layers=2, kv_heads=1, head_dim=2, dtype=torch.float32)
-        self.drafter = KVStore(self.pool, layers=1, kv_heads=2, head_dim=1, dtype=torch.float32)
+        if windows is not None:
+            self.pool.attach_windows(*windows)
+        last = KVShape(1, 2, 2, None if windows is None else windows[1])
+        self.target = KVStore(self.pool, [KVShape(1, 2, 2), KVShape(2, 1, 3), last], torch.float32)
+        self.drafter = KVStore(self.pool, [KVShape(2, 1, 1)], torch.float32)
         self.index = PrefixIndex(self.pool)
         self.texts: list[Text] = []
         self.history: list[list[int]] = [[1]]
@@ -121,8 +128,10 @@ class World:
         if text is not None:
             length = self.rng.randint(0, len(text.tokens))
             text.table.truncate(length)
-            del text.tokens[length:]
-            text.drafted = min(text.drafted, length)
+            self.seen["cut shorter"] += text.table.length < length
+            assert text.table.length == length or self.pool.windows is not None
+            del text.tokens[text.table.length :]
+            text.drafted = min(text.drafted, text.table.length)
 
     def finish(self) -> None:
         text = self._pick()
@@ -180,14 +189,14 @@ class World:
     def _reserve(self, text: Text, extra: int) -> bool:
         """Reserve, sending away the youngest others while pages are lacking, in the end the text itself."""
         while True:
-            before = (list(text.table.pages), text.table.length, self.pool.available)
+            before = (list(text.table.pages), text.table.length, self._available)
             shared = bool(before[0]) and self.pool.references(before[0][-1]) > 1
             cached = len(self.index)
             try:
                 text.table.reserve(extra)
             except OutOfPages:
                 self.seen["out of pages"] += 1
-                assert before == (text.table.pages, text.table.length, self.pool.available)
+                assert before == (text.table.pages, text.table.length, self._available)
                 youngest = next((other for other in reversed(self.texts) if other is not text), text)
                 self._leave(youngest)
                 if youngest is text:
@@ -196,6 +205,10 @@ class World:
                 self.seen["copied on write"] += shared and text.table.pages[: len(before[0])] != before[0]
                 self.seen["evicted"] += len(self.index) < cached
                 return True
+
+    @property
+    def _available(self) -> tuple[int, int]:
+        return self.pool.available, 0 if self.pool.windows is None else self.pool.windows.available
 
     def _publish(self, text: Text) -> None:
         if self.rng.random() < 0.7:
@@ -224,33 +237,55 @@ class World:
 
     @staticmethod
     def _write(store: KVStore, slots: torch.Tensor, rows: list[float]) -> None:
-        layers, _, heads, width = store.keys.shape
-        for layer in range(layers):
-            k = (torch.tensor(rows) + layer)[:, None, None].expand(-1, heads, width)
-            store_rows(store.keys[layer], store.values[layer], slots, k, -k)
+        for layer, shape in enumerate(store.layers):
+            keys, values, _ = store.layer(layer)
+            own = store.own(layer, slots)
+            row = (torch.tensor(rows) + layer)[:, None, None]
+            k, v = (row.expand(-1, shape.heads, width) for width in (shape.key_dim, shape.value_dim))
+            store_rows(keys, values, own, k, -v)
 
     @staticmethod
     def _read(store: KVStore, table: PageTable, rows: list[float]) -> None:
-        slots = table.slots(0, len(rows))
-        layers = torch.arange(store.keys.shape[0])
-        expected = (torch.tensor(rows) + layers[:, None])[..., None, None].expand_as(store.keys[:, slots])
-        assert torch.equal(store.keys[:, slots], expected)
-        assert torch.equal(store.values[:, slots], -expected)
+        for layer, shape in enumerate(store.layers):
+            keys, values, _ = store.layer(layer)
+            seen = 0 if shape.window is None else max(0, table.length - shape.window + 1)  # by the next row
+            slots = store.own(layer, table.slots(seen, max(len(rows), seen)))
+            expected = (torch.tensor(rows[seen:]) + layer)[:, None, None]
+            assert torch.equal(keys[slots], expected.expand_as(keys[slots]))
+            assert torch.equal(values[slots], -expected.expand_as(values[slots]))
 
 
-@pytest.mark.parametrize(("num_pages", "page_size"), [(14, 4), (60, 1), (26, 3), (10, 8)])
-def test_every_sequence_reads_its_own_text(num_pages: int, page_size: int) -> None:
+def _lives(num_pages: int, page_size: int, windows: tuple[int, int] | None = None) -> Counter[str]:
+    """What happened in some worlds."""
     seen: Counter[str] = Counter()
-    for seed in range(6):
-        world = World(seed, num_pages, page_size)
+    for seed in range(6 if windows is None else 3):
+        world = World(seed, num_pages, page_size, windows)
         for _ in range(120):
             world.operate()
         while world.texts:
             world.finish()
             world.verify()
         world.index.evict(num_pages)
-        assert world.pool.available == num_pages - 1
+        assert world._available == (num_pages - 1, windows[0] - 1 if windows else 0)
         seen += world.seen
+    return seen
+
+
+@pytest.mark.parametrize(("num_pages", "page_size"), [(14, 4), (60, 1), (26, 3), (10, 8)])
+def test_every_sequence_reads_its_own_text(num_pages: int, page_size: int) -> None:
+    seen = _lives(num_pages, page_size)
     expected = {"moved", "caught up in shared pages", "out of pages", "evicted", "bent", "prefix hits"}
     expected |= {"copied on write"} if page_size > 1 else set()
     assert {what for what in expected if seen[what] >= 10} == expected, f"hardly exercised: {seen}"
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "page_size", "windows"),
+    [(40, 4, (9, 6)), (140, 1, (24, 7)), (50, 3, (12, 1)), (25, 8, (6, 13)), (40, 4, (40, 9))],
+)
+def test_windows_keep_what_the_next_row_sees(num_pages: int, page_size: int, windows: tuple[int, int]) -> None:
+    """With many window pages, nothing is lost; with few, texts share and roll back to where they can go on."""
+    seen = _lives(num_pages, page_size, windows)
+    expected = {"moved", "out of pages", "prefix hits"} if windows[0] < num_pages else {"moved", "prefix hits"}
+    assert {what for what in expected if seen[what] >= 5} == expected, f"hardly exercised: {seen}"
+    assert windows[0] < num_pages or not seen["cut shorter"]

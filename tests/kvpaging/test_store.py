@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from foresay.kvpaging import KVStore, PagePool, PageTable, PrefixIndex, move_rows, store_rows
+from foresay.verifier.model.sizes import KVShape
 
 
 def _pair(num_pages: int = 12) -> tuple[PagePool, KVStore, KVStore]:
     pool = PagePool(num_pages, page_size=4)
-    target = KVStore(pool, layers=2, kv_heads=2, head_dim=3, dtype=torch.float32)
-    drafter = KVStore(pool, layers=1, kv_heads=1, head_dim=2, dtype=torch.bfloat16)
+    target = KVStore(pool, [KVShape(2, 3, 3)] * 2, torch.float32)
+    drafter = KVStore(pool, [KVShape(1, 2, 2)], torch.bfloat16)
     return pool, target, drafter
 
 
@@ -26,10 +27,40 @@ def _table(pool: PagePool, length: int, *stores: KVStore) -> PageTable:
 
 def test_shapes_and_dtypes() -> None:
     pool, target, drafter = _pair()
-    assert target.keys.shape == target.values.shape == (2, 48, 2, 3)
-    assert drafter.keys.dtype == torch.bfloat16
-    assert not target.keys.any()
+    assert [part.shape for part in target.parts] == [(2, 48, 2, 3)] * 2
+    assert drafter.parts[0].dtype == torch.bfloat16
+    assert not target.parts[0].any()
     assert pool.stores == [target, drafter]
+
+
+def test_layers_that_keep_the_same_share_an_array() -> None:
+    """In the order in which shapes first occur; a model whose layers are alike has one array."""
+    pool, (small, large) = PagePool(3, page_size=4), (KVShape(1, 4, 4), KVShape(2, 3, 5))
+    store = KVStore(pool, [small, large, small, small], torch.int8)
+    assert [arrays.keys.shape for arrays in store.arrays] == [(3, 12, 1, 4), (1, 12, 2, 3)]
+    assert [arrays.values.shape for arrays in store.arrays] == [(3, 12, 1, 4), (1, 12, 2, 5)]
+    for layer, (arrays, place) in enumerate([(0, 0), (1, 0), (0, 1), (0, 2)]):
+        for mine, part in zip(store.layer(layer), store.arrays[arrays].parts, strict=True):
+            assert mine is not None and mine.data_ptr() == part[place].data_ptr()
+
+
+def test_every_array_is_moved_copied_and_poisoned() -> None:
+    pool = PagePool(3, page_size=4)
+    store = KVStore(pool, [KVShape(1, 2, 2), KVShape(2, 1, 3)], torch.float32)
+    table = _table(pool, 4, store)
+    rows = torch.arange(1.0, 5.0)[:, None, None]
+    for part in store.parts:
+        part[:, table.slots(0, 4)] = rows
+    store.move(table.slots(3, 4), table.slots(0, 1))
+    other = table.fork()
+    other.truncate(3)
+    other.reserve(1)
+    store.clear(table.slots(1, 2))
+    store.poison()
+    for part in store.parts:
+        assert part[0, table.slots(0, 4), 0, 0].tolist() == [4, 0, 3, 4]
+        assert part[0, other.slots(0, 3), 0, 0].tolist() == [4, 2, 3]
+        assert part[0, other.slots(3, 4)].isnan().all()
 
 
 def test_each_store_knows_how_far_it_came() -> None:
@@ -163,7 +194,7 @@ def test_poison_spares_what_may_be_read() -> None:
     slots = torch.zeros(20, dtype=torch.bool)
     slots[:4] = True
     slots[table.slots(0, 6)] = True
-    for rows in (target.keys, target.values):
+    for rows in target.parts:
         assert not rows[:, slots].isnan().any()
         assert rows[:, ~slots].isnan().all()
 
@@ -172,13 +203,14 @@ def test_moving_an_accepted_path_down() -> None:
     pool, target, _ = _pair()
     table = _table(pool, 6, target)
     table.reserve(6)
-    target.keys[:, table.slots(6, 12)] = torch.arange(6.0)[:, None, None]
-    target.values[:, table.slots(6, 12)] = -torch.arange(6.0)[:, None, None]
+    (arrays,) = target.arrays
+    arrays.keys[:, table.slots(6, 12)] = torch.arange(6.0)[:, None, None]
+    arrays.values[:, table.slots(6, 12)] = -torch.arange(6.0)[:, None, None]
     scratch = table.slots(6, 12)
     target.move(scratch[[0, 2, 5]], scratch[[0, 1, 2]])
     for layer in range(2):
-        assert target.keys[layer, table.slots(6, 9), 1, 2].tolist() == [0, 2, 5]
-        assert target.values[layer, table.slots(6, 9), 1, 2].tolist() == [0, -2, -5]
+        assert arrays.keys[layer, table.slots(6, 9), 1, 2].tolist() == [0, 2, 5]
+        assert arrays.values[layer, table.slots(6, 9), 1, 2].tolist() == [0, -2, -5]
 
 
 def test_move_rows_reads_everything_first() -> None:

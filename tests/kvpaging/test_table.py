@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable
+from foresay.verifier.model.sizes import KVShape
 
 
 def _table(pool: PagePool, length: int) -> PageTable:
@@ -118,9 +119,10 @@ def test_truncate_gives_the_pages_behind_back() -> None:
 
 def test_a_fork_shares_pages_until_one_of_the_two_writes() -> None:
     pool = PagePool(10, page_size=4)
-    store = KVStore(pool, layers=2, kv_heads=1, head_dim=2, dtype=torch.float32)
+    store = KVStore(pool, [KVShape(1, 2, 2)] * 2, torch.float32)
     table = _table(pool, 6)
-    store.keys[:, table.slots(0, 6)] = torch.arange(6.0)[:, None, None]
+    keys, _ = store.parts
+    keys[:, table.slots(0, 6)] = torch.arange(6.0)[:, None, None]
     store.mark(table, 6)
     store.poison()
     other = table.fork()
@@ -131,7 +133,7 @@ def test_a_fork_shares_pages_until_one_of_the_two_writes() -> None:
     assert table.pages == [1, 2]
     assert other.pages[0] == 1
     assert other.pages[1] != 2
-    assert store.keys[1, other.slots(0, 6), 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert keys[1, other.slots(0, 6), 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert store.filled(other) == 6
     table.reserve(1)  # alone again: nothing left to copy
     assert table.pages == [1, 2]

@@ -18,7 +18,7 @@ from foresay.verifier.graphs.buckets import buckets, sizes, widths
 from foresay.verifier.graphs.capture import Capture, recorded
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import WholeRunner
-from tests.same_tokens.models import MAX_SEQS, Pair, info_of, paged
+from tests.same_tokens.models import MAX_SEQS, Pair, info_of, paged, windowed
 from tests.same_tokens.witness import Job, Text, poison
 
 #: Makes a drafter whose KV lies in the pages of a pool; None: nobody drafts.
@@ -42,12 +42,13 @@ def captured_engine(
     tokens: int = 1024,
     page_size: int = 16,
     prefix: bool = False,
+    windows: int = 0,
     plain_every: int = 0,
     wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
 ) -> Engine:
     """graphs: False runs the same passes without captured steps. wrap: put around every proposer that has a model."""
     pool = PagePool(1 + tokens // page_size, page_size)
-    verifier, proposing = paged(pair.target, pool, pair.kv), drafter(pool)
+    verifier, proposing = windowed(pair.target, pool, pair.kv, windows), drafter(pool)
     parts = PartsRunner(verifier, proposing)
     index = PrefixIndex(pool) if prefix else None
     info = info_of(pair.target, pool, max_seqs, shape)

@@ -18,6 +18,7 @@ from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.sizes import kv_shapes, window_shapes
 from foresay.verifier.paged_model import PagedModel
 from tests.same_tokens.witness import Witness
 from tests.verifier.families import OF_BF16, make, round_to_bf16
@@ -78,7 +79,18 @@ def blur(model: Any, distance: float = DISTANCE) -> None:
 def paged(decoder: Decoder, pool: PagePool, kv: torch.dtype | None = None) -> PagedModel:
     """A model with a store on the pool. kv: its dtype; None: the model's."""
     config = decoder.config
-    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, kv or decoder.dtype, decoder.device)
+    store = KVStore(pool, kv_shapes(config), kv or decoder.dtype, decoder.device)
+    return PagedModel(decoder, store, config.max_positions)
+
+
+def windowed(decoder: Decoder, pool: PagePool, kv: torch.dtype | None, windows: int) -> PagedModel:
+    """A target that keeps what layers with a window see in so many pages of their own; 0: in the pool's."""
+    if not windows:
+        return paged(decoder, pool, kv)
+    config = decoder.config
+    assert config.sliding_window is not None
+    pool.attach_windows(1 + windows, config.sliding_window)
+    store = KVStore(pool, window_shapes(config), kv or decoder.dtype, decoder.device)
     return PagedModel(decoder, store, config.max_positions)
 
 
@@ -97,12 +109,13 @@ def engine_of(
     chunk: int = 256,
     prefix: bool = False,
     kv: torch.dtype | None = None,
+    windows: int = 0,
 ) -> Engine:
     """An engine with a pool of ``tokens`` tokens, its steps witnessed. chunk: most prefill rows of a step. kv: see
-    :class:`Pair`.
+    :class:`Pair`. windows: see :func:`windowed`.
     """
     pool = PagePool(1 + tokens // page_size, page_size)
-    verifier, proposing = paged(target, pool, kv), drafter(pool)
+    verifier, proposing = windowed(target, pool, kv, windows), drafter(pool)
     index = PrefixIndex(pool) if prefix else None
     engine = Engine(
         info=info_of(target, pool, max_seqs, shape),

@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from foresay.spec.noise import gumbel_row
 from foresay.spec.sampling import SamplingParams
@@ -25,7 +24,7 @@ def test_each_token_is_the_draw_from_the_oracles_logits(pair, family, temperatur
     prompt = random_tokens(random.Random(family), 40, models.vocab_size)
     params = SamplingParams(temperature=temperature, seed=SEED, max_tokens=40, ignore_eos=True)
     tokens = prompt + plain(models.target, [Job("one", prompt, params)])["one"].tokens
-    oracle = AutoModelForCausalLM.from_pretrained(models.directory, dtype=torch.float32)
+    oracle = FAMILIES[family][1].from_pretrained(models.directory, dtype=torch.float32)
     with torch.inference_mode():
         logits = oracle(torch.tensor([tokens])).logits[0]
     for position in range(len(prompt), len(tokens)):

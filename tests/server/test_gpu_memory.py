@@ -23,7 +23,7 @@ from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.sizes import parameters
+from foresay.verifier.model.sizes import KVShape, parameters
 from foresay.verifier.model.weights import allocate
 from foresay.verifier.workspace import rope_bytes, workspace_bytes
 from tests.checking.planned import draft_of
@@ -86,8 +86,8 @@ def test_what_is_planned_is_what_is_allocated(tied) -> None:
     assert found.weights["target"] == sum(tensor.nbytes for tensor in loaded if isinstance(tensor, Tensor))
     norms = [norm.nbytes for layer in weights.layers for norm in layer.vectors.values()]
     assert sum(norms) < 1e-4 * found.weights["target"]  # not counted
-    store = KVStore(PagePool(found.pages, 16), 32, 8, 128, torch.bfloat16, "meta")
-    assert found.kv_bytes == store.keys.nbytes + store.values.nbytes
+    store = KVStore(PagePool(found.pages, 16), [KVShape(8, 128, 128)] * 32, torch.bfloat16, "meta")
+    assert found.kv_bytes == sum(part.nbytes for part in store.parts)
 
 
 def test_every_part_takes_its_share_of_the_tokens() -> None:

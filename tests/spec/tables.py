@@ -25,6 +25,7 @@ from foresay.spec.sample import Unsampled
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.model.sizes import KVShape
 from tests.spec.grammars import Automaton
 from tests.spec.laws import reference_adjust, reference_draw
 
@@ -126,7 +127,7 @@ class TableVerifier:
 
     def __init__(self, model: TableModel, pool: PagePool, max_positions: int) -> None:
         self.model, self.vocab_size, self.max_positions = model, model.vocab_size, max_positions
-        self.store = KVStore(pool, layers=1, kv_heads=1, head_dim=1, dtype=torch.float64)
+        self.store = KVStore(pool, [KVShape(1, 1, 1)], torch.float64)
         self.passes: list[list[Rows]] = []
 
     def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
@@ -155,7 +156,7 @@ class TableVerifier:
             assert rows.base + len(path) < self.max_positions, "a row past the end of the model"
             states.append(self.model.state([token], states[path[-1]] if path else context))
         data = torch.tensor([states, tokens], dtype=torch.float64)[..., None, None]
-        store_rows(self.store.keys[0], self.store.values[0], table.slots(rows.base, rows.base + len(tokens)), *data)
+        store_rows(*self.store.layer(0)[:2], table.slots(rows.base, rows.base + len(tokens)), *data)
         return list(zip(states, tokens, strict=True))
 
     @staticmethod
@@ -177,7 +178,7 @@ class TableVerifier:
     def _read(self, table: PageTable) -> int:
         """The hash of the committed text, which every one of its rows must agree with."""
         slots = table.slots(0, table.length)
-        tokens, states = (part[0, slots].flatten().tolist() for part in (self.store.values, self.store.keys))
+        tokens, states = (part[slots].flatten().tolist() for part in self.store.layer(0)[1::-1])
         state = _START
         for token, found in zip(tokens, states, strict=True):
             assert token == token, "a committed row that was never written"

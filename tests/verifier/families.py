@@ -6,6 +6,7 @@ mask, rotation or residual shows in the logits and sampled text does not repeat 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from transformers import (
     Glm4ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteSWAConfig,
+    GraniteSWAForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
     LlamaConfig,
@@ -33,6 +36,10 @@ from transformers import (
     Ministral3ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MuseGlimmerConfig,
+    MuseGlimmerForConditionalGeneration,
+    MuseGlimmerTextConfig,
+    MuseGlimmerVisionConfig,
     NemotronConfig,
     NemotronForCausalLM,
     Olmo2Config,
@@ -140,8 +147,22 @@ NEMOTRON = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
 }
 
+
+def muse_config(**values: Any) -> MuseGlimmerConfig:
+    """A model of texts and images: its texts' part is of these values."""
+    kept = {key: values.pop(key) for key in ("architectures", "dtype") if key in values}
+    inside = MuseGlimmerTextConfig(**values)
+    images = MuseGlimmerVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, pos_emb_height=4,
+        pos_emb_width=4,
+    )  # fmt: skip
+    return MuseGlimmerConfig(
+        text_config=inside, vision_config=images, out_hidden_size=64, projector_hidden_size=32, **kept
+    )
+
+
 # Configuration class, model class, what differs from SHAPE.
-FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "llama2": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4}),
     "llama3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "llama_linear": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LINEAR}),
@@ -176,10 +197,20 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "hunyuan": (HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM, HUNYUAN),
     "nemotron": (NemotronConfig, NemotronForCausalLM, NEMOTRON),
     "arcee": (ArceeConfig, ArceeForCausalLM, {"mlp_bias": True}),
+    "granite_swa": (
+        GraniteSWAConfig,
+        GraniteSWAForCausalLM,
+        {**GRANITE, "sliding_window": 24, "layer_types": MIXED, "layer_rope_theta": [10_000.0, 0, 1e6]},
+    ),
+    "muse_glimmer": (
+        muse_config,
+        MuseGlimmerForConditionalGeneration,
+        {"head_dim": 32, "sliding_window": 24, "layer_types": MIXED, "layer_rope_theta": [10_000.0, 0, 10_000.0]},
+    ),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
 }
 #: Families whose norms' weights are kept less one.
-LESS_ONE = ("gemma", "nemotron")
+LESS_ONE = ("gemma", "nemotron", "muse")
 #: Families whose weights are of bf16, as in most published checkpoints: in fp32 a CPU multiplies them as fp16.
 OF_BF16 = {"smollm", "qwen3"}
 
@@ -188,7 +219,7 @@ def config_of(family: str, **overrides: Any) -> Any:
     """Its configuration, as transformers has it."""
     config_class, _, differences = FAMILIES[family]
     values = {**SHAPE, **differences, **overrides}
-    for by_layer in ("layer_types", "no_rope_layers"):
+    for by_layer in ("layer_types", "no_rope_layers", "layer_rope_theta"):
         if by_layer in values:
             values[by_layer] = values[by_layer][: values["num_hidden_layers"]]
     if values.get("rope_parameters") == LONG:
@@ -229,7 +260,7 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
             parameter.copy_((0 if model.config.model_type.startswith(LESS_ONE) else 1) + 0.2 * noise)
-        elif name.endswith("bias"):
+        elif name.endswith("bias") or parameter.dim() == 1:
             parameter.copy_(0.3 * noise)
         elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
             parameter.copy_(2.5 * noise / parameter.shape[1] ** 0.5)

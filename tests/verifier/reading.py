@@ -19,6 +19,7 @@ from foresay.spec.protocols import Rows, Wanted
 from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.sizes import window_shapes
 from foresay.verifier.model.weights import load
 from foresay.verifier.ops.kernels.cpu.threads import use, wanted
 from foresay.verifier.paged_model import PagedModel
@@ -93,12 +94,17 @@ def scattered(pool: PagePool) -> PagePool:
 
 
 class Reader:
-    """A decoder with a pool and a store of its own."""
+    """A decoder with a pool and a store of its own. windows: pages of the layers that see a window; 0: the pool's."""
 
-    def __init__(self, decoder: Decoder, page_size: int = 16, pages: int = 64, scatter: bool = False) -> None:
+    def __init__(
+        self, decoder: Decoder, page_size: int = 16, pages: int = 64, scatter: bool = False, windows: int = 0
+    ) -> None:
         config = decoder.config
         self.pool = PagePool(1 + pages, page_size)
-        store = KVStore(self.pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
+        if windows:
+            assert config.sliding_window is not None
+            self.pool.attach_windows(1 + windows, config.sliding_window)
+        store = KVStore(self.pool, window_shapes(config), decoder.dtype)
         self.model = PagedModel(decoder, store, config.max_positions)
         self.vocab_size = config.vocab_size
         if scatter:

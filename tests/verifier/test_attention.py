@@ -14,6 +14,7 @@ from foresay.spec.protocols import Rows
 from foresay.spec.tree import DraftTree
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.paged_pass import attended
+from foresay.verifier.model.sizes import KVShape
 from foresay.verifier.paged_rows import WrittenRows
 from tests.verifier.reading import random_parents, scattered, threads
 
@@ -44,7 +45,7 @@ class Bench:
         self.rng = random.Random(self.seed)
         self.generator = torch.Generator().manual_seed(self.seed)
         self.pool = PagePool(1 + self.pages * (2 if self.scatter else 1), self.page_size)
-        self.store = KVStore(self.pool, 1, self.groups, self.width, self.dtype)
+        self.store = KVStore(self.pool, [KVShape(self.groups, self.width, self.width)], self.dtype)
         if self.scatter:
             scattered(self.pool)
 
@@ -57,12 +58,13 @@ class Bench:
         table.reserve(len(keys))
         self.store.poison()
         slots = table.slots(0, len(keys))
-        self.store.keys[0, slots], self.store.values[0, slots] = keys, values
+        for part, rows in zip(self.store.parts, (keys, values), strict=True):
+            part[0, slots] = rows
         return table
 
     def attend(self, rows: Rows, query: Tensor) -> Tensor:
         static = WrittenRows.of([rows], query.device)
-        node = Attention(query.shape[1], self.store.keys.shape[2], query.shape[2], SCALE, None, window=self.window)
+        node = Attention(query.shape[1], self.groups, self.width, SCALE, None, window=self.window)
         return attended(query, self.store.layer(0), static, node, None)
 
     def row_alone(self, keys: Tensor, values: Tensor, query: Tensor) -> Tensor:

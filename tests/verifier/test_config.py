@@ -241,7 +241,7 @@ def test_what_transformers_saves_now(tmp_path, family):
     model_class = families.FAMILIES[family][1]
     theirs = families.config_of(family, architectures=[model_class.__name__], dtype=torch.float16)
     theirs.save_pretrained(tmp_path)
-    ours = ModelConfig.from_directory(tmp_path)
+    ours, theirs = ModelConfig.from_directory(tmp_path), theirs.get_text_config()
     assert ours.architecture in FAMILIES
     assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
     assert ours.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
@@ -250,7 +250,8 @@ def test_what_transformers_saves_now(tmp_path, family):
     types = getattr(theirs, "layer_types", ["sliding_attention"] * ours.num_layers)
     assert windows(ours) == [window if kind == "sliding_attention" else None for kind in types]
     rope = theirs.rope_parameters
-    assert ours.rope.theta == rope.get("full_attention", rope)["rope_theta"]
+    stretched = rope.get("alpha", 1.0) ** (ours.head_dim / (ours.head_dim - 2))  # HunYuan
+    assert ours.rope.theta == rope.get("full_attention", rope)["rope_theta"] * stretched
     assert (ours.dtype, ours.eos_token_ids) == ("float16", (2,))
 
 

@@ -32,7 +32,9 @@ EVERY_KIND = [(kind, FP32) for kind in KINDS] + [
     ("smollm", BF16),
     ("mistral", BF16),
     ("gemma3", FP32),
-    ("gemma3", BF16),
+    *((name, BF16) for name in ("gemma3", "gemma2", "granite_swa", "ministral3", "olmo3", "nemotron", "muse_glimmer")),
+    ("cohere2", FP32),
+    ("hunyuan", FP32),
 ]
 
 

@@ -11,6 +11,7 @@ import torch
 
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.tree import DraftTree
+from foresay.verifier.model.sizes import KVShape
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.tree_attention import PagedRows, tree_attention
 from tests.verifier.reading import random_parents, scattered
@@ -25,10 +26,10 @@ HEADS, GROUPS, WIDTH, SIZE = 6, 2, 16, 16
 def test_it_is_what_the_reference_says(kind, window, first) -> None:
     generator, rng = torch.Generator().manual_seed(0), random.Random(0)
     pool = PagePool(40, SIZE)
-    store = KVStore(pool, 1, GROUPS, WIDTH, torch.float32)
+    store = KVStore(pool, [KVShape(GROUPS, WIDTH, WIDTH)], torch.float32)
     scattered(pool)
-    store.keys.normal_(generator=generator)
-    store.values.normal_(generator=generator)
+    for part in store.parts:
+        part.normal_(generator=generator)
     sequences = [(0, 1), (37, 9), (100, 5)]
     counts = [nodes for _, nodes in sequences]
     query = torch.randn(sum(counts) + 2, HEADS, WIDTH, generator=generator)
@@ -49,9 +50,9 @@ def test_it_is_what_the_reference_says(kind, window, first) -> None:
         rows.depths = torch.cat([*(tree.depths for tree in trees), torch.zeros(2, dtype=torch.int64)]).int()
     if kind == "both":
         rows.texts = torch.tensor([0, 1, 0], dtype=torch.int32)
-    result = tree_attention(query, store.keys[0], store.values[0], rows, SCALE, window, first)
+    result = tree_attention(query, *store.layer(0)[:2], rows, SCALE, window, first)
     with references():
-        wanted = tree_attention(query, store.keys[0], store.values[0], rows, SCALE, window, first)
+        wanted = tree_attention(query, *store.layer(0)[:2], rows, SCALE, window, first)
     torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-5)
     assert not result[sum(counts) :].any()
 

@@ -106,13 +106,13 @@ def buckets(
 
     shapes: the numbers of sequences, and the pages of a table.
     """
-    page_size, device = model.store.pool.page_size, model.store.keys.device
+    page_size, device = model.store.pool.page_size, model.store.device
     for size in sorted(shapes[0], reverse=True):
         proposer = make(size)
         alone = RootOnly(size, device, proposer)
         reach = max(2, 1 if proposer is None else proposer.reach)
         for pages in sorted(shapes[1], reverse=True):
-            state = StepState(size, pages, page_size, reach, device)
+            state = StepState(size, pages, page_size, reach, device, model.store.windows)
             ready = [
                 Captured.of(SpeculativeStep(model, p, state, sample), capture)
                 for p in (alone, proposer)

@@ -31,19 +31,25 @@ class Nodes(NamedTuple):
 
 
 def rows_of(
-    state: StepState, nodes: Nodes, lengths: Tensor | None = None, wanted: Tensor | None = None, live: bool = False
+    state: StepState,
+    nodes: Nodes,
+    lengths: Tensor | None = None,
+    wanted: Tensor | None = None,
+    live: bool = False,
+    tables: Tensor | None = None,
 ) -> tuple[StaticRows, Tensor]:
     """The rows of a pass, and int64[S, F], the slot of each.
 
     lengths: int32[S], the position of each tree's first node; None: that of the root. wanted: int64[W], the rows whose
     logits are needed, one for each sequence if not all of them; None: all. live: leave padding out where a CPU's
-    kernels do so: what stands in its rows, their slots too, is then anything.
+    kernels do so: what stands in its rows, their slots too, is then anything. tables: int32[S, P], the pages that the
+    rows are in; None: those of the pool.
     """
     size, count = nodes.tokens.shape
-    lengths = state.lengths if lengths is None else lengths
+    lengths, tables = state.lengths if lengths is None else lengths, state.tables if tables is None else tables
     rows = size * count
     paged = PagedRows(
-        tables=state.tables,
+        tables=tables,
         page_size=state.page_size,
         lengths=lengths,
         offsets=state.offsets(count),
@@ -57,7 +63,7 @@ def rows_of(
         places = paged.found(rows, known)
         positions, slots = places.positions, places.own
     else:
-        positions, slots = lay_out(state.tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)
+        positions, slots = lay_out(tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)
     static = StaticRows(
         tokens=nodes.tokens.flatten(),
         positions=positions,

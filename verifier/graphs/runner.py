@@ -141,12 +141,12 @@ class WholeRunner:
 
     def _launch(self, captured: Captured, sequences: list[SequenceState]) -> Launched:
         pages = [list(sequence.table.pages) for sequence in sequences]
-        captured.state.write_tables(pages)
+        lengths = [sequence.table.length for sequence in sequences]
+        captured.state.write_tables(pages, lengths)
         if sequences[0].constraint is None:
             captured.launch()
         else:
             self._launch_masked(captured, sequences[0].constraint)
-        lengths = [sequence.table.length for sequence in sequences]
         return Launched(captured, sequences, lengths, pages, fetched(captured.step.out))
 
     def _launch_masked(self, captured: Captured, constraint: Guarded) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from foresay.kvpaging import WindowPages
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.accept import AcceptedPaths
 from foresay.verifier.ops.level import positions_below
@@ -46,12 +47,21 @@ class StepState:
     tables: int32[S, P], page ids, 0 (the padding page) where there is none. lengths: int32[S], committed tokens, whose
     KV the target has. ends: int64[S, 1], the position behind the root. live: int32[S], 1, or 0 for a place that is only
     padding. recent: int64[S, T], the ends of the texts, the root last. Nothing is known of a text before its ``length +
-    1 - T``-th token.
+    1 - T``-th token. window_tables: int32[S, P], the same for layers with window pages; None where there are none.
     """
 
-    def __init__(self, sequences: int, pages: int, page_size: int, reach: int, device: torch.device | str) -> None:
-        self.page_size, self.device = page_size, torch.device(device)
+    def __init__(
+        self,
+        sequences: int,
+        pages: int,
+        page_size: int,
+        reach: int,
+        device: torch.device | str,
+        windows: WindowPages | None = None,
+    ) -> None:
+        self.page_size, self.device, self._windows = page_size, torch.device(device), windows
         self.tables = torch.zeros(sequences, pages, dtype=torch.int32, device=device)
+        self.window_tables = None if windows is None else torch.zeros_like(self.tables)
         self.lengths = torch.zeros(sequences, dtype=torch.int32, device=device)
         self.ends = torch.ones(sequences, 1, dtype=torch.int64, device=device)
         self.live = torch.zeros(sequences, dtype=torch.int32, device=device)
@@ -61,6 +71,7 @@ class StepState:
         self._rows_of_live: dict[int, Tensor] = {}
         self._places = [_PADDING] * sequences
         self._pages: list[list[int]] = [[] for _ in range(sequences)]
+        self._seen: list[list[int]] = [[] for _ in range(sequences)]
 
     @property
     def size(self) -> int:
@@ -103,7 +114,7 @@ class StepState:
         """Write all places; those past the given sequences become padding."""
         size = self.size
         places = [*sequences, *[_PADDING] * (size - len(sequences))]
-        self.write_tables([place.pages for place in places])
+        self.write_tables([place.pages for place in places], [place.length for place in places])
         write(self.lengths, [place.length for place in places])
         write(self.ends, [[place.length + 1] for place in places])
         write(self.recent, [self._end(place.text) for place in places])
@@ -119,10 +130,11 @@ class StepState:
                 write(getattr(kept, name), getattr(fresh, name))
 
     @torch.inference_mode()
-    def write_tables(self, pages: Sequence[list[int]]) -> None:
+    def write_tables(self, pages: Sequence[list[int]], lengths: Sequence[int]) -> None:
         """The page ids of the first places, of which only the first P matter; nothing is copied if they are there.
 
         What is behind them is not looked at, but where there are none: rows of padding go to the padding page.
+        lengths: of their texts, at least so many tokens.
         """
         width = self.tables.shape[1]
         for place, row in enumerate(pages):
@@ -132,6 +144,20 @@ class StepState:
                     write(self.tables[place, : len(row)], self._pages[place])
                 else:
                     self.tables[place].zero_()
+        if self._windows is not None:
+            for place, (row, length) in enumerate(zip(pages, lengths, strict=True)):
+                self._write_window(self._windows, place, row[:width], self._windows.first(length))
+
+    def _write_window(self, windows: WindowPages, place: int, row: list[int], first: int) -> None:
+        """The window pages of a place, from the first that is seen on."""
+        assert self.window_tables is not None
+        own = windows.of[row[first:]].tolist()
+        if self._seen[place] != [first, *own]:
+            self._seen[place] = [first, *own]
+            if own:
+                write(self.window_tables[place, first : len(row)], own)
+            else:
+                self.window_tables[place].zero_()
 
     def _rows(self, nodes: int, device: torch.device | str) -> RowSampling:
         """How ``nodes`` rows of each place are sampled, at position 0."""

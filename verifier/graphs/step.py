@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -90,10 +90,11 @@ _NO_NODE = -2
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """What stands at the cut: trees, their slots, and what the target made of them."""
+    """What stands at the cut: trees, their slots (windowed: in window pages), and what the target made of them."""
 
     tree: DeviceTree
     slots: Tensor
+    windowed: Tensor | None
     logits: Tensor
     features: Features
 
@@ -134,15 +135,19 @@ class SpeculativeStep:
 
     def _forward(self) -> _Passed:
         tree = self.proposer.propose(self.state)
-        rows, slots = rows_of(self.state, Nodes(tree.tokens, self._numbers, tree.ancestors, tree.depths))
+        nodes, windowed = Nodes(tree.tokens, self._numbers, tree.ancestors, tree.depths), None
+        rows, slots = rows_of(self.state, nodes)
+        if self.state.window_tables is not None:
+            same, windowed = rows_of(self.state, nodes, tables=self.state.window_tables)
+            rows = replace(rows, windowed=same)
         logits, features = paged_pass(self.model.decoder, rows, self.model.store, self.proposer.needs)
-        return _Passed(tree, slots, logits, features)
+        return _Passed(tree, slots, windowed, logits, features)
 
     def _settle(self, passed: _Passed, allowed: Tensor | None) -> None:
         state, store, tree, slots = self.state, self.model.store, passed.tree, passed.slots
         logits = passed.logits if allowed is None else masked(passed.logits, allowed)
         sampled = self._sample(logits, state.sampling(tree.depths), tree)
-        paths = accept_and_move(store, tree, sampled, slots, state.live)
+        paths = accept_and_move(store, tree, sampled, slots, state.live, passed.windowed)
         self.proposer.committed(state, Taken(tree, paths, slots, passed.features))
         report(paths, tree.tokens, tree.parents, tree.counts, sampled, self.out, _NO_NODE)
         state.advance(paths)

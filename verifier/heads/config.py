@@ -210,8 +210,4 @@ def _windows(read: Published, layer: ModelConfig) -> tuple[ModelConfig, tuple[bo
     causal = slides if read.layout.causal and not fields.flag("sliding_window_non_causal", False) else (False,) * count
     for key in ("causal", "is_causal"):
         causal = causal if fields.get(key) is None else (bool(fields.get(key)),) * count
-    layers = (
-        replace(node, attention=replace(node.attention, window=window if sliding else None))
-        for node, sliding in zip(layer.stack.layers, slides, strict=True)
-    )
-    return replace(layer, stack=replace(layer.stack, layers=tuple(layers))), causal
+    return layer.with_windows([window if sliding else None for sliding in slides]), causal

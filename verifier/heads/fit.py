@@ -32,9 +32,7 @@ def eagle_hits(
 
     tokens: int64[R]. table: a sequence whose R pages are reserved; nothing in ``store`` counts as filled by this.
     """
-    first = table.slots(0, 1)
-    store.keys[:, first] = 0
-    store.values[:, first] = 0
+    store.clear(table.slots(0, 1))
     logits, _ = head.run([Rows(table, tokens[1:], 1)], head.fuse(features)[:-1], store)
     return _hits(_named(logits.argmax(dim=-1).cpu(), head.token_ids), wanted)
 

@@ -29,7 +29,8 @@ BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one
 #: How the names of tensors begin in models of texts and images, and how they do in one of texts; and what belongs to
 #: images, which are not read.
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
-_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
+           "model.vision_adapter.", "model.vision_projection.")  # fmt: skip
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers that old checkpoints carry and every decoder computes itself; scales by which activations would be rounded,

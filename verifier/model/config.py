@@ -7,6 +7,7 @@ that the decoder would not compute exactly is refused by name here, before any w
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,6 +79,19 @@ class ModelConfig:
         return next(rope for rope in (*whole, *self.ropes) if rope is not None)
 
     @property
+    def sliding_window(self) -> int | None:
+        """The widest window of its layers; None if none slides."""
+        return max((layer.attention.window or 0 for layer in self.stack.layers), default=0) or None
+
+    def with_windows(self, windows: Sequence[int | None]) -> ModelConfig:
+        """The same, of layers that see so many positions each."""
+        layers = (
+            replace(layer, attention=replace(layer.attention, window=window))
+            for layer, window in zip(self.stack.layers, windows, strict=True)
+        )
+        return replace(self, stack=replace(self.stack, layers=tuple(layers)))
+
+    @property
     def rms_norm_eps(self) -> float:
         """Of the last norm."""
         return self.stack.norm.eps
@@ -94,7 +108,7 @@ class ModelConfig:
         fields = Fields.read(directory / "config.json")
         own = unwrapped(fields)
         model = cls.of(own)
-        ids = _eos_token_ids(directory, fields, model.vocab_size)
+        ids = _eos_token_ids(directory, (fields, own), model.vocab_size)
         return replace(model, eos_token_ids=ids, quantization=read_quantization(own))
 
     @classmethod
@@ -162,11 +176,11 @@ def _max_positions(fields: Fields, stack: Stack) -> int:
     return positions
 
 
-def _eos_token_ids(directory: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
+def _eos_token_ids(directory: Path, fields: tuple[Fields, ...], vocab_size: int) -> tuple[int, ...]:
     """Those the model has: others can never be sampled, and must not be looked up."""
     generation = directory / "generation_config.json"
     sources = [Fields.read(generation)] if generation.exists() else []
-    for source in (*sources, fields):
+    for source in (*sources, *fields):
         value = source.get("eos_token_id")
         if value is None:
             continue

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import DOWN, GATE_UP, OUTPUT, QKV, SINKS, Attention, Layer, NormKind
+from foresay.verifier.model.nodes import DOWN, GATE_UP, HEAD_GATE, OUTPUT, QKV, SINKS, Attention, Layer, NormKind
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.weights import FINAL_NORM, LayerWeights, ModelWeights
 from foresay.verifier.ops.linear import Gate
@@ -25,7 +25,7 @@ from foresay.verifier.ops.rope import HeadNorms, Rotation
 @dataclass(slots=True)
 class PackedLayer:
     """The weights of one layer (:class:`~foresay.verifier.model.nodes.Layer`), packed. of_heads: the norms of queries
-    and of keys. sinks: fp32[Q]."""
+    and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates."""
 
     qkv: Linear
     output: Linear
@@ -37,6 +37,7 @@ class PackedLayer:
     behind_mlp: Norm | None
     of_heads: HeadNorms | None
     sinks: Tensor | None
+    head_gate: Linear | None = None
 
     @classmethod
     def of(cls, layer: Layer, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False) -> PackedLayer:
@@ -46,8 +47,8 @@ class PackedLayer:
         def linear(name: str, gated: Gate = "", then: Linear | None = None) -> Linear:
             return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, then, rounds)
 
-        def around(name: str | None) -> Norm | None:
-            return None if name is None else norm_of(layer.norm, name, weights.vectors, ones)
+        def around(name: str | None, kind: NormKind = layer.norm) -> Norm | None:
+            return None if name is None else norm_of(kind, name, weights.vectors, ones)
 
         ones = torch.ones(weights.matrices[OUTPUT].shape[0], dtype=dtype, device=weights.matrices[QKV].device)
         gate_up = linear(GATE_UP, layer.mlp.activation)
@@ -57,11 +58,12 @@ class PackedLayer:
             gate_up,
             linear(DOWN),
             around(layer.norms.before_attention),
-            around(layer.norms.behind_attention),
+            around(layer.norms.behind_attention, layer.behind or layer.norm),
             around(layer.norms.before_mlp),
-            around(layer.norms.behind_mlp),
+            around(layer.norms.behind_mlp, layer.behind or layer.norm),
             _norms_of_heads(layer.attention, weights.vectors, ones),
             weights.vectors.get(SINKS),
+            linear(HEAD_GATE) if layer.attention.gated else None,
         )
 
 
@@ -111,6 +113,7 @@ class Packed:
     layers: list[PackedLayer]
     final_norm: Norm
     head: Linear
+    embedding_norm: Norm | None = None
 
     @classmethod
     def of(cls, config: ModelConfig, weights: ModelWeights, rounds: bool = False) -> Packed:
@@ -123,8 +126,9 @@ class Packed:
         head = Linear(weights.lm_head, dtype=dtype, rounds=rounds)
         if config.stack.embedding_scale != 1.0:  # which the head, made of the same matrix, is not
             embed = embed * torch.tensor(config.stack.embedding_scale).to(embed)
-        final = norm_of(config.stack.norm, FINAL_NORM, weights.final_norm, embed.new_ones(embed.shape[1]))
-        return cls(embed, layers, final, head)
+        ones, first = embed.new_ones(embed.shape[1]), config.stack.embedding_norm
+        final = norm_of(config.stack.norm, FINAL_NORM, weights.final_norm, ones)
+        return cls(embed, layers, final, head, None if first is None else norm_of(first, "", {}, ones))
 
 
 class Decoder:
@@ -138,9 +142,8 @@ class Decoder:
         self.config = config
         self.max_positions = max_positions
         self.group = config.num_heads // config.num_kv_heads
-        self._embed, self.layers, self.final_norm, self._head = (
-            packed.embed, packed.layers, packed.final_norm, packed.head,
-        )  # fmt: skip
+        self._embed, self._head, self.layers = packed.embed, packed.head, packed.layers
+        self.embedding_norm, self.final_norm = packed.embedding_norm, packed.final_norm
         kinds = {(layer.attention.rope, layer.attention.query_scaling) for layer in config.stack.layers}
         self.ropes = {
             (rope, scaling): RopeTable(rope, config.head_dim, max_positions, self.device, self.dtype, scaling)
@@ -180,5 +183,5 @@ class Decoder:
     @property
     def linears(self) -> list[Linear]:
         """Every matrix of the model, the output head last."""
-        inside = [m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return [*inside, self._head]
+        inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in self.layers)
+        return [*(one for products in inside for one in products if one is not None), self._head]

@@ -21,11 +21,13 @@ from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
 #: What an MLP does to its gates; "relu2" has none: it squares what is positive.
 Activation = Literal["silu", "gelu", "relu2"]
 
-#: Products of a layer: queries, keys and values; what attention puts out; gates and what they are for; back from there.
-QKV, OUTPUT, GATE_UP, DOWN = "qkv", "output", "gate_up", "down"
+#: Products of a layer: queries, keys and values; gates of heads; what attention puts out; gates of the MLP and what
+#: they are for; back from there.
+QKV, HEAD_GATE, OUTPUT, GATE_UP, DOWN = "qkv", "head_gate", "output", "gate_up", "down"
 #: The modules that each is made of, one below the other, as Llama's checkpoints name them.
 MODULES = {
     QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    HEAD_GATE: ("self_attn.gate_proj",),
     OUTPUT: ("self_attn.o_proj",),
     GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
     DOWN: ("mlp.down_proj",),
@@ -100,7 +102,8 @@ class Attention:
     scale: by what products of queries and keys are multiplied. rope: by what they are rotated; None: not at all.
     window: a key is visible iff position(query) - position(key) < window; None: all before are. biases: of QKV and
     OUTPUT, those that have one. softcap: scores s become ``softcap * tanh(s / softcap)``. sinks: each query head has a
-    logit that takes part in the softmax and has no value. fused: what files call queries, keys and values if these are
+    logit that takes part in the softmax and has no value. gated: what heads put out is multiplied by the sigmoid of a
+    product of what attention reads. fused: what files call queries, keys and values if these are
     one tensor there.
     """
 
@@ -114,16 +117,19 @@ class Attention:
     norm: HeadNorm | None = None
     softcap: float | None = None
     sinks: bool = False
+    gated: bool = False
     query_scaling: QueryScaling | None = None
     fused: str | None = None
 
-    def products(self, hidden: int) -> tuple[Product, Product]:
-        """Into its heads, and out of them."""
+    def products(self, hidden: int) -> tuple[Product, ...]:
+        """Into its heads, their gates, and out of them."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         into = dict(zip(MODULES[QKV], (queries, keys, keys), strict=True))
         into = into if self.fused is None else {self.fused: sum(into.values())}
+        gates = (Product(HEAD_GATE, {MODULES[HEAD_GATE][0]: queries}, hidden),) if self.gated else ()
         return (
             Product(QKV, into, hidden, QKV in self.biases),
+            *gates,
             Product(OUTPUT, {MODULES[OUTPUT][0]: hidden}, queries, OUTPUT in self.biases),
         )
 
@@ -183,8 +189,11 @@ BEHIND = Norms(None, "post_attention_layernorm", None, "post_feedforward_layerno
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Attention and an MLP, each added to the residual stream. beside: the MLP reads what attention reads. share: by
-    what both are multiplied before they are added."""
+    """Attention and an MLP, each added to the residual stream.
+
+    norm: how what they read is normed; behind: how what they put out is, None: alike. beside: the MLP reads what
+    attention reads. share: by what both are multiplied before they are added.
+    """
 
     attention: Attention
     mlp: MLP
@@ -192,6 +201,7 @@ class Layer:
     norms: Norms = BEFORE
     beside: bool = False
     share: float = 1.0
+    behind: NormKind | None = None
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """In the order in which they are computed."""
@@ -199,20 +209,25 @@ class Layer:
 
     def vectors(self, hidden: int) -> Iterator[Vector]:
         """Its parameters besides those of the products."""
-        for name in self.norms:
+        for name, kind in zip(self.norms, (self.norm, self.behind or self.norm) * 2, strict=True):
             if name is not None:
-                yield from self.norm.vectors(name, hidden)
+                yield from kind.vectors(name, hidden)
         yield from self.attention.vectors()
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A decoder's layers and what is around them. embedding_scale: by what embeddings are multiplied. norm: the last
-    one. logit_scale: by what logits are multiplied; logit_cap: these, l, become ``logit_cap * tanh(l / logit_cap)``."""
+    """A decoder's layers and what is around them.
+
+    norm: the last one. embedding_scale: by what embeddings are multiplied; embedding_norm: how they are normed, which
+    heads that share them do not. logit_scale: by what logits are multiplied; logit_cap: these, l, become
+    ``logit_cap * tanh(l / logit_cap)``.
+    """
 
     layers: tuple[Layer, ...]
     norm: NormKind
     embedding_scale: float = 1.0
+    embedding_norm: NormKind | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
 

@@ -17,6 +17,7 @@ from foresay.spec.protocols import FeatureRequest
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import Attention
+from foresay.verifier.ops.gate import gate_heads
 from foresay.verifier.ops.linear import Partials
 from foresay.verifier.ops.logits import finish_logits
 from foresay.verifier.ops.norm import Norm, add_norm, embed, norm
@@ -36,12 +37,16 @@ def paged_pass(
     """
     asked, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
-    x, normed = embed(decoder.embedding, rows.tokens, first, count)
+    x, normed = embed(decoder.embedding, rows.tokens, decoder.embedding_norm or first, count)
+    if decoder.embedding_norm is not None:
+        x = normed
+        normed = x if first is None else norm(x, first, count)
     rotations, taken = decoder.rotations(rows.positions, count), Features()
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
-        mixed = attention(node.attention, layer, normed, rotations[index], rows, store.layer(index))
+        kept = rows.of_layer(store.is_windowed(index))
+        mixed = attention(node.attention, layer, normed, rotations[index], kept, store.layer(index))
         branch = _branch(layer.output, mixed, layer.behind_attention, count)
         summed = add_norm(x, branch, None if node.beside else layer.before_mlp, count, node.share)
         gated = layer.gate_up.gated(normed if node.beside else summed, count)
@@ -71,7 +76,9 @@ def attention(
     stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` gives them.
     """
     query = placed(layer, normed, rotation, rows.slots, stored, rows.count)
-    return attended(query, stored, rows, node, layer.sinks)
+    seen = attended(query, stored, rows, node, layer.sinks)
+    gate = layer.head_gate
+    return seen if gate is None else gate_heads(seen, gate.unfinished(normed, rows.count), rows.count)
 
 
 def placed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.nodes import Product
@@ -33,6 +34,33 @@ def stored_parameters(model: ModelConfig) -> int:
     return parameters(model) - model.vocab_size * model.hidden_size * model.tie_word_embeddings
 
 
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What a layer keeps of a token: so many heads, each a key and a value of these widths. window: how many positions
+    a row sees, its own included; None: all before it."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers that is."""
+        return self.heads * (self.key_dim + self.value_dim)
+
+
+def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
+    """What each layer of a model keeps, and sees."""
+    every = (layer.attention for layer in model.stack.layers)
+    return tuple(KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window) for one in every)
+
+
+def kv_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
+    """The same, of whole texts."""
+    return tuple(replace(shape, window=None) for shape in window_shapes(model))
+
+
 def numbers_per_token(model: ModelConfig) -> int:
     """How many numbers the KV cache keeps of a token."""
-    return sum(2 * layer.attention.kv_heads * layer.attention.head_dim for layer in model.stack.layers)
+    return sum(shape.numbers for shape in kv_shapes(model))

@@ -30,6 +30,7 @@ from foresay.verifier.heads.layouts import PATTERNS, Kind, kind_of
 from foresay.verifier.heads.medusa import BESIDE_MODEL
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.model.weights import allocate
 from foresay.verifier.paged_model import PagedModel
 
@@ -181,5 +182,5 @@ def outline(model: ModelConfig, dtype: str) -> PagedModel:
     """The target on torch's meta device; it cannot be run."""
     kind: torch.dtype = getattr(torch, dtype)
     decoder = Decoder(model, allocate(model, kind, "meta"), max_positions=1)
-    store = KVStore(PagePool(2, 1), model.num_layers, model.num_kv_heads, model.head_dim, kind, "meta")
+    store = KVStore(PagePool(2, 1), kv_shapes(model), kind, "meta")
     return PagedModel(decoder, store, model.max_positions)

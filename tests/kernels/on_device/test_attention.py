@@ -251,6 +251,22 @@ def test_a_row_has_the_same_bits_in_chunks_of_any_size(device) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
+@pytest.mark.parametrize(("chain", "whole_splits"), [(False, False), (False, True), (True, None)])
+def test_what_no_window_shows_is_not_read(chain, whole_splits, device) -> None:
+    """Other texts' rows are there by now, whatever they hold."""
+    bench, window = Bench(1, 2, 64, 16, EXACT, device), 70
+    options: dict[str, Any] = {"chain": chain, "window": window} | ({} if chain else {"whole_splits": whole_splits})
+    sequences = [bench.sequence(1090, 6, 1 if chain else 4), bench.sequence(100, 3, 1 if chain else 4)]
+    bench.rng.seed(1)
+    sound = run(bench, sequences, **options)
+    for sequence in sequences:
+        sequence.keys[: sequence.length - window + 1] = torch.nan
+        sequence.values[: sequence.length - window + 1] = torch.nan
+    bench.rng.seed(1)
+    assert torch.equal(run(bench, sequences, **options), sound)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 @pytest.mark.parametrize(
     ("chain", "window", "broken"),
     [(False, None, torch.inf), (False, 20, torch.nan), (True, None, torch.nan), (True, 20, -torch.inf)],

@@ -14,6 +14,7 @@ from foresay.verifier.model.families import (
     hunyuan,
     llama,
     ministral,
+    muse,
     nemotron,
     olmo,
     phi,
@@ -22,12 +23,19 @@ from foresay.verifier.model.families import (
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import Fields
 
-_FILES = (llama, ministral, phi, smollm, gemma, granite, olmo, glm, cohere, hunyuan, nemotron)
+_FILES = (llama, ministral, phi, smollm, gemma, granite, olmo, glm, cohere, hunyuan, nemotron, muse)
 FAMILIES: dict[str, Family] = {name: family for file in _FILES for name, family in file.FAMILIES.items()}
 
 #: Models of texts and images, of which the texts' part is loaded: by the ``model_type`` of its ``text_config``.
-WRAPPED = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
-INSIDE = {"gemma3_text": "Gemma3ForCausalLM", "mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+WRAPPED = (
+    "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
+)  # fmt: skip
+INSIDE = {
+    "gemma3_text": "Gemma3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "muse_glimmer_text": muse.NAME,
+}
 
 
 def unwrapped(fields: Fields) -> Fields:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foresay.verifier.model.fields import Fields
@@ -110,6 +110,20 @@ def ropes_by_kind(fields: Fields) -> tuple[RopeConfig, RopeConfig] | None:
         for one in found
     )
     return full, local
+
+
+def ropes_by_theta(fields: Fields, absent: Sequence[bool]) -> list[RopeConfig | None]:
+    """Of each layer, by ``layer_rope_theta``, whose zeros have none. absent: which layers have one where the key is."""
+    rope, thetas = read_rope(fields), fields.get("layer_rope_theta")
+    if thetas is None:
+        return [rope if rotates else None for rotates in absent]
+    if (
+        not isinstance(thetas, list)
+        or len(thetas) != len(absent)
+        or not all(type(one) in (int, float) for one in thetas)
+    ):
+        raise fields.error(f"layer_rope_theta must list a number for each of {len(absent)} layers, got {thetas!r}")
+    return [replace(rope, theta=float(theta)) if theta else None for theta in thetas]
 
 
 def window(fields: Fields) -> int:

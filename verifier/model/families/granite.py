@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from foresay.verifier.model.families.family import Family, Gguf, attention, biases, layer_count, mlp, rms_norm
+from foresay.verifier.model.families.family import (
+    Family,
+    Gguf,
+    attention,
+    biases,
+    layer_count,
+    layer_types,
+    mlp,
+    rms_norm,
+    ropes_by_theta,
+)
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import OUTPUT, QKV, Layer, Stack
-from foresay.verifier.model.rope_config import read_rope
+from foresay.verifier.model.nodes import OUTPUT, QKV, Attention, Layer, Stack
+from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
 
 def granite(fields: Fields) -> Stack:
     """Granite."""
-    norm, has = rms_norm(fields), biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
-    own = attention(fields, read_rope(fields), scale=fields.number("attention_multiplier", 1.0), biases=has)
-    inner = mlp(fields, bias=fields.flag("mlp_bias", False))
-    layer = Layer(own, inner, norm, share=fields.number("residual_multiplier", 1.0))
+    return _stack(fields, [_attention(fields, read_rope(fields))] * layer_count(fields))
+
+
+def granite_swa(fields: Fields) -> Stack:
+    """Granite with windows: heads have sinks, and every fourth layer, the first among them, sees everything."""
+    slides = layer_types(fields) or tuple(layer % 4 != 0 for layer in range(layer_count(fields)))
+    ropes = ropes_by_theta(fields, (True,) * len(slides))
+    seen = [fields.integer("sliding_window", 128) if sliding else None for sliding in slides]
+    own = (_attention(fields, rope, window=each, sinks=True) for rope, each in zip(ropes, seen, strict=True))
+    return _stack(fields, list(own))
+
+
+def _attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> Attention:
+    has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
+    return attention(fields, rope, scale=fields.number("attention_multiplier", 1.0), biases=has, **more)
+
+
+def _stack(fields: Fields, own: Sequence[Attention]) -> Stack:
+    norm, inner = rms_norm(fields), mlp(fields, bias=fields.flag("mlp_bias", False))
+    share = fields.number("residual_multiplier", 1.0)
     return Stack(
-        (layer,) * layer_count(fields),
+        tuple(Layer(each, inner, norm, share=share) for each in own),
         norm,
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1.0),
@@ -35,4 +62,9 @@ def _gguf_values(fields: Fields, head_dim: int) -> dict[str, Any]:
 
 _GGUF = Gguf("granite", in_pairs=True, values=_gguf_values)
 
-FAMILIES = {"GraniteForCausalLM": Family("Granite 3, Granite 4.1", granite, gguf=_GGUF)}
+_SWA = {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+
+FAMILIES = {
+    "GraniteForCausalLM": Family("Granite 3, Granite 4.1", granite, gguf=_GGUF),
+    "GraniteSWAForCausalLM": Family("Granite SWA", granite_swa, _SWA),
+}

@@ -1,0 +1,143 @@
+"""Window pages, by example: page size 2, a window of 4 positions, the row's own included."""
+
+from __future__ import annotations
+
+import pytest
+
+from foresay.kvpaging import OutOfPages, PagePool, PageTable, PrefixIndex
+
+
+class Case:
+    """A pool with few window pages, its index, and texts written into it step by step."""
+
+    def __init__(self, windows: int, num_pages: int = 40) -> None:
+        self.pool = PagePool(num_pages, page_size=2)
+        self.pool.attach_windows(1 + windows, window=4)
+        self.index = PrefixIndex(self.pool)
+        self.tables: list[PageTable] = []
+
+    def write(self, tokens: list[int], pages: list[int] | None = None) -> PageTable:
+        """pages: a prefix that was matched."""
+        table = PageTable(self.pool)
+        self.tables.append(table)
+        table.adopt(pages or [], 2 * len(pages or []))
+        while table.length < len(tokens):
+            table.reserve(1)
+            table.commit(1)
+        self.index.publish(table, tokens)
+        self.check()
+        return table
+
+    def finish(self, table: PageTable) -> None:
+        table.release()
+        self.tables.remove(table)
+        self.check()
+
+    def found(self, tokens: list[int]) -> int:
+        """How many tokens of a text can be shared."""
+        pages = self.index.match(tokens)
+        for page in reversed(pages):
+            self.pool.release(page)
+        return 2 * len(pages)
+
+    def check(self) -> None:
+        self.pool.check(self.tables)
+
+    def kept(self, table: PageTable) -> list[bool]:
+        """Which of a text's pages have a window page."""
+        assert self.pool.windows is not None
+        return [bool(own) for own in self.pool.windows.of[table.pages]]
+
+
+def text(first: int, length: int) -> list[int]:
+    return list(range(first, first + length))
+
+
+def test_a_text_needs_no_more_window_pages_however_long_it_is() -> None:
+    """Of 30 tokens positions 27 to 29 are seen by the next row: with its own they are the window."""
+    case = Case(windows=3)
+    table = case.write(text(0, 30))
+    assert case.kept(table) == [False] * 12 + [True] * 3
+
+
+def test_nothing_is_given_up_while_nobody_needs_it() -> None:
+    case = Case(windows=20)
+    table = case.write(text(0, 30))
+    assert all(case.kept(table))
+    assert case.found(text(0, 11)) == 10
+
+
+def test_pages_that_texts_went_past_go_first() -> None:
+    """A text that is over can go on for as long as possible; of others only their ends are left."""
+    case = Case(windows=8)
+    case.finish(case.write(text(0, 10)))
+    case.write(text(100, 30))
+    assert case.found(text(0, 11)) == 10
+    assert case.found([*text(0, 7), 9, 9]) == 0
+    case.write(text(200, 30))
+    case.write(text(300, 7))
+    assert case.found(text(0, 11)) == 0
+
+
+def test_too_few_window_pages_change_nothing() -> None:
+    case = Case(windows=4)
+    table = case.write(text(0, 9))
+    before = list(table.pages), table.length, case.pool.available
+    with pytest.raises(OutOfPages, match="4 pages of windows needed, 2 of 4 available"):
+        table.reserve(8)
+    assert (table.pages, table.length, case.pool.available) == before
+    case.check()
+
+
+def test_a_prefix_is_shared_up_to_where_its_window_is_there() -> None:
+    case = Case(windows=6)
+    table = case.write(text(0, 20))
+    assert case.kept(table) == [False] * 4 + [True] * 6
+    assert case.found(text(0, 21)) == 20
+    assert case.found([*text(0, 14), 99, 99]) == 14  # pages 5 and 6 hold what position 14 sees
+    assert case.found([*text(0, 8), 99, 99]) == 0
+
+
+def test_a_page_that_has_its_window_page_takes_the_place_of_one_that_lost_it() -> None:
+    """Else a text that had to be computed again would have to be every time."""
+    case = Case(windows=6)
+    case.finish(case.write(text(0, 8)))
+    others = [case.write(text(first, 9)) for first in (200, 300)]
+    assert case.found(text(0, 9)) == 0
+    for other in others:
+        case.finish(other)
+    case.finish(case.write(text(0, 8)))
+    assert case.found(text(0, 9)) == 8
+
+
+def test_rolling_back_stops_where_the_text_can_go_on() -> None:
+    case = Case(windows=4)
+    table = case.write(text(0, 21))
+    assert case.kept(table) == [False] * 7 + [True] * 4
+    table.truncate(19)
+    assert (table.length, case.kept(table)) == (19, [False] * 7 + [True] * 3)
+    table.truncate(15)
+    assert (table.length, table.pages) == (0, [])
+    case.check()
+
+
+def test_forks_share_and_copy_window_pages() -> None:
+    case = Case(windows=5)
+    table = case.write(text(0, 21))
+    other = table.fork()
+    case.tables.append(other)
+    case.check()
+    other.reserve(1)
+    assert other.pages[-1] != table.pages[-1]
+    assert all(case.kept(each)[-3:] == [True] * 3 for each in (table, other))
+    case.check()
+
+
+def test_a_text_kept_warm_is_the_last_to_lose_its_end() -> None:
+    case = Case(windows=8)
+    case.finish(case.write(text(0, 8)))
+    case.finish(case.write(text(100, 8)))
+    assert case.index.keep_warm(text(0, 8)) == 6
+    for first in (200, 300):
+        case.write(text(first, 8))
+    assert (case.found(text(0, 8)), case.found(text(100, 9))) == (6, 0)

@@ -1,0 +1,111 @@
+"""The same tokens where layers with a window keep the end of each text alone: with drafts, company, returning texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from foresay.spec.tree import TreeShape
+from tests.same_tokens.captured import captured_engine, draft_model, run_freely
+from tests.same_tokens.runs import assert_same, drafting, expected, jobs_of, plain, replace_params, returning, whole
+from tests.same_tokens.witness import run
+
+#: Prompts shorter and longer than the window of 24.
+LENGTHS = (9, 60, 17, 90, 33, 40)
+WINDOWED = ["mistral", "qwen2_window", "gemma3"]
+
+
+@pytest.mark.parametrize("drafter", ["none", "chain4", "4,4,2,2,1", "dynamic 8,8", "truth"])
+@pytest.mark.parametrize("family", WINDOWED)
+def test_every_drafter(pair, family, drafter) -> None:
+    """Four texts at once, with room for their windows and one chunk, but not for the texts."""
+    models = pair(family)
+    wanted = expected(models, LENGTHS, 40)
+    jobs = jobs_of(models.vocab_size, LENGTHS, 40)
+    engine = drafting(models, drafter, whole(jobs, wanted), page_size=8, chunk=16, windows=4 * 12 + 3)
+    assert_same(wanted, run(engine, jobs))
+
+
+def test_quantized_keys_and_values(pair) -> None:
+    """Their scales move along."""
+    models = replace(pair("qwen2_window"), kv=torch.int8)
+    wanted = expected(models, LENGTHS, 40)
+    jobs = jobs_of(models.vocab_size, LENGTHS, 40)
+    engine = drafting(models, "4,4,2,2,1", whole(jobs, wanted), page_size=8, chunk=16, windows=4 * 12 + 3)
+    assert_same(wanted, run(engine, jobs))
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_few_window_pages(pair, family) -> None:
+    """Sequences are preempted for want of window pages alone, and come back."""
+    models = pair(family)
+    wanted = expected(models, LENGTHS, 40)
+    jobs = jobs_of(models.vocab_size, LENGTHS, 40)
+    engine = drafting(models, "4,4,2,2,1", whole(jobs, wanted), page_size=8, chunk=16, prefix=True, windows=16)
+    texts = run(engine, jobs)
+    assert_same(wanted, texts)
+    assert sum(text.statistics.preemptions for text in texts.values() if text.statistics)
+
+
+@pytest.mark.parametrize(("windows", "least"), [(200, 9), (30, 5), (16, 1)])
+@pytest.mark.parametrize("family", WINDOWED)
+def test_texts_that_come_back(pair, family, windows, least) -> None:
+    """They are found where their ends are still there; where those had to go, they are computed again."""
+    models = pair(family)
+    first, later, texts = returning(models)
+    engine = drafting(models, "3,2,1", whole([*first, *later], texts), page_size=8, prefix=True, windows=windows)
+    found = run(engine, [*first, *later])
+    assert_same({job.id: texts[job.id] for job in [*first, *later]}, found)
+    assert sum(found[job.id].cached_tokens > 0 for job in later) >= least
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_other_choices_of_a_prompt(pair, family) -> None:
+    """Forks take the prompt when it is computed, and much later, when what its end sees may be gone."""
+    models = pair(family)
+    (first,) = jobs_of(models.vocab_size, (70,), 60, ["warm"])
+    forks = [replace(first, id=f"fork{arrives}", fork_of=first.id, arrives=arrives) for arrives in (0, 1, 12, 20)]
+    jobs = [first, *(replace(fork, params=replace_params(fork.params, seed=fork.arrives)) for fork in forks)]
+    engine = drafting(models, "4,4,2,2,1", {}, page_size=8, chunk=24, windows=30)
+    assert_same(plain(models.target, jobs), run(engine, jobs))
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_a_text_cut_short_can_be_gone_on_with(pair, family) -> None:
+    """As a stop string does it, a token or many before what was written last."""
+    models = pair(family)
+    (job,) = jobs_of(models.vocab_size, (50,), 80, ["greedy"])
+    text = job.prompt + plain(models.target, [job])[job.id].tokens
+    for cut in (1, 35):
+        engine = drafting(models, "chain4", {}, page_size=8, prefix=True, windows=30)
+        engine.add(job.request())
+        count = 0
+        while count < 40:
+            count += sum(len(delta.tokens) for delta in engine.step())
+        engine.finish(job.id, count - cut)
+        engine.step()
+        rest = replace(job, id="rest", prompt=text[: 50 + count - cut], params=replace_params(job.params, max_tokens=9))
+        assert_same(plain(models.target, [rest]), found := run(engine, [rest]))
+        assert found["rest"].cached_tokens >= (50 + count - cut - 8 if cut == 1 else 0)
+
+
+@pytest.mark.parametrize(("shape", "max_seqs"), [("chain5", 3), ("1,3,3", 1), ("largest", 4)])
+@pytest.mark.parametrize("family", WINDOWED)
+def test_captured_steps(pair, family, shape, max_seqs) -> None:
+    """Ahead of the host, which gives up window pages behind it."""
+    models = pair(family)
+    jobs = jobs_of(models.vocab_size, LENGTHS, 40)
+    wanted = run_freely(captured_engine(models, lambda pool: None, TreeShape(), graphs=False, max_seqs=1), jobs)
+    shapes = {"chain5": TreeShape.chain(5), "largest": TreeShape.parse("6,14,18,14,8,3")}
+    engine = captured_engine(
+        models,
+        draft_model(models),
+        shapes.get(shape) or TreeShape.parse(shape),
+        max_seqs=max_seqs,
+        page_size=8,
+        prefix=True,
+        windows=60 + 25 * max_seqs,
+    )
+    assert_same(wanted, run_freely(engine, jobs, careful=True))
