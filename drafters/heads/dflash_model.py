@@ -45,7 +45,7 @@ class DFlashShape(LlamaShape):
 
 class DFlashModel(nn.Module):
     """One head. embed: [V, H], the target's, not trained, as its output matrix is not unless the draft vocabulary is
-    smaller. token_ids: int64[V'], the target's id of each draft id.
+    smaller; whose logits are capped as the target's then. token_ids: int64[V'], the target's id of each draft id.
     """
 
     embed: Tensor
@@ -76,7 +76,8 @@ class DFlashModel(nn.Module):
             for depth, (states, rows) in enumerate(self._guesses(lesson, (first + over * size // OVERS) % size)):
                 about = lesson.about(rows)
                 counts = None if known is None else known[about]
-                loss = soft_cross_entropy(lesson.taken(states, rows), self.lm_head.weight, chances[about], counts)
+                cap = None if self._truncated else lesson.cap
+                loss = soft_cross_entropy(lesson.taken(states, rows), self.lm_head.weight, chances[about], counts, cap)
                 total = total + weights[depth] / sum(weights) / OVERS * loss
             yield total
 
@@ -86,6 +87,7 @@ class DFlashModel(nn.Module):
         found = []
         for states, rows in self._guesses(lesson, 1):
             wanted, guessed = lesson.wanted(rows), self.lm_head(lesson.taken(states, rows))
+            guessed = guessed if self._truncated else lesson.capped(guessed)
             found.append(judge(spread(wanted, self.token_ids, guessed), wanted, generator))
         return found
 
