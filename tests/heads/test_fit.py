@@ -24,8 +24,7 @@ from foresay.drafters.heads.eagle_model import EagleModel, EagleShape
 from foresay.drafters.heads.lesson import Lesson
 from foresay.drafters.heads.medusa_model import MedusaModel
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.drafters.head import TRIAL
-from foresay.verifier.heads.fit import clearly_better
+from foresay.server.engine.drafters.head import TRIAL, clearly_better
 from tests.heads.writing import change_config
 from tests.same_tokens.models import blur
 from tests.same_tokens.test_directories import config, write_tokenizer

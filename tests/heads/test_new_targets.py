@@ -159,3 +159,16 @@ def test_the_text_is_the_same_as_without(made, tmp_path, family, kind) -> None:
     texts = plain(target, jobs)
     drafter = whispered(head_drafter(kind, tmp_path, target, "dynamic"), whole(jobs, texts))
     assert_same(texts, run(engine_of(target, drafter, SHAPES["dynamic"]), jobs))
+
+
+def test_matrices_of_its_own_are_scaled_as_the_head_says(made, tmp_path) -> None:
+    target, said = made("granite"), {"input_embedding_scale": 3.0, "output_multiplier": 1 / 0.7}
+    oracle = make_eagle(tmp_path, target.decoder, "tied", [2, 3, 5])
+    change_config(tmp_path, **said)
+    head = load_eagle(tmp_path, target.decoder)
+    tokens = random_tokens(random.Random(3), 20, 300)
+    features = target.features(tokens, head.config.names)
+    oracle.embed = oracle.embed * 3.0
+    products, _ = oracle(torch.tensor(tokens[1:]), oracle.fuse([features[name] for name in head.config.names])[:-1])
+    logits, _ = Rig(head, tokens, features).text(1, 20)
+    assert torch.allclose(logits, products / 0.7, rtol=0, atol=2e-4)

@@ -23,6 +23,7 @@ KINDS = ("vanilla", "gated", "rnn")
 #: normed before they are mixed, as one or each by itself; what is fed back is the state behind ``norm``. Of EAGLE-1,
 #: what its file must have: a bias beside ``fc``, three norms more.
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fusion_bias", "layernorms")
+Scales = tuple[float, float, float | None]
 _MORE_NORMS = ("embedding_layernorm", "fused_layernorm", "pre_lm_head_layernorm")
 
 
@@ -43,7 +44,7 @@ class HeadConfig:
     DFlash. flags: those of :data:`FLAGS` that hold.
     mask, guesses: of P-EAGLE and DFlash, the token of rows that have none, and how many are guessed at once.
     anchored: whether the row of DFlash's anchor guesses too. causal: its layers whose rows see none behind them.
-    markov: what DSpark adds; None of DFlash.
+    markov: what DSpark adds; None of DFlash. scales: of an embedding of its own, and of logits, which may have a cap.
     """
 
     layer: ModelConfig
@@ -56,6 +57,7 @@ class HeadConfig:
     anchored: bool = False
     causal: tuple[bool, ...] = ()
     markov: MarkovConfig | None = None
+    scales: Scales = (1.0, 1.0, None)
 
     @property
     def block(self) -> int:
@@ -114,8 +116,8 @@ class HeadConfig:
         fields, layer = read.fields, ModelConfig.of_llama(read.layer)
         if "vocab_size" in read.layer.values or read.layout.kind == "eagle":
             _check(fields, "made for a vocabulary of {}, but the target's is {}", layer.vocab_size, target.vocab_size)
-        _check_scales(fields, target.stack)
-        return (_dflash if read.layout.kind == "dflash" else _eagle)(read, layer, target, layers)
+        made = (_dflash if read.layout.kind == "dflash" else _eagle)(read, layer, target, layers)
+        return replace(made, scales=_scales(fields, target.stack))
 
 
 def _eagle(read: Published, layer: ModelConfig, target: ModelConfig, layers: Sequence[int] | None) -> HeadConfig:
@@ -181,16 +183,15 @@ def _check(fields: Fields, what: str, made: int, target: int) -> None:
         raise fields.error(what.format(made, target))
 
 
-def _check_scales(fields: Fields, target: Stack) -> None:
-    """A head that shares the target's matrices scales and caps as the target does."""
-    shared = {
-        "input_embedding_scale": target.embedding_scale,
-        "output_multiplier": target.logit_scale,
-        "final_logit_softcapping": target.logit_cap,
-    }
-    for key, ours in shared.items():
-        if (theirs := fields.optional_number(key)) is not None and not math.isclose(theirs, ours or 0.0, rel_tol=1e-3):
-            raise fields.error(f"{key} is {theirs:g}, but the target's is {ours}: the head was made for another model")
+def _scales(fields: Fields, target: Stack) -> Scales:
+    """As the target's, which may be shared."""
+    keys = "input_embedding_scale", "output_multiplier", "final_logit_softcapping"
+    theirs = [fields.optional_number(key) for key in keys]
+    ours = target.embedding_scale, target.logit_scale, target.logit_cap
+    for key, own, shared in zip(keys, theirs, ours, strict=True):
+        if own is not None and not math.isclose(own, shared or 0.0, rel_tol=1e-3):
+            raise fields.error(f"{key} is {own:g}, but the target's is {shared}: the head was made for another model")
+    return theirs[0] or 1.0, theirs[1] or 1.0, theirs[2]
 
 
 def _markov(fields: Fields) -> MarkovConfig | None:

@@ -18,10 +18,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import KVStore
+from foresay.kvpaging import KVStore, PageTable
 from foresay.spec.features import Features
+from foresay.spec.sampling import SamplingParams
 from foresay.verifier.graphs.rows import chain_words
-from foresay.verifier.graphs.state import StepState
+from foresay.verifier.graphs.state import Joined, StepState
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layer import PagedHead
 from foresay.verifier.model.paged_pass import placed
@@ -86,3 +87,17 @@ class DFlashHead(PagedHead):
         """
         x, mixed = embed(self._embed, rows.tokens, self._layers[0][1].before_attention)
         return self._walk(x, mixed, rows, store, causal)[0]
+
+    @torch.inference_mode()
+    def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
+        """bool[R / 2 - 1]: as :meth:`EagleHead.hits`, for the first guess of blocks at every other position."""
+        count = len(tokens)
+        slots = table.slots(0, count).to(self.device)
+        self.inject(features, torch.arange(count, device=self.device), slots, store)
+        block = Block(1, 1 if self.config.anchored else 2, self.config, self.device)
+        state = StepState(1, len(table.pages), table.pool.page_size, 1, self.device)
+        guesses, anchors = [], range(1, count - 1, 2)
+        for anchor in reversed(anchors):  # a block's rows take the place of what was injected behind its root
+            state.join([Joined(table.pages, anchor, [int(tokens[anchor])], SamplingParams(temperature=0.0), 0)])
+            guesses.append(self.logits(self.guess(block, state, state.roots.contiguous(), store)))
+        return self.named(torch.cat(guesses[::-1])) == wanted[torch.tensor(list(anchors))]

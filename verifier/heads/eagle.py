@@ -22,7 +22,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import KVStore
+from foresay.kvpaging import KVStore, PageTable
+from foresay.spec.features import Features
 from foresay.spec.protocols import Rows
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layer import HeadWeights, PagedHead
@@ -81,3 +82,13 @@ class EagleHead(PagedHead):
 
     def _norm_if_any(self, name: str, x: Tensor) -> Tensor:
         return norm(x, self._norms[name]) if name in self._norms else x
+
+    def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
+        """bool[R - 1]: whether each row, made of the true feature before it, names the target's choice.
+
+        features, tokens: of a text, int64[R]. wanted: int64[R], the target's most likely token after each. table: a
+        sequence whose R pages are reserved; nothing in ``store`` counts as filled by this.
+        """
+        store.clear(table.slots(0, 1))
+        logits, _ = self.run([Rows(table, tokens[1:], 1)], self.fuse(features)[:-1], store)
+        return self.named(logits) == wanted[1:]

@@ -83,10 +83,14 @@ class HeadWeights:
 
 
 class PagedHead:
-    """One head over paged KV. Owns its weights, but for what it shares with the target; the store is the caller's."""
+    """One head over paged KV. Owns its weights, but for what it shares with the target; the store is the caller's.
+
+    vocab_size: how many tokens it can read, the target's. dtype: of weights and activations.
+    """
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, max_positions: int) -> None:
         self.config, self.layer = config, config.layer
+        self.vocab_size, self.dtype, self.device = len(weights.embed), weights.embed.dtype, weights.embed.device
         self.token_ids, self.markov, self._finish = weights.token_ids, weights.markov, weights.finish
         self._embed, self._norms, self._layers, self._head = weights.embed, weights.norms, weights.layers, weights.head
         self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias, weights.embed.dtype)
@@ -111,6 +115,11 @@ class PagedHead:
         if "norm_before_fc" in self.config.flags:
             fused = norm(fused, self._norms["input_norm"])
         return fused if self.config.generation == 1 or self._fc is None else self._fc(fused)
+
+    def named(self, logits: Tensor) -> Tensor:
+        """The target's ids of the likeliest tokens, on the host."""
+        ids = logits.argmax(dim=-1).cpu()
+        return ids if self.token_ids is None else self.token_ids.cpu()[ids]
 
     def logits(self, normed: Tensor) -> Tensor:
         """fp32[W, V'], of what the last norm leaves."""
@@ -138,18 +147,3 @@ class PagedHead:
             inner = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
             mixed = add_norm(x, layer.down.unfinished(layer.gate_up.gated(inner)), above)
         return mixed, x
-
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens it can read: the target's."""
-        return len(self._embed)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of weights and activations."""
-        return self._embed.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where weights and activations are."""
-        return self._embed.device

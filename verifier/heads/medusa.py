@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresay.spec.features import Features
 from foresay.verifier.heads.files import HeadTensors
 from foresay.verifier.heads.layer import Finish
 from foresay.verifier.heads.layouts import MEDUSA_NAMES
@@ -61,30 +62,24 @@ class MedusaHeads:
     """
 
     def __init__(self, heads: list[MedusaHead], token_map: Tensor | None) -> None:
-        self.heads, self.token_map = heads, token_map
+        self.heads, self.token_map, any_one = heads, token_map, heads[0].output
+        self.hidden_size, self.dtype, self.device = any_one.in_features, any_one.dtype, any_one.device
 
     def __len__(self) -> int:
         return len(self.heads)
-
-    @property
-    def hidden_size(self) -> int:
-        """H, of the state the heads read."""
-        return self.heads[0].output.in_features
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of weights and activations."""
-        return self.heads[0].output.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.heads[0].output.device
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, depth: int) -> Tensor:
         """fp32[R, V']: logits of the token ``depth + 2`` places past each row of ``hidden`` [R, H]."""
         return self.heads[depth](hidden)
+
+    def hits(self, features: Features, wanted: Tensor) -> Tensor:
+        """bool[R - 1]: whether the first head, at each position, names the target's choice one token later.
+
+        features: of a text's R positions. wanted: int64[R], the target's most likely token after each.
+        """
+        ids = self(features["final"], 0).argmax(dim=-1).cpu()
+        return (ids if self.token_map is None else self.token_map.cpu()[ids])[:-1] == wanted[1:]
 
     @classmethod
     def load(cls, directory: Path, target: Decoder) -> MedusaHeads:

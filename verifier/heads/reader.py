@@ -35,14 +35,15 @@ def weights_of(read: HeadTensors, config: HeadConfig, target: Decoder) -> HeadWe
     """The same of tensors, by the names of any layout."""
     named = {short(name): tensor for name, tensor in read.tensors.items() if not IGNORED.search(name)}
     reader = HeadReader(HeadTensors(named, read.where), config.layer, config.draft_vocab, target)
-    embed, fc = reader.embed(), reader.mixer(2 if config.generation == 1 else len(config.names))
+    embed, fc = reader.embed(config.scales[0]), reader.mixer(2 if config.generation == 1 else len(config.names))
     bias = (reader.take if "fusion_bias" in config.flags else reader.maybe)("fc.bias", reader.hidden)
     layers = tuple(reader.layer(number, config) for number in range(config.layer.num_layers))
-    head, finish = reader.head()
-    norms, parallel = config.norms(reader.width, list(named)), config.generation == 3 and config.mask is not None
+    head, finish = reader.head(config.scales[1:])
+    sizes, parallel = config.norms(reader.width, list(named)), config.generation == 3 and config.mask is not None
+    weights = {name: reader.take(f"{name}.weight", size) for name, size in sizes.items()}
     made = HeadWeights(
         embed, fc, bias, layers, head,
-        norms={name.removeprefix("layers.0."): reader.norm(name, size) for name, size in norms.items()},
+        norms={name.removeprefix("layers.0."): Norm(one, config.layer.rms_norm_eps) for name, one in weights.items()},
         token_ids=reader.token_ids(),
         mask=reader.take("mask_hidden", 1, 1, reader.width * len(config.names)).flatten() if parallel else None,
         markov=None if config.markov is None else reader.markov(config.markov),
@@ -102,10 +103,6 @@ class HeadReader:
             raise WeightsError(f"{self.files.where}: {name} must be int8 in groups, each with a scale in {name}_scale")
         return QuantizedMatrix(values, scales, None, 8, inner).to(self.target.embedding.device)
 
-    def norm(self, name: str, size: int) -> Norm:
-        """The norm of that name."""
-        return Norm(self.take(f"{name}.weight", size), self.shape.rms_norm_eps)
-
     def layer(self, number: int, config: HeadConfig) -> tuple[Layer, PackedLayer]:
         """One layer. The attention of EAGLE-3's first one reads two states."""
         name, matrices, biases = f"layers.{number}", dict[str, Matrix](), dict[str, Tensor]()
@@ -143,15 +140,15 @@ class HeadReader:
             raise WeightsError(f"{self.files.where}: some of q_proj, k_proj and v_proj have a bias, others have none")
         return torch.cat(present) if present else None
 
-    def embed(self) -> Tensor:
-        """[V, H]: the file's, else the target's."""
+    def embed(self, scale: float) -> Tensor:
+        """[V, H]: the file's, times ``scale``; else the target's."""
         own = self.maybe("embed_tokens.weight", self.target.config.vocab_size, self.hidden)
         if own is None and self.hidden != self.width:
             raise WeightsError(
                 f"{self.files.where}: embed_tokens.weight is missing, and the target's is {self.width} wide where the "
                 f"head is {self.hidden}"
             )
-        return self.target.embedding if own is None else own
+        return self.target.embedding if own is None else own if scale == 1.0 else own * scale
 
     def mixer(self, count: int) -> Matrix | None:
         """[H, F]: the matrix that mixes so many features of the target. None where one of the right width is read as
@@ -167,10 +164,10 @@ class HeadReader:
             )
         return self.matrix("fc.weight", hidden, features)
 
-    def head(self) -> tuple[Linear, Finish]:
+    def head(self, plain: Finish) -> tuple[Linear, Finish]:
         """The file's matrix; else its embedding, if they are tied; else, over the whole vocabulary, the target's. And
-        what is done to its logits: what is done to the target's, if it is that."""
-        target, vocab, plain = self.target.config, self.vocab, (1.0, None)
+        what is done to its logits: ``plain``, or what is done to the target's."""
+        target, vocab = self.target.config, self.vocab
         names = ["lm_head.weight"]
         if self.shape.tie_word_embeddings and vocab == target.vocab_size:
             names.append("embed_tokens.weight")

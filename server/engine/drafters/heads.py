@@ -15,25 +15,22 @@ from torch import Tensor
 from foresay.drafters.dflash import DFlashDrafter
 from foresay.drafters.dspark import DSparkDrafter
 from foresay.drafters.eagle import EagleDrafter
-from foresay.drafters.fed import FedDrafter
 from foresay.drafters.medusa import MedusaDrafter
 from foresay.drafters.peagle import PEagleDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.checks import Notes, Target, layers
 from foresay.server.engine.device import KV_DTYPES
-from foresay.server.engine.drafters.head import Head, agrees, in_words, note_vocabulary, share, tried
+from foresay.server.engine.drafters.head import Head, agrees, clearly_better, in_words, note_vocabulary, share, tried
 from foresay.server.engine.parameters import item_bytes, token_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget.members import MODEL_LEVELS
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.features import Features
 from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, PEAGLE
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.dflash import DFlashHead
 from foresay.verifier.heads.eagle import EagleHead
-from foresay.verifier.heads.fit import clearly_better, dflash_hits, eagle_hits, medusa_hits
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.config import ModelConfig
@@ -80,15 +77,6 @@ class LayeredHead(Head):
         """Keys and values of its layers."""
         return token_bytes(self.config(target).layer, dtype, self.kv_dtype)
 
-    @abstractmethod
-    def hits(
-        self, head: Any, features: Features, text: tuple[Tensor, Tensor], table: PageTable, fed: FedDrafter
-    ) -> Tensor:
-        """bool[N]: where its first guess is the target's choice (:mod:`foresay.verifier.heads.fit`).
-
-        text: its tokens, int64[R], and the target's most likely token after each.
-        """
-
     def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target, or does so on other layers; texts longer than it knows."""
         found = [tried(lambda table, tokens: self._guessed(drafter, target, table, tokens), target, pool, directory)]
@@ -103,8 +91,9 @@ class LayeredHead(Head):
         others = head.config.other_layers(target.decoder.config.num_layers)
         forward = target.run([Rows(table, tokens, 0)], _all_layers(head.config.needs, others))
         text = tokens, forward.logits.argmax(dim=-1).cpu()
-        hits = self.hits(head, forward.features, text, table, drafter)
-        found = {layers: self.hits(head.reading(layers), forward.features, text, table, drafter) for layers in others}
+        store = drafter.store if isinstance(drafter, EagleDrafter) else drafter.fed
+        hits = head.hits(forward.features, *text, table, store)
+        found = {layers: head.reading(layers).hits(forward.features, *text, table, store) for layers in others}
         better = [layers for layers in found if clearly_better(hits, found[layers])]
         if not better:
             return in_words(hits)
@@ -171,7 +160,7 @@ class Medusa(Head):
 
         def guessed(table: PageTable, tokens: Tensor) -> str:
             forward = target.run([Rows(table, tokens, 0)], FeatureRequest(final=True))
-            return in_words(medusa_hits(drafter.heads, forward.features, forward.logits.argmax(dim=-1).cpu()))
+            return in_words(drafter.heads.hits(forward.features, forward.logits.argmax(dim=-1).cpu()))
 
         return tried(guessed, target, pool, directory)
 
@@ -214,10 +203,6 @@ class Eagle(LayeredHead):
         made = EagleDrafter if config.mask is None else PEagleDrafter
         return made(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
 
-    def hits(self, head: Any, features: Features, text: tuple[Tensor, Tensor], table: PageTable, fed: Any) -> Tensor:
-        """At every position."""
-        return eagle_hits(head, features, *text, table, fed.store)
-
     @staticmethod
     def levels(drafter: Any) -> int:
         """As many as were guessed at once in training, of P-EAGLE."""
@@ -247,10 +232,6 @@ class DFlash(LayeredHead):
         head = DFlashHead(config, read_weights(self.directory, config, decoder), decoder.max_positions)
         made = DFlashDrafter if head.markov is None else DSparkDrafter
         return made(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
-
-    def hits(self, head: Any, features: Features, text: tuple[Tensor, Tensor], table: PageTable, fed: Any) -> Tensor:
-        """At every other position."""
-        return dflash_hits(head, features, *text, table, fed.fed)
 
     @staticmethod
     def levels(drafter: Any) -> int:
