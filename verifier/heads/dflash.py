@@ -90,7 +90,7 @@ class DFlashHead(PagedHead):
 
     @torch.inference_mode()
     def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
-        """bool[R / 2 - 1]: as :meth:`EagleHead.hits`, for the first guess of blocks at every other position."""
+        """bool[R / 2 - 1]: as of EAGLE heads, for the first guess of blocks at every other position."""
         count = len(tokens)
         slots = table.slots(0, count).to(self.device)
         self.inject(features, torch.arange(count, device=self.device), slots, store)

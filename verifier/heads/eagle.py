@@ -77,11 +77,9 @@ class EagleHead(PagedHead):
             return pair(self._embed, tokens, hidden, weights, self.layer.rms_norm_eps, normed)
         assert self._fc is not None
         embedded = take_rows(self._embed, known_tokens(tokens, self.vocab_size))
-        fused = self._fc(torch.cat((self._norm_if_any("embedding_layernorm", embedded), hidden), dim=-1))
-        return self._norm_if_any("fused_layernorm", fused), fused
-
-    def _norm_if_any(self, name: str, x: Tensor) -> Tensor:
-        return norm(x, self._norms[name]) if name in self._norms else x
+        embedded = norm(embedded, self._norms["embedding_layernorm"]) if self._norms else embedded
+        fused = self._fc(torch.cat((embedded, hidden), dim=-1))
+        return (norm(fused, self._norms["fused_layernorm"]) if self._norms else fused), fused
 
     def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
         """bool[R - 1]: whether each row, made of the true feature before it, names the target's choice.

@@ -95,12 +95,8 @@ REFUSED: tuple[tuple[Marks, str], ...] = (
 _TYPES = "a head of type {} is not supported; supported: eagle, eagle3, peagle, dflash, dspark and Medusa heads"
 
 #: What nested configurations leave out, since it is the class's default: by model_type.
-_DEFAULTS: dict[object, dict[str, Any]] = {
-    "qwen3": {
-        "vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32, "head_dim": 128,
-        "max_position_embeddings": 32_768,
-    }
-}  # fmt: skip
+_QWEN3 = {"vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32, "head_dim": 128}
+_DEFAULTS: dict[object, dict[str, Any]] = {"qwen3": {**_QWEN3, "max_position_embeddings": 32_768}}
 #: Beginnings of tensor names, and what they are here; the first that fits. ``model.`` before them is left out.
 RENAMED = (
     ("midlayer.", "layers.0."),
@@ -153,9 +149,8 @@ class Published:
             if value not in (None, "dflash", "dspark"):
                 raise fields.error(_TYPES.format(value))
         layer = fields if layout.layer is None else fields.section(layout.layer) or Fields({}, fields.where)
-        counted = {"num_hidden_layers": _layer_count(directory)}
-        values = {**_DEFAULTS.get(layer.get("model_type"), {}), **layer.values, **counted}
-        return cls(layout, fields, Fields(values, layer.where))
+        values = {**_DEFAULTS.get(layer.get("model_type"), {}), **layer.values}
+        return cls(layout, fields, Fields({**values, "num_hidden_layers": _layer_count(directory)}, layer.where))
 
     def features(self, default: list[int], depth: int, layers: Sequence[int] | None = None) -> tuple[str, ...]:
         """The target's features that are read. default: the layers where none are listed. depth: how many there are.
@@ -178,8 +173,7 @@ def kind_of(directory: Path) -> Kind | None:
     fields = Fields.read(directory / "config.json")
     if any(directory.glob("medusa_lm_head.*")):
         return "medusa"
-    layout = _layout_of(fields)
-    if layout is not None:
+    if layout := _layout_of(fields):
         return layout.kind
     names = stored_names(directory)
     # A pickle is not opened for that: models are not read from pickles, so one layer tells enough.
