@@ -11,8 +11,9 @@ from torch import Tensor
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.tree_attention import PagedRows, tree_attention
+from tests.combinations import pairwise
 from tests.kernels.paged import Bench, Sequence, kept
-from tests.verifier.conftest import by_processor
+from tests.verifier.conftest import PROCESSORS
 
 SCALE = 0.3
 #: kv heads, query heads of each, head dim, dtype: whole vectors and not, pairs of bf16 and not.
@@ -23,7 +24,10 @@ SHAPES = [
 #: What keys and values are quantised to.
 STORED = [None, torch.int8, torch.float8_e4m3fn]
 everywhere = pytest.mark.parametrize(
-    ("processor", "shape", "stored"), by_processor(SHAPES, STORED), ids=str, indirect=["processor"]
+    ("processor", "shape", "stored", "seen"),
+    pairwise(PROCESSORS, SHAPES, STORED, [(None, 0), (None, 1), (37, 0), (270, 1)]),
+    ids=str,
+    indirect=["processor"],
 )
 #: Committed tokens and nodes: short; over the ends of blocks and of spans; more rows than are put together.
 SIZES = [(0, 3), (5, 1), (250, 9), (511, 2), (600, 16), (300, 40)]
@@ -51,9 +55,9 @@ def same(left: Tensor, right: Tensor) -> bool:
 
 
 @everywhere
-@pytest.mark.parametrize(("window", "first"), [(None, 0), (None, 1), (37, 0), (270, 1)])
-def test_it_is_what_the_reference_says(processor, shape, stored, window, first) -> None:
+def test_it_is_what_the_reference_says(processor, shape, stored, seen) -> None:
     """NaN stands wherever no row may read."""
+    window, first = seen
     made = bench(shape)
     laid_out = made.lay_out([made.sequence(*size) for size in SIZES], padding=3)
     result = attended(laid_out, window, first, stored)
@@ -65,9 +69,9 @@ def test_it_is_what_the_reference_says(processor, shape, stored, window, first) 
 
 
 @everywhere
-@pytest.mark.parametrize(("window", "first"), [(None, 0), (37, 1), (270, 0)])
-def test_a_row_has_the_bits_it_has_alone(processor, shape, stored, window, first) -> None:
+def test_a_row_has_the_bits_it_has_alone(processor, shape, stored, seen) -> None:
     """In a tree beside other sequences' trees, among some rows of a chain, and as the only row behind its path."""
+    window, first = seen
     made = bench(shape)
     sequences = [made.sequence(*size) for size in SIZES]
     result = attended(made.lay_out(sequences, padding=1), window, first, stored)

@@ -12,6 +12,8 @@ from foresay.kvpaging.ops import as_bytes
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.norm import add_rms_norm, rms_norm
 from foresay.verifier.ops.rope import rotate_and_store
+from tests.combinations import pairwise
+from tests.verifier.conftest import PROCESSORS
 from tests.verifier.reading import threads
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -32,10 +34,12 @@ def assert_rows_are_independent(op: Callable[[Tensor], Tensor], x: Tensor) -> No
         assert torch.equal(op(x[:count].clone()), alone[:count]), f"among {count} rows"
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [16, 100, 576, 4096])
-@pytest.mark.parametrize("wide", [False, True], ids=["weight", "weight of fp32"])
+@pytest.mark.parametrize(
+    ("processor", "wide", "width", "dtype", "count"),
+    pairwise(PROCESSORS, [False, True], [16, 100, 576, 4096], DTYPES, [1, 3]),
+    ids=str,
+    indirect=["processor"],
+)
 def test_norm(processor, wide, width, dtype, count) -> None:
     x, weight = noise(ROWS, width, dtype=dtype), noise(width, dtype=torch.float32 if wide else dtype)
     with threads(count):
@@ -64,10 +68,18 @@ def test_norm_of_the_heads_of_each_row(heads, dtype, count) -> None:
         assert_rows_are_independent(lambda part: rms_norm(part[:, :-2], weight, 1e-5), x)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("normed", [False, True, "wide"])
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 16), (32, 8, 128), (3, 1, 24)], ids=str)
+@pytest.mark.parametrize(
+    ("processor", "heads", "dtype", "normed", "count"),
+    pairwise(
+        PROCESSORS,
+        [(4, 2, 64), (9, 3, 16), (32, 8, 128), (3, 1, 24)],
+        [*DTYPES, torch.float16],
+        [False, True, "wide"],
+        [1, 3],
+    ),
+    ids=str,
+    indirect=["processor"],
+)
 def test_rotation(processor, heads, dtype, normed, count) -> None:
     """As the reference has it; keys and values in their slots, and each row as if it were alone."""
     queries, groups, dim = heads
@@ -94,9 +106,12 @@ def test_rotation(processor, heads, dtype, normed, count) -> None:
             assert all(torch.equal(a[0], b[row]) for a, b in zip(turned(slice(row, row + 1)), found, strict=True))
 
 
-@pytest.mark.parametrize("stored", STORED, ids=str)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 16), (3, 1, 24)], ids=str)
+@pytest.mark.parametrize(
+    ("processor", "heads", "dtype", "stored"),
+    pairwise(PROCESSORS, [(4, 2, 64), (9, 3, 16), (3, 1, 24)], [*DTYPES, torch.float16], STORED),
+    ids=str,
+    indirect=["processor"],
+)
 def test_keys_and_values_are_quantised_as_the_reference_says(processor, heads, dtype, stored) -> None:
     """Bit by bit: zeros, tiny, huge and wide heads, and such that hold no numbers, too; and each row as if alone."""
     queries, groups, dim = heads

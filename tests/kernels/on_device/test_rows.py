@@ -11,6 +11,8 @@ from foresay.verifier.ops import norm as norm_op
 from foresay.verifier.ops import rope as rope_op
 from foresay.verifier.ops.kernels import norm, rotate, segments, take
 from foresay.verifier.ops.linear import Partials
+from tests.combinations import pairwise
+from tests.kernels.on_device.conftest import DTYPES
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -27,9 +29,10 @@ def close(result: Tensor, wanted: Tensor, ulps: float = 2.0) -> bool:
     return torch.allclose(result.cpu().double(), wanted.cpu().double(), rtol=ulps * eps, atol=ulps * eps)
 
 
-@pytest.mark.parametrize("width", [1, 96, 128, 576, 1000, 4096])
-@pytest.mark.parametrize("wide", [False, True], ids=["weight", "weight of fp32"])
-def test_norm(wide, width, dtype, device) -> None:
+@pytest.mark.parametrize(
+    ("width", "wide", "dtype"), pairwise([1, 96, 128, 576, 1000, 4096], [False, True], DTYPES), ids=str
+)
+def test_norm(width, wide, dtype, device) -> None:
     x, weight = noise(device, ROWS, width, dtype=dtype), noise(device, width, dtype=torch.float32 if wide else dtype)
     result = norm.rms_norm(x, weight, 1e-5)
     assert close(result, norm_op.rms_norm(x.cpu(), weight.cpu(), 1e-5), ulps=4.0)
@@ -73,8 +76,11 @@ class _Attention:
         return self.qkv.to(device), self.cos.to(device), self.sin.to(device), keys, values, self.slots.to(device)
 
 
-@pytest.mark.parametrize("normed", [False, True, "wide"])
-@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 96), (6, 1, 16), (8, 8, 128)], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "normed", "dtype"),
+    pairwise([(4, 2, 64), (9, 3, 96), (6, 1, 16), (8, 8, 128)], [False, True, "wide"], DTYPES),
+    ids=str,
+)
 def test_rotation_and_store(heads, normed, dtype, device) -> None:
     case = _Attention(device, dtype, *heads)
     q_norm, k_norm = case.norms if normed else (None, None)
@@ -93,8 +99,11 @@ def test_rotation_and_store(heads, normed, dtype, device) -> None:
     assert (ours[3][untouched] == 7.0).all() and (ours[4][untouched] == 7.0).all()
 
 
-@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 96), (8, 8, 128)], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "stored", "dtype"),
+    pairwise([(4, 2, 64), (9, 3, 96), (8, 8, 128)], [torch.int8, torch.float8_e4m3fn], DTYPES),
+    ids=str,
+)
 def test_rows_are_quantised_on_the_way(heads, stored, dtype, device) -> None:
     """Zeros, heads that are tiny, huge or no numbers among them; and no row notices another."""
     case, (_, groups, dim) = _Attention(device, dtype, *heads), heads
@@ -154,8 +163,7 @@ def test_segments_are_added_as_the_product_itself_adds_them(biased, dtype, devic
     assert all(torch.equal(a, b) for a, b in zip(run(partials), run(whole), strict=True))
 
 
-@pytest.mark.parametrize("width", [64, 96, 1600])
-@pytest.mark.parametrize("keep_normed", [False, True])
+@pytest.mark.parametrize(("keep_normed", "width", "dtype"), pairwise([False, True], [64, 96, 1600], DTYPES), ids=str)
 def test_what_a_pass_begins_with(keep_normed, width, dtype, device) -> None:
     """The bits of the kernels that do it in several launches."""
     table, hidden, weights = (noise(device, n, width, dtype=dtype) for n in (9, ROWS, 2))
