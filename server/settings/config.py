@@ -14,11 +14,12 @@ order flag, variable, file, default. This module imports neither torch nor trans
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from foresay.server.catalog.formats import REASONING, TOOL_FORMATS
 from foresay.server.settings import units
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SUFFIX
@@ -32,8 +33,12 @@ Quantize = Literal["int8", "int4", "fp8"]
 KVDtype = Literal["auto", "int8", "fp8"]
 Activations = Literal["auto", "int8", "model"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
-ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
-ReasoningParser = Literal["auto", "none", "think"]
+if TYPE_CHECKING:
+    ToolParser: TypeAlias = str
+    ReasoningParser: TypeAlias = str
+else:
+    ToolParser = Literal["auto", "none", *TOOL_FORMATS, "response_template"]
+    ReasoningParser = Literal["auto", "none", *REASONING]
 Growth = Literal["dynamic", "static"]
 Chain = Annotated[
     int, Meta(ge=1, le=63, extra={"expected": "a whole number from 1 to 63 (--draft none decodes without drafts)"})

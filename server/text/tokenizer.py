@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from foresay.server.catalog.formats import TOOLS_VARIABLES
 from foresay.server.text.detokenize import SpelledToken, Spelling
 from foresay.server.text.prompt import ControlTokens, Rendered, Room, most_characters
 from foresay.server.text.time_limit import TookTooLong, interrupted_after
@@ -227,6 +228,7 @@ class Tokenizer:
             raise InvalidRequest("chat_template_kwargs", f"chat_template_kwargs must not hold {name}")
         given = (messages, list(tools) or None, dict(template_kwargs or {}))
         (told, offered, variables), mark = self._control.sealed(given, self.templates)
+        others = {name: offered for name in TOOLS_VARIABLES[1:] if offered and name in self.templates}
         try:
             with interrupted_after(RENDERING_SECONDS):
                 prompt = self._templates.apply_chat_template(
@@ -235,7 +237,7 @@ class Tokenizer:
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
-                    **variables,
+                    **others | variables,
                 )
         except TookTooLong:
             raise InvalidRequest("messages", "the model's chat template takes too long for these messages") from None

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from foresay.server.catalog.formats import TOOL_FORMATS
 from foresay.server.schemas.chat import Function
 from foresay.server.text.choice import Choice, TextOptions
 from foresay.server.text.conversation import Offer
-from foresay.server.text.grammars.answers import strict_grammar, tool_call_grammar
-from foresay.server.text.parsers.chat_format import FORMATS, ChatFormat
+from foresay.server.text.grammars.calls import strict_grammar, tool_call_grammar
+from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import ToolCallPart, joined
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest
@@ -44,7 +45,7 @@ FORMS = ("hermes", "qwen3_coder", "llama3", "mistral")
 
 
 def tokens_of(tokenizer: Tokenizer, form: str) -> dict[str, int]:
-    ids = {tag: tokenizer.added_id(tag) for tag in FORMATS[form].tags}
+    ids = {tag: tokenizer.added_id(tag) for tag in TOOL_FORMATS[form].tags}
     return {tag: id for tag, id in ids.items() if id is not None}
 
 
@@ -102,7 +103,7 @@ def test_a_strict_function_is_held_to_its_schema_and_the_text_is_free(form):
     assert grammar is not None
     called = set()
     for seed in range(40):
-        drawn = walked(tokenizer, grammar.text, seed, most=120, liked=tokens[FORMATS[form].tags[0]])
+        drawn = walked(tokenizer, grammar.text, seed, most=120, liked=tokens[TOOL_FORMATS[form].tags[0]])
         reason, parts, calls = answered(tokenizer, offer, drawn)
         assert len(calls) <= 1
         assert reason in (("tool_calls", "length") if calls else ("stop", "length"))
@@ -123,7 +124,7 @@ def test_only_allowed_functions_can_be_called(form):
     assert grammar is not None
     called = set()
     for seed in range(30):
-        drawn = walked(tokenizer, grammar.text, seed, most=60, liked=tokens[FORMATS[form].tags[0]])
+        drawn = walked(tokenizer, grammar.text, seed, most=60, liked=tokens[TOOL_FORMATS[form].tags[0]])
         _, parts, calls = answered(tokenizer, Offer(listed=FUNCTIONS, functions=FUNCTIONS), drawn)
         called |= {call.name for call in calls} | ({"text"} if text_of(parts) else set())
     assert called == {"now", "text"}

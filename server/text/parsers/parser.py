@@ -135,12 +135,12 @@ class Answer:
         return True
 
 
-def json_call(reader: Reader, call: Call) -> Script[None]:
-    """``{"name": ..., "arguments": {...}}``: the keys in any order, other keys passed over."""
+def json_call(reader: Reader, call: Call, name: str) -> Script[None]:
+    """``{"name": ..., "arguments": {...}}``: the keys in any order, other keys passed over. name: the name's key."""
     yield from reader.expect("{")
     following = ","
     while following == ",":
-        yield from _entry(reader, call)
+        yield from _entry(reader, call, name)
         following = yield from reader.solid()
     if following != "}":
         reader.unread(following)
@@ -148,10 +148,10 @@ def json_call(reader: Reader, call: Call) -> Script[None]:
     call.close()
 
 
-def _entry(reader: Reader, call: Call) -> Script[None]:
+def _entry(reader: Reader, call: Call, name: str) -> Script[None]:
     key = yield from string(reader)
     yield from reader.expect(":")
-    if key == "name":
+    if key == name:
         call.named((yield from string(reader)))
     elif key in ARGUMENTS and not call.given:
         yield from arguments(reader, call)
@@ -161,8 +161,7 @@ def _entry(reader: Reader, call: Call) -> Script[None]:
 
 def arguments(reader: Reader, call: Call) -> Script[None]:
     """An object, told as it comes; or one written inside a string; or null, which is none."""
-    first = yield from reader.solid()
-    reader.unread(first)
+    first = yield from reader.ahead()
     if first == "{":
         yield from value(reader, call.write)
         return
@@ -183,18 +182,9 @@ def _ignored(text: str) -> None:
     """A value nobody needs."""
 
 
-# -- thinking, split off in front --------------------------------------------------------------------------------------
-# ::
-#
-#     <think>reasoning</think>answer        Qwen 3, DeepSeek; the prompt may end with the opening tag already
-#     [THINK]reasoning[/THINK]answer        Magistral
-#
+# -- reasoning, split off in front -------------------------------------------------------------------------------------
 # White space next to the tags belongs to neither. Only the beginning of the output can be reasoning: a tag that is
 # written later is text.
-
-
-#: The tags that models think between.
-TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 def reasoning(reader: Reader, answer: Answer, tags: tuple[str, str], opened: bool) -> Script[None]:
@@ -202,7 +192,7 @@ def reasoning(reader: Reader, answer: Answer, tags: tuple[str, str], opened: boo
     if not opened and not (yield from _opens(reader, tags[0])):
         return
     answer.thinking = True
-    yield from text_before(reader, answer.reasoning, tags[1], trim=True)
+    yield from text_before(reader, answer.reasoning, tags[1:], trim=True)
     answer.thinking = False
     reader.unread((yield from reader.solid()))
 

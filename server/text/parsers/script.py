@@ -7,6 +7,7 @@ single characters, and marker tokens as the whole tag they stand for (``[TOOL_CA
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from string import hexdigits
 from typing import TypeVar
 
 import msgspec
@@ -49,10 +50,10 @@ class Reader:
             self._tape.append(atom)
         return atom
 
-    def char(self) -> Script[str]:
-        """The next atom, which must be a character."""
+    def char(self, tag: str = "") -> Script[str]:
+        """The next atom, which must be a character or ``tag``."""
         atom = yield from self.read()
-        if len(atom) > 1:
+        if len(atom) > 1 and atom != tag:
             self.unread(atom)
             raise Broken
         return atom
@@ -64,17 +65,25 @@ class Reader:
             if not atom.isspace():
                 return atom
 
-    def expect(self, text: str) -> Script[None]:
-        """``text``, written as characters or told as one marker, possibly behind white space."""
+    def ahead(self) -> Script[str]:
+        """The same, to be read again."""
         atom = yield from self.solid()
-        for wanted in text[1:] if atom == text[0] else "":
-            following = yield from self.read()
-            if following != wanted:
-                self.unread(following)
+        self.unread(atom)
+        return atom
+
+    def one_of(self, tags: tuple[str, ...]) -> Script[str]:
+        """Which of ``tags`` follows, written as characters or told as one marker, possibly behind white space."""
+        read = [(yield from self.solid())]
+        while (tag := "".join(read)) not in tags:
+            if not any(one.startswith(tag) for one in tags):
+                self.unread(*read)
                 raise Broken
-        if atom not in (text, text[0]):
-            self.unread(atom)
-            raise Broken
+            read.append((yield from self.read()))
+        return tag
+
+    def expect(self, tag: str) -> Script[None]:
+        """The one tag that may follow."""
+        yield from self.one_of((tag,))
 
     def unread(self, *atoms: str) -> None:
         """Read these again."""
@@ -96,30 +105,26 @@ class Reader:
         tape, self._tape = self._tape, None
         self.unread(*tape)
 
-    def rest(self) -> list[str]:
-        """What was unread and not read again, once the script is over."""
-        rest, self._again = self._again[::-1], []
-        return rest
 
+def text_before(reader: Reader, say: Callable[[str], None], tags: tuple[str, ...], trim: bool = False) -> Script[str]:
+    """Say the text up to one of ``tags``; returns the tag and the white space before it, which is not said.
 
-def text_before(reader: Reader, say: Callable[[str], None], tag: str, trim: bool = False) -> Script[str]:
-    """Say the text up to ``tag``; returns the tag and the white space before it, which is not said.
-
-    Holds back white space and what could be the tag. trim: leave out white space at the beginning too.
+    Holds back white space and what could be a tag. trim: leave out white space at the beginning too.
     """
     held = ""
     try:
         while True:
             atom = yield from reader.read()
-            if atom == tag:
+            if atom in tags:
                 _say(say, held.rstrip())
-                return held[len(held.rstrip()) :] + tag
+                return held[len(held.rstrip()) :] + atom
             if trim and not held and atom.isspace():
                 continue
             held += atom
-            if held.endswith(tag):
+            if held.endswith(tags):
                 return held
-            begin = next((at for at in range(len(held)) if tag.startswith(held[at:].lstrip())), len(held))
+            ends = (at for at in range(len(held)) if any(tag.startswith(held[at:].lstrip()) for tag in tags))
+            begin = next(ends, len(held))
             trim = trim and begin == 0
             _say(say, held[:begin])
             held = held[begin:]
@@ -146,35 +151,100 @@ def _say(say: Callable[[str], None], text: str) -> None:
         say(text)
 
 
-# -- reading JSON a character at a time --------------------------------------------------------------------------------
-# Lenient inside a value: brackets must match and strings must end, the rest is passed on as it was written.
+# -- reading JSON, or Python's literals, a character at a time ---------------------------------------------------------
+# Lenient inside a value: brackets must match and strings must end, the rest of JSON is passed on as it was written.
+# Python is told as JSON; of it only strings come while they are written.
 
 
 Write = Callable[[str], None]
 
 _CLOSERS = {"{": "}", "[": "]"}
-_AFTER_SCALAR = frozenset(",]} \t\r\n")
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""} | {char: char for char in "/\\'\""}
 
 
-def value(reader: Reader, write: Write) -> Script[None]:
+def value(reader: Reader, write: Write, python: bool = False) -> Script[None]:
     """One value, behind white space; its text goes to ``write`` as it comes."""
-    first = yield from reader.solid()
-    reader.unread(first)
-    if first in _CLOSERS:
-        yield from _bracketed(reader, write)
-    elif first == '"':
-        yield from _quoted(reader, write)
-    else:
-        yield from _scalar(reader, write)
+    brackets = _CLOSERS | {"(": ")"} if python else _CLOSERS
+    closers: list[str] = []
+    held = ""  # in Python a comma may be before a bracket that closes
+    yield from reader.ahead()
+    while True:
+        char = yield from reader.char()
+        if char in brackets:
+            closers.append(brackets[char])
+            write(held + ("[" if char == "(" else char))
+        elif char in brackets.values():
+            if not closers or char != closers.pop():
+                reader.unread(char)
+                raise Broken
+            write("]" if char == ")" else char)
+        elif char == '"' or (python and char == "'"):
+            write(held + '"')
+            yield from _quoted(reader, write, char, python)
+        elif closers and not python:
+            write(char)
+        elif closers and (char.isspace() or char in ",:"):
+            held += char
+            continue
+        else:
+            reader.unread(char)
+            write(held)
+            yield from (_word if python else _scalar)(reader, write)
+        held = ""
+        if not closers:
+            return
+
+
+def _quoted(reader: Reader, write: Write, quote: str = '"', python: bool = False) -> Script[None]:
+    """The rest of a string."""
+    while (char := (yield from reader.char())) != quote:
+        if char != "\\":
+            write(spelled(char)[1:-1] if python else char)
+        elif python:
+            write((yield from _escaped(reader)))
+        else:
+            write(char)
+            write((yield from reader.char()))
+    write('"')
+
+
+def _escaped(reader: Reader) -> Script[str]:
+    """What an escape of Python's means, as JSON spells it."""
+    char = yield from reader.char()
+    digits = ""
+    for _ in range({"x": 2, "u": 4}.get(char, 0)):
+        digits += yield from reader.char()
+    if digits and not set(digits) - set(hexdigits):
+        return f"\\u{digits:0>4}"
+    return spelled(_ESCAPES.get(char, "\\" + char) + digits)[1:-1]
+
+
+def _scalar(reader: Reader, write: Write) -> Script[None]:
+    length = 0
+    while (char := (yield from reader.char())).isalnum() or char in "+-.":
+        write(char)
+        length += 1
+    reader.unread(char)
+    if not length:
+        raise Broken
+
+
+def _word(reader: Reader, write: Write) -> Script[None]:
+    """A number, or a word such as True."""
+    raw: list[str] = []
+    try:
+        yield from _scalar(reader, raw.append)
+    except Ended:
+        write("".join(raw))
+        raise
+    write(meant("".join(raw)))
 
 
 def string(reader: Reader) -> Script[str]:
     """What the string that comes next, behind white space, says."""
-    first = yield from reader.solid()
-    reader.unread(first)
-    if first != '"':
-        raise Broken
-    raw: list[str] = []
+    yield from reader.expect('"')
+    raw = ['"']
     yield from _quoted(reader, raw.append)
     said = text_of("".join(raw))
     if said is None:
@@ -190,43 +260,16 @@ def text_of(raw: str) -> str | None:
         return None
 
 
-def _bracketed(reader: Reader, write: Write) -> Script[None]:
-    closers: list[str] = []
-    while True:
-        char = yield from reader.char()
-        if char == '"':
-            reader.unread(char)
-            yield from _quoted(reader, write)
-            continue
-        if char in _CLOSERS:
-            closers.append(_CLOSERS[char])
-        elif char in "]}" and char != closers.pop():
-            reader.unread(char)
-            raise Broken
-        write(char)
-        if not closers:
-            return
+def meant(text: str) -> str:
+    """``text`` as JSON: what it says, or a string if it is no JSON."""
+    text = _WORDS.get(text.strip(), text)
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return spelled(text)
+    return text.strip()
 
 
-def _quoted(reader: Reader, write: Write) -> Script[None]:
-    write((yield from reader.char()))
-    escaped = False
-    while True:
-        char = yield from reader.char()
-        write(char)
-        if char == '"' and not escaped:
-            return
-        escaped = char == "\\" and not escaped
-
-
-def _scalar(reader: Reader, write: Write) -> Script[None]:
-    length = 0
-    while True:
-        char = yield from reader.char()
-        if char in _AFTER_SCALAR or not (char.isalnum() or char in "+-."):
-            reader.unread(char)
-            if not length:
-                raise Broken
-            return
-        write(char)
-        length += 1
+def spelled(text: str) -> str:
+    """``text`` as a string of JSON."""
+    return msgspec.json.encode(text).decode()
