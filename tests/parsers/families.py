@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
@@ -18,6 +19,7 @@ _TURNS = (
 )
 _TOOLS = "{% if tools %}<|system|>{% for t in tools %}{{ t | tojson }}{% endfor %}<|end|>{% endif %}"
 _NAME, _ARGUMENTS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+_LINE = "{{ '\n' if not loop.first }}"
 _CALL = f'{{"name": "{_NAME}", "arguments": {_ARGUMENTS}}}'
 
 
@@ -37,18 +39,20 @@ _CALLS = {
     "hermes": f"<tool_call>{_CALL}</tool_call>",
     "llama3": "<|python_tag|>" + _CALL.replace('arguments"', 'parameters"'),
     "mistral": f"[TOOL_CALLS][{_CALL}]",
-    "qwen3_coder": f"<tool_call>\n<function={_NAME}>\n"
+    "qwen3_coder": f"{_LINE}<tool_call>\n<function={_NAME}>\n"
     + _each("<parameter=K>\nV\n</parameter>\n")
     + "</function>\n</tool_call>",
-    "seed_oss": f"<seed:tool_call>\n<function={_NAME}>\n"
+    "seed_oss": f"{_LINE}<seed:tool_call>\n<function={_NAME}>\n"
     + _each("<parameter=K>V</parameter>\n")
     + "</function>\n</seed:tool_call>",
     "minimax_m2": _within(
-        "\n<minimax:tool_call>\n",
+        "<minimax:tool_call>\n",
         f'<invoke name="{_NAME}">\n' + _each('<parameter name="K">V</parameter>\n') + "</invoke>\n",
         "</minimax:tool_call>",
     ),
-    "glm45": f"\n<tool_call>{_NAME}\n" + _each("<arg_key>K</arg_key>\n<arg_value>V</arg_value>\n") + "</tool_call>",
+    "glm45": f"{_LINE}<tool_call>{_NAME}\n"
+    + _each("<arg_key>K</arg_key>\n<arg_value>V</arg_value>\n")
+    + "</tool_call>",
     "phi4_mini": f"<|tool_call|>{_CALL}<|/tool_call|>",
     "granite3": _within("<|tool_call|>[", "{{ ', ' if not loop.first }}" + _CALL, "]"),
     "kimi_k2": _within(
@@ -58,7 +62,9 @@ _CALLS = {
     ),
     "deepseek_v3": _within(
         "<｜tool▁calls▁begin｜>",
-        "<｜tool▁call▁begin｜>{{ c.type }}{% set tool = c %}{{ '<｜tool▁sep｜>' + tool['function']['name'] }}\n```json\n"
+        _LINE
+        + "<｜tool▁call▁begin｜>{{ c.type }}{% set tool = c %}{{ '<｜tool▁sep｜>' + tool['function']['name'] }}"
+        + "\n```json\n"
         + f"{_ARGUMENTS}\n```<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>",
     ),
@@ -76,8 +82,8 @@ _CALLS = {
     "olmo3": _within(
         "<function_calls>",
         f"{_NAME}("
-        + "{% for k, v in c.function.arguments.items() %}{{ ', ' if not loop.first }}{{ k }}={{ v | tojson }}{% endfor %}"
-        + "){{ '\n' if not loop.last }}",
+        + "{% for k, v in c.function.arguments.items() %}{{ ', ' if not loop.first }}{{ k }}={{ v | tojson }}"
+        + "{% endfor %}){{ '\n' if not loop.last }}",
         "</function_calls>",
     ),
 }
@@ -104,7 +110,10 @@ TEMPLATES = {
 }
 #: Added tokens by family; True: special, so that plain decoding leaves them out.
 ADDED = {
-    **{family: dict.fromkeys(form.tags, "｜" in form.begins or "|" in form.begins) for family, form in TOOL_FORMATS.items()},
+    **{
+        family: dict.fromkeys(form.tags, "｜" in form.begins or "|" in form.begins)
+        for family, form in TOOL_FORMATS.items()
+    },
     "hermes": {"<tool_call>": False, "</tool_call>": False},
     "qwen3_coder": {"<tool_call>": False, "</tool_call>": False},
     "qwen3": {"<tool_call>": False, "</tool_call>": False, "<think>": False, "</think>": False},
@@ -118,6 +127,17 @@ ADDED = {
 }
 TURNS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 SAMPLE = ['Sure. {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}', "The fox and the weather"]
+
+
+def written(tokenizer: Tokenizer, *calls: tuple[str, dict[str, Any]]) -> str:
+    """What the assistant says if it makes these calls, by the template."""
+    made = [
+        {"id": f"functions.{name}:{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    turns = [{"role": "user", "content": ""}, {"role": "assistant", "content": "", "tool_calls": made}]
+    shown = tokenizer.render(turns, add_generation_prompt=False).text
+    return shown.partition("<|assistant|>")[2].removesuffix("<|end|>")
 
 
 def family_tokenizer(family: str, sample: Sequence[str] = SAMPLE) -> Tokenizer:
