@@ -28,7 +28,7 @@ def read(
 ) -> list[Part]:
     """The parts of ``text``, fed in pieces that end at ``cuts``. special: tags that arrive as marker tokens."""
     answer = Answer(lambda index: f"id{index}", OFFERED, parallel)
-    parser = ScriptParser(answer, partial(output, TOOL_FORMATS.get(family, ToolFormat())), special, tags, opened)
+    parser = ScriptParser(answer, partial(output, TOOL_FORMATS.get(family, ToolFormat()), tags, opened), special)
     parts = [part for piece in _pieces(text, cuts) for part in _fed(parser, piece, dict(special or {}))]
     return joined(parts + parser.flush())
 

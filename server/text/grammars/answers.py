@@ -35,21 +35,17 @@ async def chat_grammar(
     """What the answer must match; None if it may be anything. Raises :class:`InvalidRequest` naming the field."""
     grammar = await wanted(request)
     form = chat_format.calls if offer.functions else None
-    if form is not None and offer.required:
-        refuse_lengths(request, "tool_choice")
-        grammar = await asyncio.to_thread(tool_call_grammar, form, offer, _tokens(form, tokenizer))
-    elif form is not None and grammar is None:
-        grammar = await asyncio.to_thread(strict_grammar, form, offer, _tokens(form, tokenizer))
-        if grammar is not None:
-            refuse_lengths(request, grammar.param)
-    elif form is not None and grammar is not None:
-        calls = await asyncio.to_thread(tool_call_grammar, form, offer, _tokens(form, tokenizer))
-        grammar = _either(calls, grammar, form)
-    return (
-        None
-        if grammar is None
-        else _behind_thinking(bounded(grammar, MOST_BYTES_WITH_CALLS), chat_format, tokenizer, beginning)
-    )
+    if form is not None:
+        make = tool_call_grammar if offer.required or grammar is not None else strict_grammar
+        calls = await asyncio.to_thread(make, form, offer, _tokens(form, tokenizer))
+        if calls is not None and grammar is not None and not offer.required:
+            grammar = _either(calls, grammar, form)
+        elif calls is not None:
+            refuse_lengths(request, calls.param)
+            grammar = calls
+    if grammar is None:
+        return None
+    return _behind_thinking(bounded(grammar, MOST_BYTES_WITH_CALLS), chat_format, tokenizer, beginning)
 
 
 def _tokens(form: str, tokenizer: Tokenizer) -> dict[str, int]:

@@ -242,13 +242,8 @@ def _pattern(tag: str) -> str:
 
 def _loosened(offer: Offer) -> Offer:
     """The same functions, those that are not strict with any arguments."""
-    loose = {function.name: _loose(function) for function in offer.listed}
-    return msgspec.structs.replace(
-        offer,
-        listed=tuple(loose[function.name] for function in offer.listed),
-        functions=tuple(loose[function.name] for function in offer.functions),
+    listed, functions = (
+        tuple(one if one.strict else msgspec.structs.replace(one, parameters=_ANYTHING) for one in given)
+        for given in (offer.listed, offer.functions)
     )
-
-
-def _loose(function: Function) -> Function:
-    return function if function.strict else msgspec.structs.replace(function, parameters=_ANYTHING)
+    return msgspec.structs.replace(offer, listed=listed, functions=functions)

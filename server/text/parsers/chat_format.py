@@ -20,7 +20,7 @@ import msgspec
 from foresay.server.catalog.formats import REASONING, TOOL_FORMATS, TOOLS_VARIABLES, ToolFormat
 from foresay.server.settings.config import ReasoningParser, ToolParser
 from foresay.server.text.parsers.formats import output
-from foresay.server.text.parsers.parser import Answer, ScriptParser, opened_by
+from foresay.server.text.parsers.parser import Answer, ScriptParser
 from foresay.server.text.parts import OutputParser, Part, PlainText, ReasoningPart, TextPart, ToolCallPart
 from foresay.spec.errors import InvalidRequest
 
@@ -211,11 +211,14 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
             return PlainText()
         markers = {token: tag for token, tag in self.markers.items() if tag in tags}
         answer = Answer(_identify(request_id, *form.id), offer.schemas, offer.parallel)
-        return ScriptParser(answer, partial(output, form), markers, self.thinks, opened)
+        return ScriptParser(answer, partial(output, form, self.thinks, opened), markers)
 
     def opened_by(self, prompt: str, continues: bool) -> bool:
-        """Whether ``prompt`` ends inside reasoning."""
-        return self.thinks is not None and opened_by(prompt, self.thinks, continues)
+        """Whether ``prompt`` ends inside reasoning. continues: the answer goes on with its last message."""
+        if self.thinks is None:
+            return False
+        opens, closes = self.thinks
+        return prompt.rfind(opens) > prompt.rfind(closes) if continues else prompt.rstrip().endswith(opens)
 
 
 def _calls(template: str) -> str | None:

@@ -24,8 +24,18 @@ _PIECES = re.compile(r"<[^<>]+>?|\[[A-Z_]+\]|```\w*|\S")
 _KEY_OF_NAME = re.compile(r'"(\w+)": "\{name\}"')
 
 
-def output(form: ToolFormat, reader: Reader, answer: Answer) -> Script[None]:
-    """Text, and calls in it if functions were offered."""
+def output(
+    form: ToolFormat, thinks: tuple[str, str] | None, opened: bool, reader: Reader, answer: Answer
+) -> Script[None]:
+    """Reasoning between the tags in ``thinks``, which may be ``opened``, and text with calls if functions were offered.
+
+    Only the beginning can be reasoning: a tag that is written later is text.
+    """
+    if thinks and (opened or (yield from passed_over(reader, thinks[0], unless=(Broken, Ended)))):
+        answer.thinking = True
+        yield from text_before(reader, answer.reasoning, thinks[1:], trim=True)
+        answer.thinking = False
+        yield from reader.ahead()
     calls = bool(form.begins and answer.offered)
     tags = (*form.wraps, form.begins) if calls else form.wraps
     called = calls and form.bare and (yield from _calls(form, reader, answer))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, string, text_before, text_of, value
+from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, string, text_of, value
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 #: What different models call the arguments.
@@ -87,10 +87,6 @@ class Answer:
         self.calls = 0
         self._identify, self._parallel = identify, parallel
 
-    def tell(self, part: Part) -> None:
-        """One more part."""
-        self.said.append(part)
-
     def text(self, text: str) -> None:
         """More text."""
         self.said.append(TextPart(text))
@@ -118,7 +114,7 @@ class Answer:
         self, reader: Reader, read: Callable[[Reader, Call], Script[None]], known: frozenset[str] | None = None
     ) -> Script[bool]:
         """Read a call; returns whether there was one. If not, nothing is read. known: names that count; None: any."""
-        call = Call(self.calls, self._identify(self.calls), self.tell, reader.forget, known)
+        call = Call(self.calls, self._identify(self.calls), self.said.append, reader.forget, known)
         reader.mark()
         try:
             yield from read(reader, call)
@@ -156,7 +152,7 @@ def _entry(reader: Reader, call: Call, name: str) -> Script[None]:
     elif key in ARGUMENTS and not call.given:
         yield from arguments(reader, call)
     else:
-        yield from value(reader, _ignored)
+        yield from value(reader, [].append)
 
 
 def arguments(reader: Reader, call: Call) -> Script[None]:
@@ -178,68 +174,18 @@ def arguments(reader: Reader, call: Call) -> Script[None]:
         raise Broken
 
 
-def _ignored(text: str) -> None:
-    """A value nobody needs."""
-
-
-# -- reasoning, split off in front -------------------------------------------------------------------------------------
-# White space next to the tags belongs to neither. Only the beginning of the output can be reasoning: a tag that is
-# written later is text.
-
-
-def reasoning(reader: Reader, answer: Answer, tags: tuple[str, str], opened: bool) -> Script[None]:
-    """Read the reasoning, if there is any. tags: that open and close it. opened: whether the prompt has opened it."""
-    if not opened and not (yield from _opens(reader, tags[0])):
-        return
-    answer.thinking = True
-    yield from text_before(reader, answer.reasoning, tags[1:], trim=True)
-    answer.thinking = False
-    reader.unread((yield from reader.solid()))
-
-
-def opened_by(prompt: str, tags: tuple[str, str], continues: bool) -> bool:
-    """Whether ``prompt`` ends inside reasoning. continues: the answer goes on with the prompt's last message."""
-    if continues:
-        return prompt.rfind(tags[0]) > prompt.rfind(tags[1])
-    return prompt.rstrip().endswith(tags[0])
-
-
-def _opens(reader: Reader, tag: str) -> Script[bool]:
-    reader.mark()
-    try:
-        yield from reader.expect(tag)
-    except (Broken, Ended):
-        reader.rewind()
-        return False
-    reader.forget()
-    return True
-
-
-# -- the parser of one answer ------------------------------------------------------------------------------------------
-
-#: A way of writing answers.
-Format = Callable[[Reader, Answer], Script[None]]
-
-
 class ScriptParser:
-    """An :class:`~foresay.server.text.parts.OutputParser` that reads reasoning, if ``tags`` are given, and then
-    ``form``.
+    """An :class:`~foresay.server.text.parts.OutputParser` that follows a script, which tells ``answer`` what it reads.
 
-    markers: the tags that are single special tokens, by id. opened: whether the prompt has opened the reasoning.
+    markers: the tags that are single special tokens, by id.
     """
 
     def __init__(
-        self,
-        answer: Answer,
-        form: Format,
-        markers: Mapping[int, str] | None = None,
-        tags: tuple[str, str] | None = None,
-        opened: bool = False,
+        self, answer: Answer, script: Callable[[Reader, Answer], Script[None]], markers: Mapping[int, str] | None = None
     ) -> None:
         self.complete = False
         self._answer, self._tags = answer, dict(markers or {})
-        answer.thinking = opened
-        self._script = _whole(answer, form, tags, opened)
+        self._script = script(Reader(), answer)
         next(self._script)
 
     @property
@@ -268,7 +214,8 @@ class ScriptParser:
         for atom in atoms:
             if not self.complete:
                 self._send(atom)
-        said, self._answer.said = self._answer.said, []
+        said = self._answer.said[:]
+        self._answer.said.clear()
         return said
 
     def _send(self, atom: str) -> None:
@@ -276,10 +223,3 @@ class ScriptParser:
             self._script.send(atom)
         except (StopIteration, Ended):
             self.complete = True
-
-
-def _whole(answer: Answer, form: Format, tags: tuple[str, str] | None, opened: bool) -> Script[None]:
-    reader = Reader()
-    if tags is not None:
-        yield from reasoning(reader, answer, tags, opened)
-    yield from form(reader, answer)

@@ -123,7 +123,7 @@ def text_before(reader: Reader, say: Callable[[str], None], tags: tuple[str, ...
             held += atom
             if held.endswith(tags):
                 return held
-            ends = (at for at in range(len(held)) if any(tag.startswith(held[at:].lstrip()) for tag in tags))
+            ends = (at for at in range(len(held)) for tag in tags if tag.startswith(held[at:].lstrip()))
             begin = next(ends, len(held))
             trim = trim and begin == 0
             _say(say, held[:begin])
@@ -133,12 +133,14 @@ def text_before(reader: Reader, say: Callable[[str], None], tags: tuple[str, ...
         raise
 
 
-def passed_over(reader: Reader, tag: str) -> Script[bool]:
-    """Pass over white space and ``tag`` if that is what follows, whole or cut off; if not, nothing is passed over."""
+def passed_over(
+    reader: Reader, tag: str, unless: type[Exception] | tuple[type[Exception], ...] = Broken
+) -> Script[bool]:
+    """Pass over white space and ``tag`` if that is what follows, whole or cut off; ``unless`` it is not."""
     reader.mark()
     try:
         yield from reader.expect(tag)
-    except Broken:
+    except unless:
         reader.rewind()
         return False
     finally:
