@@ -14,7 +14,7 @@ order flag, variable, file, default. This module imports neither torch nor trans
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -33,12 +33,8 @@ Quantize = Literal["int8", "int4", "fp8"]
 KVDtype = Literal["auto", "int8", "fp8"]
 Activations = Literal["auto", "int8", "model"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
-if TYPE_CHECKING:
-    ToolParser: TypeAlias = str
-    ReasoningParser: TypeAlias = str
-else:
-    ToolParser = Literal["auto", "none", *TOOL_FORMATS, "response_template"]
-    ReasoningParser = Literal["auto", "none", *REASONING]
+ToolParser = Literal["auto", "none", *TOOL_FORMATS, "response_template"]  # type: ignore[valid-type]
+ReasoningParser = Literal["auto", "none", *REASONING]  # type: ignore[valid-type]
 Growth = Literal["dynamic", "static"]
 Chain = Annotated[
     int, Meta(ge=1, le=63, extra={"expected": "a whole number from 1 to 63 (--draft none decodes without drafts)"})

@@ -51,7 +51,7 @@ CASES = {
     "minimax_m2": [
         (
             'So:<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
-            '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>\nDone.',
+            '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="f">\n</invoke></minimax:tool_call>Done.',
             [TextPart("So:"), call(0, "get_weather", PARIS), call(1, "f", "{}"), TextPart("Done.")],
         ),
         (MINIMAX.format('<parameter name="a">line\n</parameter>\n'), [call(0, "f", '{"a": "line\\n"}')]),
@@ -79,8 +79,8 @@ CASES = {
     ],
     "phi4_mini": [
         (
-            'Yes. <|tool_call|>{"name": "f", "arguments": {"a": 1}}<|/tool_call|><|tool_call|>{"name": "add"}<|/tool_call|>'
-            " Done.",
+            'Yes. <|tool_call|>{"name": "f", "arguments": {"a": 1}}<|/tool_call|><|tool_call|>{"name": "add"}<|/tool_call'
+            "|> Done.",
             [TextPart("Yes."), call(0, "f", '{"a": 1}'), call(1, "add", "{}"), TextPart("Done.")],
         ),
         (
@@ -115,7 +115,10 @@ CASES = {
         text(KIMI.format("")),
         text(KIMI.format(ASKED.replace(":7", ""))),
         text(KIMI.format(ASKED)[:70]),
-        (KIMI.format(ASKED).partition("ys")[0], [call(0, "get_weather", '{"city": "Paris", "da', "functions.get_weather:7")]),
+        (
+            KIMI.format(ASKED).partition("ys")[0],
+            [call(0, "get_weather", '{"city": "Paris", "da', "functions.get_weather:7")],
+        ),
     ],
     "deepseek_v3": [
         (
@@ -133,7 +136,7 @@ CASES = {
         ),
         text(V31.format("f{}")),
         text(V31.format("<｜tool▁call▁begin｜>f<｜tool▁sep｜>1<｜tool▁call▁end｜>")),
-        (V31.format('<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": [1').removesuffix("<｜tool▁calls▁end｜>"), [call(0, "f", '{"a": [1')]),
+        ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": [1', [call(0, "f", '{"a": [1')]),
     ],
     "cohere": [
         (
@@ -152,9 +155,9 @@ CASES = {
         ),
         # Python's literals and JSON's
         (
-            "<function_calls>f(a=True, b=null, c=(1, -2e3,), d={'k': [None, 'it\\'s \"x\"'],}, e='\\x41\\u00e9\\n\\d')",
+            "<function_calls>f(a=True, b=null, c=(1, -2e3,), d={'k': [None, 'it\\'s \"x\"'],}, e='\\u00e9\\n\\d')",
             [call(0, "f", '{"a": true, "b": null, "c": [1, -2e3], "d": {"k": [null, "it\'s \\"x\\""]}, '
-                          '"e": "\\u0041\\u00e9\\n\\\\d"}')],
+                          '"e": "\\u00e9\\n\\\\d"}')],
         ),
         ("<function_calls>f(a=word)</function_calls>", [call(0, "f", '{"a": "word"}')]),
         text('<function_calls>f("Paris")</function_calls>'),

@@ -89,11 +89,11 @@ def _call(way: Way, number: int, function: Function, place: str, tokens: Tokens)
 
 
 class _Parameter(msgspec.Struct, frozen=True):
-    """One of a function. rule: its name in the grammar; place: the field of its schema, which needs definitions."""
+    """One of a function. rule: its name in the grammar; optional: what makes it so; place: the field of its schema."""
 
     rule: str
     key: str
-    needed: bool
+    optional: str
     schema: Any
     place: str
     definitions: dict[str, Any]
@@ -103,11 +103,6 @@ class _Parameter(msgspec.Struct, frozen=True):
         """The rule of a value that is JSON."""
         schema = guided(self.schema | self.definitions, self.place, closed=True)
         return f"value_{self.rule}: %json {json.dumps(schema)}"
-
-    @property
-    def optional(self) -> str:
-        """What makes it optional in a grammar if it is."""
-        return "" if self.needed else "?"
 
 
 def _parameters(number: int, function: Function, place: str) -> list[_Parameter] | None:
@@ -122,8 +117,15 @@ def _parameters(number: int, function: Function, place: str) -> list[_Parameter]
         raise InvalidRequest(place, f"{place}: properties must be an object, and required a list")
     definitions: dict[str, Any] = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
     return [
-        _Parameter(f"parameter{number}_{index}", key, key in needed, inner, f"{place}.properties.{key}", definitions)
-        for index, (key, inner) in enumerate(properties.items())
+        _Parameter(
+            f"parameter{number}_{index}",
+            key,
+            "" if key in needed else "?",
+            one,
+            f"{place}.properties.{key}",
+            definitions,
+        )
+        for index, (key, one) in enumerate(properties.items())
     ]
 
 
@@ -150,7 +152,7 @@ def _tagged(form: str, number: int, parameters: list[_Parameter] | None, tokens:
     else:
         yield f"text[lazy]: /(.|\\n)*{_pattern(end)}/"
     for parameter in parameters or ():
-        _check_key('[^<>"\n]*', parameter)
+        _check_key('[^<>"\n]*' if '"{key}"' in form else "[^<>\n]*", parameter)
         key = _literal(parameter.key)
         if not is_text(parameter.schema):
             yield f"{parameter.rule}: {_written(form, tokens, key=key, value=f'value_{parameter.rule}')}"
@@ -193,7 +195,7 @@ def _python(form: str, number: int, parameters: list[_Parameter] | None) -> Iter
         yield f"{rule}: {_written(form, {}, key=_literal(parameter.key), value=f'value_{rule}')}"
         yield parameter.json
         yield f'rest_{rule}: (", " {rule}){parameter.optional} {rest}'
-        firsts = [f"{rule} {rest}"] + ([] if parameter.needed else firsts)
+        firsts = [f"{rule} {rest}"] + (firsts if parameter.optional else [])
         rest = f"rest_{rule}"
     yield f"parameters{number}: {' | '.join(firsts)}"
 

@@ -164,9 +164,11 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, tokenizer: Tokenizer, tools: ToolParser = "auto", thoughts: ReasoningParser = "auto") -> ChatFormat:
         """What the template shows, unless the settings name it."""
         template = tokenizer.templates
-        calls = _calls(template) if tools == "auto" else tools if tools in TOOL_FORMATS else None
+        shown = (name for name, form in TOOL_FORMATS.items() if any(sign in template for sign in form.signs))
+        calls = next(shown, None) if tools == "auto" else tools if tools in TOOL_FORMATS else None
         declares = tools == "response_template" or (tools == "auto" and calls is None and tokenizer.declares_output)
-        thinks = _thinks(template) if thoughts == "auto" else REASONING.get(thoughts)
+        around = (tags for tags in REASONING.values() if any(tag in template for tag in tags))
+        thinks = next(around, None) if thoughts == "auto" else REASONING.get(thoughts)
         form = TOOL_FORMATS[calls] if calls else ToolFormat()
         special = {tag: tokenizer.special_id(tag) for tag in (*form.tags, *form.wraps, *(thinks or ()))}
         markers = {token: tag for tag, token in special.items() if token is not None}
@@ -210,7 +212,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         if not any(tags):
             return PlainText()
         markers = {token: tag for token, tag in self.markers.items() if tag in tags}
-        answer = Answer(_identify(request_id, *form.id), offer.schemas, offer.parallel)
+        answer = Answer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel)
         return ScriptParser(answer, partial(output, form, self.thinks, opened), markers)
 
     def opened_by(self, prompt: str, continues: bool) -> bool:
@@ -221,13 +223,6 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         return prompt.rfind(opens) > prompt.rfind(closes) if continues else prompt.rstrip().endswith(opens)
 
 
-def _calls(template: str) -> str | None:
-    found = (
-        name for name, form in TOOL_FORMATS.items() if any(sign in template for sign in form.signs or [form.begins])
-    )
-    return next(found, None)
-
-
 def _declared(tokenizer: Tokenizer) -> Callable[[str, str, Offer], OutputParser]:
     tokenizer.output_regions("", ())  # a declaration that cannot be used is an error now, not with every request
     special = sorted(tokenizer.special_ids)
@@ -235,14 +230,10 @@ def _declared(tokenizer: Tokenizer) -> Callable[[str, str, Offer], OutputParser]
 
     def parser(prompt: str, request_id: str, offer: Offer) -> OutputParser:
         regions = tokenizer.output_regions(prompt, offer.rendered())
-        identify = _identify(request_id, "call_", 24)
+        identify = partial(_id, request_id, *ToolFormat().id)
         return DeclaredParser(regions, markers, identify, bool(offer.functions), offer.parallel)
 
     return parser
-
-
-def _thinks(template: str) -> tuple[str, str] | None:
-    return next((tags for tags in REASONING.values() if any(tag in template for tag in tags)), None)
 
 
 def _words(template: str) -> frozenset[str]:
@@ -251,11 +242,7 @@ def _words(template: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", " ".join(blocks)))
 
 
-def _identify(request_id: str, prefix: str, length: int) -> Callable[[int], str]:
-    """Ids that follow from the request's, so that an answer has them however often it is read."""
-
-    def identify(index: int) -> str:
-        digest = blake2b(f"{request_id}:{index}".encode(), digest_size=length).digest()
-        return prefix + "".join(_ALPHANUMERIC[byte % len(_ALPHANUMERIC)] for byte in digest)
-
-    return identify
+def _id(request_id: str, prefix: str, length: int, index: int) -> str:
+    """Follows from the request's, so that an answer has the same ids however often it is read."""
+    digest = blake2b(f"{request_id}:{index}".encode(), digest_size=length).digest()
+    return prefix + "".join(_ALPHANUMERIC[byte % len(_ALPHANUMERIC)] for byte in digest)

@@ -8,17 +8,7 @@ from typing import Any
 
 from foresay.server.catalog.formats import PLACE, TAG, ToolFormat, Way
 from foresay.server.text.parsers.parser import Answer, Call, arguments, json_call
-from foresay.server.text.parsers.script import (
-    Broken,
-    Ended,
-    Reader,
-    Script,
-    meant,
-    passed_over,
-    spelled,
-    text_before,
-    value,
-)
+from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, meant, spelled, text_before, value
 
 _PIECES = re.compile(r"<[^<>]+>?|\[[A-Z_]+\]|```\w*|\S")
 _KEY_OF_NAME = re.compile(r'"(\w+)": "\{name\}"')
@@ -31,7 +21,7 @@ def output(
 
     Only the beginning can be reasoning: a tag that is written later is text.
     """
-    if thinks and (opened or (yield from passed_over(reader, thinks[0], unless=(Broken, Ended)))):
+    if thinks and (opened or (yield from reader.passed_over(thinks[0], unless=(Broken, Ended)))):
         answer.thinking = True
         yield from text_before(reader, answer.reasoning, thinks[1:], trim=True)
         answer.thinking = False
@@ -72,7 +62,7 @@ def _in_a_row(form: ToolFormat, way: Way, reader: Reader, answer: Answer) -> Scr
 
 def _passed_over(reader: Reader, text: str) -> Script[None]:
     for piece in _PIECES.findall(text):
-        yield from passed_over(reader, piece)
+        yield from reader.passed_over(piece)
 
 
 def _call(way: Way, answer: Answer, before: str, may_lack: bool, reader: Reader, call: Call) -> Script[None]:

@@ -6,7 +6,7 @@ follows; before that, what looked like one can still turn out to be text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, string, text_of, value
@@ -25,7 +25,7 @@ class Call:
         id: str,
         tell: Callable[[Part], None],
         certain: Callable[[], None],
-        known: frozenset[str] | None = None,
+        known: Container[str] | None = None,
     ) -> None:
         self.begun = False
         self.given = False
@@ -83,7 +83,7 @@ class Answer:
     ) -> None:
         self.said: list[Part] = []
         self.thinking = False
-        self._offered = offered or {}
+        self.offered = offered or {}
         self.calls = 0
         self._identify, self._parallel = identify, parallel
 
@@ -95,14 +95,9 @@ class Answer:
         """More of what the model thinks before."""
         self.said.append(ReasoningPart(text))
 
-    @property
-    def offered(self) -> frozenset[str]:
-        """The names of the functions that were offered."""
-        return frozenset(self._offered)
-
     def parameters_of(self, name: str) -> Mapping[str, Any]:
         """The schemas of a function's parameters."""
-        properties = self._offered.get(name, {}).get("properties")
+        properties = self.offered.get(name, {}).get("properties")
         return properties if isinstance(properties, dict) else {}
 
     @property
@@ -111,7 +106,7 @@ class Answer:
         return self.calls > 0 and not self._parallel
 
     def attempt(
-        self, reader: Reader, read: Callable[[Reader, Call], Script[None]], known: frozenset[str] | None = None
+        self, reader: Reader, read: Callable[[Reader, Call], Script[None]], known: Container[str] | None = None
     ) -> Script[bool]:
         """Read a call; returns whether there was one. If not, nothing is read. known: names that count; None: any."""
         call = Call(self.calls, self._identify(self.calls), self.said.append, reader.forget, known)
@@ -152,7 +147,7 @@ def _entry(reader: Reader, call: Call, name: str) -> Script[None]:
     elif key in ARGUMENTS and not call.given:
         yield from arguments(reader, call)
     else:
-        yield from value(reader, [].append)
+        yield from value(reader, lambda _: None)
 
 
 def arguments(reader: Reader, call: Call) -> Script[None]:
@@ -211,15 +206,11 @@ class ScriptParser:
         return self._sent([""])
 
     def _sent(self, atoms: Iterable[str]) -> list[Part]:
-        for atom in atoms:
-            if not self.complete:
-                self._send(atom)
+        try:
+            for atom in atoms:
+                self._script.send(atom)
+        except (StopIteration, Ended):
+            self.complete = True
         said = self._answer.said[:]
         self._answer.said.clear()
         return said
-
-    def _send(self, atom: str) -> None:
-        try:
-            self._script.send(atom)
-        except (StopIteration, Ended):
-            self.complete = True

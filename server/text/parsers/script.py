@@ -7,7 +7,6 @@ single characters, and marker tokens as the whole tag they stand for (``[TOOL_CA
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from string import hexdigits
 from typing import TypeVar
 
 import msgspec
@@ -105,6 +104,18 @@ class Reader:
         tape, self._tape = self._tape, None
         self.unread(*tape)
 
+    def passed_over(self, tag: str, unless: tuple[type[Exception], ...] = (Broken,)) -> Script[bool]:
+        """Pass over white space and ``tag`` if that is what follows, whole or cut off; ``unless`` it is not."""
+        self.mark()
+        try:
+            yield from self.expect(tag)
+        except unless:
+            self.rewind()
+            return False
+        finally:
+            self.forget()
+        return True
+
 
 def text_before(reader: Reader, say: Callable[[str], None], tags: tuple[str, ...], trim: bool = False) -> Script[str]:
     """Say the text up to one of ``tags``; returns the tag and the white space before it, which is not said.
@@ -133,21 +144,6 @@ def text_before(reader: Reader, say: Callable[[str], None], tags: tuple[str, ...
         raise
 
 
-def passed_over(
-    reader: Reader, tag: str, unless: type[Exception] | tuple[type[Exception], ...] = Broken
-) -> Script[bool]:
-    """Pass over white space and ``tag`` if that is what follows, whole or cut off; ``unless`` it is not."""
-    reader.mark()
-    try:
-        yield from reader.expect(tag)
-    except unless:
-        reader.rewind()
-        return False
-    finally:
-        reader.forget()
-    return True
-
-
 def _say(say: Callable[[str], None], text: str) -> None:
     if text:
         say(text)
@@ -162,7 +158,7 @@ Write = Callable[[str], None]
 
 _CLOSERS = {"{": "}", "[": "]"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""} | {char: char for char in "/\\'\""}
+_ESCAPES = frozenset('"\\/bfnrtu')
 
 
 def value(reader: Reader, write: Write, python: bool = False) -> Script[None]:
@@ -192,55 +188,40 @@ def value(reader: Reader, write: Write, python: bool = False) -> Script[None]:
         else:
             reader.unread(char)
             write(held)
-            yield from (_word if python else _scalar)(reader, write)
+            yield from _scalar(reader, write, python)
         held = ""
         if not closers:
             return
 
 
 def _quoted(reader: Reader, write: Write, quote: str = '"', python: bool = False) -> Script[None]:
-    """The rest of a string."""
+    """The rest of a string, to be told in double quotes."""
     while (char := (yield from reader.char())) != quote:
-        if char != "\\":
-            write(spelled(char)[1:-1] if python else char)
-        elif python:
-            write((yield from _escaped(reader)))
-        else:
+        if char == "\\" and python:
+            char = yield from reader.char()
+            char = char if char == "'" else "\\" + char if char in _ESCAPES else "\\\\" + char
+        elif char == "\\":
             write(char)
-            write((yield from reader.char()))
+            char = yield from reader.char()
+        elif char == '"':
+            char = '\\"'
+        write(char)
     write('"')
 
 
-def _escaped(reader: Reader) -> Script[str]:
-    """What an escape of Python's means, as JSON spells it."""
-    char = yield from reader.char()
-    digits = ""
-    for _ in range({"x": 2, "u": 4}.get(char, 0)):
-        digits += yield from reader.char()
-    if digits and not set(digits) - set(hexdigits):
-        return f"\\u{digits:0>4}"
-    return spelled(_ESCAPES.get(char, "\\" + char) + digits)[1:-1]
-
-
-def _scalar(reader: Reader, write: Write) -> Script[None]:
-    length = 0
-    while (char := (yield from reader.char())).isalnum() or char in "+-.":
-        write(char)
-        length += 1
-    reader.unread(char)
-    if not length:
-        raise Broken
-
-
-def _word(reader: Reader, write: Write) -> Script[None]:
-    """A number, or a word such as True."""
-    raw: list[str] = []
+def _scalar(reader: Reader, write: Write, python: bool) -> Script[None]:
+    """A number, or a word such as true."""
+    word = ""
     try:
-        yield from _scalar(reader, raw.append)
+        while (char := (yield from reader.char())).isalnum() or char in "+-.":
+            word += char
     except Ended:
-        write("".join(raw))
+        write(word)
         raise
-    write(meant("".join(raw)))
+    reader.unread(char)
+    if not word:
+        raise Broken
+    write(meant(word) if python else word)
 
 
 def string(reader: Reader) -> Script[str]:
