@@ -35,22 +35,17 @@ class ToolFormat(msgspec.Struct, frozen=True):
     """A format of tool calls; by default of a model that writes none.
 
     begins: the tag at which text ends and calls begin. ways: readers try them in this order; grammars use the first
-    whose tags are all tokens, or else the last. shows: what else than ``begins`` a template of this format
-    has. bare: calls may also begin the answer, without the tag; then only offered functions count
+    whose tags are all tokens, or else the last. signs: a template that has one of these, or ``begins`` if there are
+    none, is of this format. bare: calls may also begin the answer, without the tag; then only offered functions count
     as calls. id: prefix and length of the ids of calls. wraps: tags around the answer's text, which are left out.
     """
 
     begins: str = ""
     ways: tuple[Way, ...] = ()
-    shows: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
     bare: bool = False
     id: tuple[str, int] = ("call_", 24)
     wraps: tuple[str, ...] = ()
-
-    @property
-    def signs(self) -> tuple[str, ...]:
-        """A template that has one of these is of this format."""
-        return self.shows or (self.begins,)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -80,15 +75,15 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         parameter='<parameter name="{key}">{value}</parameter>\n'),)),
     "glm45": ToolFormat("<tool_call>", (Way(
         "<tool_call>{name}\n{parameters}</tool_call>", between="\n",
-        parameter="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"),), shows=("<arg_key>",)),
+        parameter="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"),), signs=("<arg_key>",)),
     "qwen3_coder": ToolFormat("<tool_call>", (Way(
         "<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>", between="\n",
-        parameter="<parameter={key}>\n{value}\n</parameter>\n"),), shows=("<function=",)),
+        parameter="<parameter={key}>\n{value}\n</parameter>\n"),), signs=("<function=",)),
     "hermes": ToolFormat("<tool_call>", (Way(f"<tool_call>\n{_OBJECT}\n</tool_call>", between="\n"),)),
     "phi4_mini": ToolFormat("<|tool_call|>", (
         Way(f"<|tool_call|>{_OBJECT}<|/tool_call|>"),
         Way(_OBJECT, "<|tool_call|>[", ", ", "]<|/tool_call|>"),
-    ), shows=("<|/tool_call|>",)),
+    ), signs=("<|/tool_call|>",)),
     "granite3": ToolFormat("<|tool_call|>", (Way(_OBJECT, "<|tool_call|>[", ", ", "]"),)),
     "kimi_k2": ToolFormat("<|tool_calls_section_begin|>", (Way(
         "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>",
@@ -96,7 +91,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "deepseek_v3": ToolFormat("<｜tool▁calls▁begin｜>", (Way(
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>",
         "<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),),
-        shows=("<｜tool▁sep｜>' + tool['function']['name']",)),
+        signs=("<｜tool▁sep｜>' + tool['function']['name']",)),
     "deepseek_v31": ToolFormat("<｜tool▁calls▁begin｜>", (Way(
         "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
         "<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),)),
@@ -107,7 +102,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "olmo3": ToolFormat("<function_calls>", (
         Way("{name}({parameters})", "<function_calls>", "\n", "</function_calls>", parameter="{key}={value}"),)),
     "llama3": ToolFormat("<|python_tag|>", (Way('{"name": "{name}", "parameters": {arguments}}', between="; "),),
-        shows=("<|python_tag|>", "Environment: ipython"), bare=True),
+        signs=("<|python_tag|>", "Environment: ipython"), bare=True),
 }
 # fmt: on
 

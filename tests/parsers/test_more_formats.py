@@ -79,8 +79,8 @@ CASES = {
     ],
     "phi4_mini": [
         (
-            'Yes. <|tool_call|>{"name": "f", "arguments": {"a": 1}}<|/tool_call|><|tool_call|>{"name": "add"}<|/tool_call'
-            "|> Done.",
+            'Yes. <|tool_call|>{"name": "f", "arguments": {"a": 1}}<|/tool_call|><|tool_call|>{"name": "add"}'
+            "<|/tool_call|> Done.",
             [TextPart("Yes."), call(0, "f", '{"a": 1}'), call(1, "add", "{}"), TextPart("Done.")],
         ),
         (

@@ -37,7 +37,8 @@ async def chat_grammar(
     form = chat_format.calls if offer.functions else None
     if form is not None:
         make = tool_call_grammar if offer.required or grammar is not None else strict_grammar
-        calls = await asyncio.to_thread(make, form, offer, _tokens(form, tokenizer))
+        ids = {tag: tokenizer.added_id(tag) for tag in TOOL_FORMATS[form].tags}
+        calls = await asyncio.to_thread(make, form, offer, {tag: id for tag, id in ids.items() if id is not None})
         if calls is not None and grammar is not None and not offer.required:
             grammar = _either(calls, grammar, form)
         elif calls is not None:
@@ -46,12 +47,6 @@ async def chat_grammar(
     if grammar is None:
         return None
     return _behind_thinking(bounded(grammar, MOST_BYTES_WITH_CALLS), chat_format, tokenizer, beginning)
-
-
-def _tokens(form: str, tokenizer: Tokenizer) -> dict[str, int]:
-    """The tags of a format that are single tokens."""
-    ids = {tag: tokenizer.added_id(tag) for tag in TOOL_FORMATS[form].tags}
-    return {tag: token for tag, token in ids.items() if token is not None}
 
 
 def _either(calls: Grammar, answer: Grammar, form: str) -> Grammar:

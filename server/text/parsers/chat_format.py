@@ -164,14 +164,15 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, tokenizer: Tokenizer, tools: ToolParser = "auto", thoughts: ReasoningParser = "auto") -> ChatFormat:
         """What the template shows, unless the settings name it."""
         template = tokenizer.templates
-        shown = (name for name, form in TOOL_FORMATS.items() if any(sign in template for sign in form.signs))
+        signs = {name: form.signs or (form.begins,) for name, form in TOOL_FORMATS.items()}
+        shown = (name for name in signs if any(sign in template for sign in signs[name]))
         calls = next(shown, None) if tools == "auto" else tools if tools in TOOL_FORMATS else None
         declares = tools == "response_template" or (tools == "auto" and calls is None and tokenizer.declares_output)
         around = (tags for tags in REASONING.values() if any(tag in template for tag in tags))
         thinks = next(around, None) if thoughts == "auto" else REASONING.get(thoughts)
         form = TOOL_FORMATS[calls] if calls else ToolFormat()
-        special = {tag: tokenizer.special_id(tag) for tag in (*form.tags, *form.wraps, *(thinks or ()))}
-        markers = {token: tag for tag, token in special.items() if token is not None}
+        tags = (*form.tags, *form.wraps, *(thinks or ()))
+        markers = {id: tag for tag in tags if (id := tokenizer.special_id(tag)) is not None}
         declared = _declared(tokenizer) if declares else None
         return cls(calls=calls, thinks=thinks, markers=markers, words=_words(template), declared=declared)
 
