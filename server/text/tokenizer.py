@@ -17,6 +17,7 @@ import msgspec
 from foresay.server.catalog.formats import TOOLS_VARIABLES
 from foresay.server.text.detokenize import SpelledToken, Spelling
 from foresay.server.text.prompt import ControlTokens, Rendered, Room, most_characters
+from foresay.server.text.tekken import SPECIAL, tokenizer_file
 from foresay.server.text.time_limit import TookTooLong, interrupted_after
 from foresay.spec.errors import ConfigurationError, InvalidRequest
 from foresay.verifier.model.errors import ModelError, code_refused
@@ -110,13 +111,17 @@ class Tokenizer:
         import transformers  # costs seconds: not before a server needs it
 
         loader = getattr(transformers, loader_of(directory))
+        file = tokenizer_file(directory)
+        special = SPECIAL if file is not None and file.name != "tokenizer.json" else {}
         try:
-            tokenizer = loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            tokenizer = loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False, **special)
         except Exception as error:  # of a damaged tokenizer.json the library raises nothing more special
             reason = code_refused("tokenizer_config.json", error) or error
             raise ModelError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
         if not getattr(tokenizer, "is_fast", False):
-            raise ModelError(f"{directory} has no fast tokenizer (tokenizer.json); only those are supported")
+            raise ModelError(
+                f"{directory} has no fast tokenizer (tokenizer.json or tekken.json); only those are supported"
+            )
         return cls(cast("PreTrainedTokenizerFast", tokenizer))
 
     def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
