@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.grammar.oracle import accepts
 from tests.parsers.families import TEMPLATES, family_tokenizer
 from tests.parsers.reading import calls_of, read, text_of
 
+ROOT = Path(__file__).resolve().parents[2]
 PARIS = '{"city": "Paris", "days": 3}'
 
 
@@ -184,9 +186,10 @@ def test_the_first_call_is_the_end_where_there_may_be_one(family):
     assert calls_of(read(family, said, parallel=False)) == calls_of(parts)[:1]
 
 
-@pytest.mark.parametrize("family", [family for family in TOOL_FORMATS if any(TOOL_FORMATS[family].tags)])
-def test_its_template_and_no_other_shows_a_format(family):
+@pytest.mark.parametrize("family", TOOL_FORMATS)
+def test_its_template_shows_a_format_and_the_docs_tell_of_it(family):
     assert ChatFormat.of(family_tokenizer(family)).calls == family
+    assert f"\n| `{family}` | " in (ROOT / "docs" / "tools.md").read_text("utf-8")
 
 
 def test_special_tokens_are_the_tags_they_spell():
@@ -216,7 +219,7 @@ def test_tags_around_an_answer_are_left_out_without_tools_too():
 
 
 def test_a_format_is_one_entry(monkeypatch):
-    """OLMo's calls in brackets, as Llama 4 writes them, are not in the house."""
+    """Calls in brackets, as Llama 4 writes them, which no entry has."""
     way = Way("{name}({parameters})", "<|python_start|>[", ", ", "]<|python_end|>", "{key}={value}")
     monkeypatch.setitem(TOOL_FORMATS, "llama4", ToolFormat("<|python_start|>", (way,)))
     said = '<|python_start|>[get_weather(city="Paris", days=3), f()]<|python_end|>'

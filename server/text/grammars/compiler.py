@@ -136,7 +136,10 @@ def _deeply(make: Callable[[], LLMatcher]) -> LLMatcher:
 
 
 def tokenizer_text(directory: Path) -> str | None:
-    """:func:`tokenizer_json` with the tokens that only ``tokenizer_config.json`` adds, without padding and truncation."""
+    """``tokenizer.json`` with the tokens that only ``tokenizer_config.json`` adds, without padding and truncation.
+
+    Of a checkpoint that has only ``tekken.json``, the same made of that.
+    """
     text = tokenizer_json(directory)
     if text is None:
         return None
