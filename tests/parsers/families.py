@@ -135,7 +135,10 @@ def written(tokenizer: Tokenizer, *calls: tuple[str, dict[str, Any]]) -> str:
         {"id": f"functions.{name}:{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for index, (name, arguments) in enumerate(calls)
     ]
-    turns = [{"role": "user", "content": ""}, {"role": "assistant", "content": "", "tool_calls": made}]
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": "", "tool_calls": made},
+    ]
     shown = tokenizer.render(turns, add_generation_prompt=False).text
     return shown.partition("<|assistant|>")[2].removesuffix("<|end|>")
 
