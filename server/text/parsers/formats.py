@@ -118,7 +118,7 @@ def _word(reader: Reader) -> Script[str]:
 
 
 def _parameters(way: Way, end: str, answer: Answer, reader: Reader, call: Call) -> Script[None]:
-    """All up to ``end``, told as an object."""
+    """All parameters up to ``end``, reported as an object."""
     opening, _, between, _, closing = PLACE.split(way.parameter)
     schemas = answer.parameters_of(call.name or "")
     before = "{"

@@ -65,7 +65,7 @@ class Reader:
                 return atom
 
     def ahead(self) -> Script[str]:
-        """The same, to be read again."""
+        """The same, left unread."""
         atom = yield from self.solid()
         self.unread(atom)
         return atom
@@ -81,7 +81,7 @@ class Reader:
         return tag
 
     def expect(self, tag: str) -> Script[None]:
-        """The one tag that may follow."""
+        """``tag``, which must follow, possibly behind white space."""
         yield from self.one_of((tag,))
 
     def unread(self, *atoms: str) -> None:
@@ -151,7 +151,7 @@ def _say(say: Callable[[str], None], text: str) -> None:
 
 # -- reading JSON, or Python's literals, a character at a time ---------------------------------------------------------
 # Lenient inside a value: brackets must match and strings must end, the rest of JSON is passed on as it was written.
-# Python is told as JSON; of it only strings come while they are written.
+# Python's literals are rewritten as JSON; of these only strings and brackets stream.
 
 
 Write = Callable[[str], None]
@@ -162,7 +162,7 @@ _ESCAPES = frozenset('"\\/bfnrtu')
 
 
 def value(reader: Reader, write: Write, python: bool = False) -> Script[None]:
-    """One value, behind white space; its text goes to ``write`` as it comes."""
+    """One value, behind white space; its JSON goes to ``write`` as it comes. python: it is a literal of Python's."""
     brackets = _CLOSERS | {"(": ")"} if python else _CLOSERS
     closers: list[str] = []
     held = ""  # in Python a comma may be before a bracket that closes
@@ -195,7 +195,7 @@ def value(reader: Reader, write: Write, python: bool = False) -> Script[None]:
 
 
 def _quoted(reader: Reader, write: Write, quote: str = '"', python: bool = False) -> Script[None]:
-    """The rest of a string, to be told in double quotes."""
+    """The rest of a string, written in double quotes."""
     while (char := (yield from reader.char())) != quote:
         if char == "\\" and python:
             char = yield from reader.char()
