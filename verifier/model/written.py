@@ -29,7 +29,15 @@ from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 #: Bytes of a file at most, unless one matrix has more.
 _FILE = 4 << 30
 #: What stands beside the weights and is taken over as it is.
-_BESIDE = ("tokenizer*", "special_tokens*", "chat_template*", "generation_config.json", "vocab.json", "merges.txt")
+_BESIDE = (
+    "tokenizer*",
+    "tekken.json",
+    "special_tokens*",
+    "chat_template*",
+    "generation_config.json",
+    "vocab.json",
+    "merges.txt",
+)
 
 
 def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -> None:
