@@ -84,6 +84,7 @@ IMAGES = {
     [
         ("gemma3", Gemma3ForConditionalGeneration, Gemma3Config, SiglipVisionConfig),
         ("mistral", Mistral3ForConditionalGeneration, Mistral3Config, PixtralVisionConfig),
+        ("ministral3", Mistral3ForConditionalGeneration, Mistral3Config, PixtralVisionConfig),
     ],
 )
 def test_of_a_model_of_texts_and_images_the_texts_part_is_read(tmp_path, family, kind, config, images) -> None:
