@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.nodes import BEFORE, DOWN, GATE_UP, MODULES, OUTPUT, QKV
+from foresay.verifier.model.nodes import BEFORE, DOWN, GATE_UP, OUTPUT, QKV
 from foresay.verifier.model.weights import FINAL_NORM, LayerWeights, ModelWeights, places
 
 
@@ -83,7 +83,7 @@ class Library:
     @torch.inference_mode()
     def products(self) -> None:
         """Its products alone, each weight once."""
-        layers = [[layer.matrices[name] for name in MODULES] for layer in self.weights.layers]
+        layers = [list(layer.matrices.values()) for layer in self.weights.layers]
         for weight in (*(each for layer in layers for each in layer), self.weights.lm_head):
             functional.linear(weight[:1], weight)
 
