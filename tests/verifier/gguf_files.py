@@ -131,6 +131,7 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
         writer.add_attention_scale: attention.scale if attention.scale != config.head_dim**-0.5 else None,
         writer.add_residual_scale: config.first.share,
         writer.add_embedding_scale: config.stack.embedding_scale,
+        writer.add_attn_temperature_scale: attention.query_scaling and attention.query_scaling.beta,
         writer.add_logit_scale: 1 / config.stack.logit_scale if writer.arch == "granite" else config.stack.logit_scale,
     }
     for add, number in numbers.items():
@@ -143,7 +144,13 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
-    add = {int: writer.add_uint32, bool: writer.add_bool, str: writer.add_string, list: writer.add_array}
+    add = {
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        bool: writer.add_bool,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
     add[type(value)](key, value)
 
 
@@ -152,10 +159,12 @@ def _add_scaling(writer: Any, config: ModelConfig) -> None:
         case LinearScaling(factor=factor):
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(factor)
-        case YarnScaling(factor=factor, original_positions=original):
+        case YarnScaling(factor=factor, original_positions=original, mscale_all_dim=share):
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(factor)
             writer.add_rope_scaling_orig_ctx_len(original)
+            if share is not None:
+                writer.add_rope_scaling_yarn_log_mul(share)
         case LongScaling(short=short, long=long, original_positions=original, attention_factor=scale):
             writer.add_rope_scaling_orig_ctx_len(original)
             writer.add_rope_scaling_attn_factors(scale)

@@ -86,8 +86,12 @@ _PATTERN = 6
 
 def _gguf3(fields: Fields, head_dim: int) -> dict[str, Any]:
     """What llama.cpp knows of Gemma 3 itself."""
-    pattern = fields.integer("attention.sliding_window_pattern", _PATTERN)
-    return {"sliding_window_pattern": pattern, "query_pre_attn_scalar": _scalar(fields, head_dim, largest=62)}
+    pattern = fields.get("attention.sliding_window_pattern")
+    return {
+        "sliding_window_pattern": _PATTERN if isinstance(pattern, list) else pattern or _PATTERN,
+        "query_pre_attn_scalar": _scalar(fields, head_dim, largest=62),
+        "rope_local_base_freq": fields.optional_number("rope.freq_base_swa"),
+    }
 
 
 def _gguf2(fields: Fields, head_dim: int) -> dict[str, Any]:

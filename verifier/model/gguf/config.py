@@ -39,14 +39,17 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "sliding_window": fields.get("attention.sliding_window"),
+        "layer_types": _kinds(fields),
         "dtype": _dtype(file),
         "rope_parameters": {
             "rope_theta": fields.number("rope.freq_base", 10_000.0),
             **_scaling(file, fields, head_dim),
             **_rotated(fields, head_dim),
         },
-        **gguf_of(file.architecture).values(fields, head_dim),
     }
+    for key, own in gguf_of(file.architecture).values(fields, head_dim).items():
+        values[key] = {**values[key], **own} if isinstance(own, dict) else own
+    _check_local_rope(fields, values)
     types = {
         ours(name, file.architecture).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()
     }
@@ -57,6 +60,21 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     if rules:
         values["quantization_config"] = {"quant_method": "gguf", "modules": rules}
     return values
+
+
+def _kinds(fields: Fields) -> list[str] | None:
+    """config.json's ``layer_types``, where a file says of each layer whether it slides."""
+    slides = fields.get("attention.sliding_window_pattern")
+    if not isinstance(slides, list):
+        return None
+    return ["sliding_attention" if sliding else "full_attention" for sliding in slides]
+
+
+def _check_local_rope(fields: Fields, values: Mapping[str, Any]) -> None:
+    """Layers that slide may have a theta of their own in some families alone."""
+    key = "rope.freq_base_swa"
+    if "rope_local_base_freq" not in values and fields.get(key) not in (None, values["rope_parameters"]["rope_theta"]):
+        raise fields.error(f"{key} is not supported for this architecture")
 
 
 def _own_fields(file: GgufFile) -> Fields:
@@ -160,11 +178,13 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
     for key in ("beta_fast", "beta_slow"):
         if (found := fields.optional_number(f"rope.scaling.yarn_{key}")) is not None:
             values[key] = found
+    if (share := fields.get("rope.scaling.yarn_log_multiplier")) not in (None, 0.0):
+        values |= {"mscale": 1.0, "mscale_all_dim": share}
     return values
 
 
 #: What llama.cpp does beyond YaRN as it was published.
-_YARN_BEYOND = ("yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "attn_factor")
+_YARN_BEYOND = ("yarn_ext_factor", "yarn_attn_factor", "attn_factor")
 
 
 def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> Iterator[list[Any]]:
