@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresay.verifier.model.config import FINAL_NORM
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.nodes import BEFORE, DOWN, GATE_UP, OUTPUT, QKV
-from foresay.verifier.model.weights import FINAL_NORM, LayerWeights, ModelWeights, places
+from foresay.verifier.model.weights import LayerWeights, ModelWeights, places
 
 
 def weights_of(decoder: Decoder) -> ModelWeights:

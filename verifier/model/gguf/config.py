@@ -49,7 +49,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     }
     for key, own in gguf_of(file.architecture).values(fields, head_dim).items():
         values[key] = {**values[key], **own} if isinstance(own, dict) else own
-    _check_local_rope(fields, values)
+    values["rope_parameters"] = _by_kind(fields, values)
     types = {
         ours(name, file.architecture).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()
     }
@@ -70,11 +70,15 @@ def _kinds(fields: Fields) -> list[str] | None:
     return ["sliding_attention" if sliding else "full_attention" for sliding in slides]
 
 
-def _check_local_rope(fields: Fields, values: Mapping[str, Any]) -> None:
-    """Layers that slide may have a theta of their own in some families alone."""
-    key = "rope.freq_base_swa"
-    if "rope_local_base_freq" not in values and fields.get(key) not in (None, values["rope_parameters"]["rope_theta"]):
-        raise fields.error(f"{key} is not supported for this architecture")
+def _by_kind(fields: Fields, values: dict[str, Any]) -> dict[str, Any]:
+    """The rotary embedding; in some families layers that slide have one of their own."""
+    rope: dict[str, Any] = values["rope_parameters"]
+    local = values.pop("rope_local_base_freq", None)
+    if local is not None:
+        return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": local}}
+    if fields.get("rope.freq_base_swa") not in (None, rope["rope_theta"]):
+        raise fields.error("rope.freq_base_swa is not supported for this architecture")
+    return rope
 
 
 def _own_fields(file: GgufFile) -> Fields:
