@@ -66,6 +66,4 @@ _GGUF = Gguf("muse-glimmer", {**SANDWICH_NAMES, "attn_gate": "self_attn.gate_pro
              values=_gguf_values)  # fmt: skip
 _ABSENT = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 2048}
 
-#: The name that its texts' part has here: files have the whole model alone.
-NAME = "MuseGlimmerTextModel"
-FAMILIES = {NAME: Family("Muse Glimmer", muse_glimmer, _ABSENT, _GGUF)}
+FAMILIES = {"MuseGlimmerForConditionalGeneration": Family("Muse Glimmer", muse_glimmer, _ABSENT, _GGUF)}
