@@ -1,1 +1,1 @@
-"""Public models that are known: ``catalog.toml`` says what drafts for each, and where it is to be had."""
+"""What is known of public models: what drafts for them (``catalog.toml``), how they write calls (``formats.py``)."""

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from foresay.server.settings.resolved import Unfit
 from foresay.server.text.detokenize import Spelling
+from foresay.server.text.tekken import tokenizer_file, tokenizer_json
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
 
@@ -49,14 +50,12 @@ class Overlap:
 
 
 def tokenizer(directory: Path) -> Tokenizer | None:
-    """What tokenizer.json holds; None where there is none. Raises ModelError for a damaged one."""
-    file = directory / "tokenizer.json"
-    if not file.exists():
-        return None
+    """What tokenizer.json or tekken.json holds; None where there is neither. Raises ModelError for a damaged one."""
     try:
-        return Tokenizer.from_file(str(file))
+        text = tokenizer_json(directory)
+        return None if text is None else Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more special
-        raise ModelError(f"{file}: not a complete tokenizer ({error})") from error
+        raise ModelError(f"{tokenizer_file(directory)}: not a complete tokenizer ({error})") from error
 
 
 def vocabulary(directory: Path) -> dict[str, int] | None:

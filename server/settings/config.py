@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from foresay.server.catalog.formats import REASONING, TOOL_FORMATS
 from foresay.server.settings import units
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SUFFIX
@@ -32,8 +33,8 @@ Quantize = Literal["int8", "int4", "fp8"]
 KVDtype = Literal["auto", "int8", "fp8"]
 Activations = Literal["auto", "int8", "model"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
-ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
-ReasoningParser = Literal["auto", "none", "think"]
+ToolParser = Literal["auto", "none", *TOOL_FORMATS, "response_template"]  # type: ignore[valid-type]
+ReasoningParser = Literal["auto", "none", *REASONING]  # type: ignore[valid-type]
 Growth = Literal["dynamic", "static"]
 Chain = Annotated[
     int, Meta(ge=1, le=63, extra={"expected": "a whole number from 1 to 63 (--draft none decodes without drafts)"})

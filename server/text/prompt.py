@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from foresay.server.text.parsers.parser import TAGS
+from foresay.server.catalog.formats import REASONING
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 
 #: Steps that leave every character in the text, and by what at most they shorten it: a composed character stands for up
@@ -93,7 +93,7 @@ def _reads_everything(model: Any, vocabulary: dict[str, int], by_bytes: bool) ->
 #: Characters that Unicode keeps for a program's own use.
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 #: What tells reasoning from the answer ends no turn, and templates look for it in former answers.
-_HARMLESS = frozenset(tag for tags in TAGS for tag in tags)
+_HARMLESS = frozenset(tag for tags in REASONING.values() for tag in tags)
 
 
 class Rendered(msgspec.Struct, frozen=True):

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from foresay.server.catalog.formats import TOOLS_VARIABLES
 from foresay.server.text.detokenize import SpelledToken, Spelling
 from foresay.server.text.prompt import ControlTokens, Rendered, Room, most_characters
+from foresay.server.text.tekken import SPECIAL, tokenizer_file
 from foresay.server.text.time_limit import TookTooLong, interrupted_after
 from foresay.spec.errors import ConfigurationError, InvalidRequest
 from foresay.verifier.model.errors import ModelError, code_refused
@@ -109,13 +111,17 @@ class Tokenizer:
         import transformers  # costs seconds: not before a server needs it
 
         loader = getattr(transformers, loader_of(directory))
+        file = tokenizer_file(directory)
+        special = SPECIAL if file is not None and file.name != "tokenizer.json" else {}
         try:
-            tokenizer = loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            tokenizer = loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False, **special)
         except Exception as error:  # of a damaged tokenizer.json the library raises nothing more special
             reason = code_refused("tokenizer_config.json", error) or error
             raise ModelError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
         if not getattr(tokenizer, "is_fast", False):
-            raise ModelError(f"{directory} has no fast tokenizer (tokenizer.json); only those are supported")
+            raise ModelError(
+                f"{directory} has no fast tokenizer (tokenizer.json or tekken.json); only those are supported"
+            )
         return cls(cast("PreTrainedTokenizerFast", tokenizer))
 
     def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
@@ -227,6 +233,7 @@ class Tokenizer:
             raise InvalidRequest("chat_template_kwargs", f"chat_template_kwargs must not hold {name}")
         given = (messages, list(tools) or None, dict(template_kwargs or {}))
         (told, offered, variables), mark = self._control.sealed(given, self.templates)
+        others = {name: offered for name in TOOLS_VARIABLES[1:] if offered and name in self.templates}
         try:
             with interrupted_after(RENDERING_SECONDS):
                 prompt = self._templates.apply_chat_template(
@@ -235,7 +242,7 @@ class Tokenizer:
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
-                    **variables,
+                    **others | variables,
                 )
         except TookTooLong:
             raise InvalidRequest("messages", "the model's chat template takes too long for these messages") from None

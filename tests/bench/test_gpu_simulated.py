@@ -47,7 +47,9 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", ["steps:passes", "steps:whole", "profile:profile"])
+@pytest.mark.parametrize(
+    "function", ["steps:passes", "steps:whole", pytest.param("profile:profile", marks=pytest.mark.soak)]
+)
 def test_a_step(function: str, on_device: Device, tmp_path: Path) -> None:
     lines = Lines(tmp_path / "lines.jsonl", "A", "simulated")
     lines.write("bandwidth", "bandwidth", 1e9)

@@ -26,6 +26,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.ops.children import best_children
 from foresay.verifier.ops.sample import RowSampling
+from tests.combinations import alternating
 from tests.same_tokens.heads import SHAPES, head_of
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.witness import Job, run
@@ -134,8 +135,10 @@ def watched(
 everyone = pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle1", "draft_model"])
 
 
-@everyone
-@pytest.mark.parametrize("shape", ["chain", "static", "dynamic", "template"])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    alternating(["medusa", "eagle3", "draft_model", "eagle1"], ["chain", "static", "dynamic", "template"]),
+)
 def test_nothing_is_drafted_that_a_grammar_rules_out(pair, monkeypatch, kind, shape) -> None:
     monkeypatch.setattr("foresay.drafters.levels.Ahead", partial(Ahead, seconds=60.0))  # this one is slow
     grammar = Automaton(3, VOCAB, forcing=0.1)

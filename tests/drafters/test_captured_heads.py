@@ -15,6 +15,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.plain import RootOnly
+from tests.combinations import alternating
 from tests.drafters.worlds import Captured, World
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.runs import TEMPLATE
@@ -133,8 +134,7 @@ def test_plain_steps_keep_up_with_the_text(worlds, kind) -> None:
         compare(eager, steps, CHAIN, 2, random.Random(1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", range(2, CHAIN.levels + 4))
+@pytest.mark.parametrize(("length", "kind"), alternating(range(2, CHAIN.levels + 4), KINDS))
 def test_short_texts(worlds, kind, length) -> None:
     """The first pass of an EAGLE head has K + 1 rows, and of position 0 there is none."""
     eager, other = worlds(kind, "chain", [length])

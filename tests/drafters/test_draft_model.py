@@ -23,6 +23,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
 from foresay.verifier.paged_model import PagedModel
+from tests.combinations import alternating
 from tests.same_tokens.models import Pair, engine_of, paged
 from tests.same_tokens.runs import LARGEST, TEMPLATE, assert_same, jobs_of, plain
 from tests.same_tokens.witness import Job, poison, run
@@ -102,8 +103,7 @@ class Watched:
         return compared
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, *FADING])
-@pytest.mark.parametrize("family", ["llama2", "mistral"])
+@pytest.mark.parametrize(("family", "shape"), alternating(["llama2", "mistral"], [*SHAPES, *FADING]))
 def test_its_rows_are_those_of_the_committed_text(pair, family, shape) -> None:
     """Through acceptances and rejections at every depth, prefill in chunks, four sequences at a time; trees that stop
     where they fade have nodes that are accepted and were never run."""
@@ -115,8 +115,7 @@ def test_its_rows_are_those_of_the_committed_text(pair, family, shape) -> None:
     assert sum(watched.run(jobs)) > 500
 
 
-@pytest.mark.parametrize("follows", [True, False])
-@pytest.mark.parametrize("shape", ["1,1,1", "4,4,2,2,1", "dynamic 4,4,2,2,1"])
+@pytest.mark.parametrize(("shape", "follows"), alternating(["1,1,1", "4,4,2,2,1", "dynamic 4,4,2,2,1"], [False, True]))
 def test_its_rows_are_those_of_the_text_beside_grammars_and_forks(pair, monkeypatch, shape, follows) -> None:
     """Drafts are pruned, forced tokens added to them, and other nodes committed than were drafted."""
     if not follows:

@@ -12,6 +12,7 @@ from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import ShadowReport, Statistics
 from foresay.spec.tree import TreeShape
+from tests.combinations import pairwise
 from tests.spec.house import House
 from tests.spec.tables import Guesser, TableModel
 
@@ -41,10 +42,10 @@ def suffix() -> SuffixDrafter:
     return SuffixDrafter(slice_seconds=math.inf)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("levels", [1, 4])
-@pytest.mark.parametrize("stop", [(), (3,)])
-@pytest.mark.parametrize(("make", "chunk"), [(NgramDrafter, 256), (NgramDrafter, 3), (suffix, 256), (suffix, 3)])
+@pytest.mark.parametrize(
+    ("temperature", "levels", "stop", "make", "chunk"),
+    pairwise([0.0, 1.0], [1, 4], [(), (3,)], [NgramDrafter, suffix], [256, 3]),
+)
 def test_what_a_shadow_counts_is_what_happens_when_it_drafts(temperature, levels, stop, make, chunk) -> None:
     """With prompts read in chunks too: the shadow is never shown what the text says next. One request at a time, since
     earlier answers are looked up too."""

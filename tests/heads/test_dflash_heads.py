@@ -22,6 +22,7 @@ from foresay.verifier.heads.dflash import DFlashHead
 from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ModelError
+from tests.combinations import alternating
 from tests.heads.plain_dflash import BLOCK, DFLASH, DSPARK, MASK, make_dflash
 from tests.heads.writing import change_config, output_matrix
 from tests.same_tokens.heads import Whisper, load_dflash
@@ -31,8 +32,11 @@ from tests.same_tokens.witness import poison
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
+#: Changes to a target.
+SIZES: list[dict[str, int]] = [{}, {"hidden_size": 144, "num_attention_heads": 6, "num_key_value_heads": 3}]
 
-@pytest.fixture(scope="module", params=[{}, {"hidden_size": 144, "num_attention_heads": 6, "num_key_value_heads": 3}])
+
+@pytest.fixture(scope="module", params=SIZES)
 def target(request, tmp_path_factory) -> Decoder:
     """Random targets of two sizes."""
     directory = tmp_path_factory.mktemp("target")
@@ -100,7 +104,7 @@ class Watched:
         return len(ready)
 
 
-@pytest.mark.parametrize("layout", DFLASH)
+@pytest.mark.parametrize(("target", "layout"), alternating(SIZES, DFLASH), ids=str, indirect=["target"])
 def test_every_position_of_a_block_is_the_published_one(target, tmp_path, layout) -> None:
     """From the start, behind accepted and rejected runs, prompts in chunks, in batches of three."""
     oracle = make_dflash(tmp_path, target, layout)

@@ -40,7 +40,7 @@ def assert_same(found: AcceptedPaths, inputs: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 7, 33, MAX_NODES])
 def test_accepted_paths_are_those_of_the_rule(width: int) -> None:
-    for seed in range(6):
+    for seed in range(3 if width == MAX_NODES else 6):  # the reference is slow
         inputs = some_trees(seed, width)
         assert_same(accept_paths(**inputs), inputs)
 

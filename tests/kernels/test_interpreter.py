@@ -17,10 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = Path(__file__).parent / "on_device"
 
 
-@pytest.mark.slow
-def test_all_in_the_interpreter() -> None:
+@pytest.mark.parametrize(
+    "marked", [pytest.param("not soak", marks=pytest.mark.slow), pytest.param("soak", marks=pytest.mark.soak)]
+)
+def test_all_in_the_interpreter(marked: str) -> None:
     # The suite's own conftest would import clients and servers for seconds.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={TESTS}", str(TESTS)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, f"--confcutdir={TESTS}"]
+    command.append(str(TESTS))
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,7 +7,7 @@ import pytest
 from foresay.server.text.tokenizer import Tokenizer
 from tests.parsers.families import family_tokenizer
 
-_made = cache(family_tokenizer)
+made = cache(family_tokenizer)
 
 
 @pytest.fixture
@@ -18,4 +18,4 @@ def family() -> str:
 
 @pytest.fixture
 def tokenizer(family) -> Tokenizer:
-    return _made(family)
+    return made(family)

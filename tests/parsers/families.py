@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from foresay.server.catalog.formats import TOOL_FORMATS
 from foresay.server.text.tokenizer import Tokenizer
 
 _TURNS = (
@@ -16,11 +18,74 @@ _TURNS = (
     "CALL{% endfor %}{% endif %}{{ m.content }}<|end|>{% endfor %}"
 )
 _TOOLS = "{% if tools %}<|system|>{% for t in tools %}{{ t | tojson }}{% endfor %}<|end|>{% endif %}"
-_CALL = '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+_NAME, _ARGUMENTS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+_LINE = "{{ '\n' if not loop.first }}"
+_CALL = f'{{"name": "{_NAME}", "arguments": {_ARGUMENTS}}}'
+
+
+def _each(parameter: str) -> str:
+    """The parameters of a call: K its name, V its value as text."""
+    shown = parameter.replace("K", "{{ k }}").replace("V", "{{ v if v is string else v | tojson }}")
+    return f"{{% for k, v in c.function.arguments.items() %}}{shown}{{% endfor %}}"
+
+
+def _within(begin: str, call: str, end: str) -> str:
+    """A call, and around all of them two tags."""
+    return f"{{% if loop.first %}}{begin}{{% endif %}}{call}{{% if loop.last %}}{end}{{% endif %}}"
+
+
+#: A call as the family's own template shows it to the model.
 _CALLS = {
     "hermes": f"<tool_call>{_CALL}</tool_call>",
     "llama3": "<|python_tag|>" + _CALL.replace('arguments"', 'parameters"'),
     "mistral": f"[TOOL_CALLS][{_CALL}]",
+    "qwen3_coder": f"{_LINE}<tool_call>\n<function={_NAME}>\n"
+    + _each("<parameter=K>\nV\n</parameter>\n")
+    + "</function>\n</tool_call>",
+    "seed_oss": f"{_LINE}<seed:tool_call>\n<function={_NAME}>\n"
+    + _each("<parameter=K>V</parameter>\n")
+    + "</function>\n</seed:tool_call>",
+    "minimax_m2": _within(
+        "<minimax:tool_call>\n",
+        f'<invoke name="{_NAME}">\n' + _each('<parameter name="K">V</parameter>\n') + "</invoke>\n",
+        "</minimax:tool_call>",
+    ),
+    "glm45": f"{_LINE}<tool_call>{_NAME}\n"
+    + _each("<arg_key>K</arg_key>\n<arg_value>V</arg_value>\n")
+    + "</tool_call>",
+    "phi4_mini": f"<|tool_call|>{_CALL}<|/tool_call|>",
+    "granite3": _within("<|tool_call|>[", "{{ ', ' if not loop.first }}" + _CALL, "]"),
+    "kimi_k2": _within(
+        "<|tool_calls_section_begin|>",
+        f"<|tool_call_begin|>{{{{ c.id }}}}<|tool_call_argument_begin|>{_ARGUMENTS}<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    ),
+    "deepseek_v3": _within(
+        "<｜tool▁calls▁begin｜>",
+        _LINE
+        + "<｜tool▁call▁begin｜>{{ c.type }}{% set tool = c %}{{ '<｜tool▁sep｜>' + tool['function']['name'] }}"
+        + "\n```json\n"
+        + f"{_ARGUMENTS}\n```<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "deepseek_v31": _within(
+        "<｜tool▁calls▁begin｜>",
+        f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>{_ARGUMENTS}<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "cohere": _within(
+        "<|START_ACTION|>[\n",
+        '    {"tool_call_id": "{{ loop.index0 }}", "tool_name": '
+        + f'"{_NAME}", "parameters": {_ARGUMENTS}}}{{{{ "," if not loop.last }}}}\n',
+        "]<|END_ACTION|>",
+    ),
+    "olmo3": _within(
+        "<function_calls>",
+        f"{_NAME}("
+        + "{% for k, v in c.function.arguments.items() %}{{ ', ' if not loop.first }}{{ k }}={{ v | tojson }}"
+        + "{% endfor %}){{ '\n' if not loop.last }}",
+        "</function_calls>",
+    ),
 }
 _OPEN = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 _THINKS = (
@@ -37,28 +102,45 @@ def template(family: str, opening: str = _OPEN) -> str:
 
 
 TEMPLATES = {
-    "hermes": template("hermes"),
+    **{family: template(family) for family in _CALLS},
     "qwen3": template("hermes", _THINKS),
     "deepseek": template("hermes", _BEGUN),
-    "qwen3_coder": template("hermes").replace("<tool_call>", "<tool_call>\n<function="),
-    "llama3": template("llama3"),
-    "mistral": template("mistral"),
     "plain": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}" + _OPEN,
     "effort": "{% if reasoning_effort %}<|system|>effort {{ reasoning_effort }}<|end|>{% endif %}" + template("hermes"),
 }
 #: Added tokens by family; True: special, so that plain decoding leaves them out.
 ADDED = {
+    **{
+        family: dict.fromkeys(form.tags, "｜" in form.begins or "|" in form.begins)
+        for family, form in TOOL_FORMATS.items()
+    },
     "hermes": {"<tool_call>": False, "</tool_call>": False},
     "qwen3_coder": {"<tool_call>": False, "</tool_call>": False},
     "qwen3": {"<tool_call>": False, "</tool_call>": False, "<think>": False, "</think>": False},
     "deepseek": {"<think>": True, "</think>": True},
     "llama3": {"<|python_tag|>": True, "<|eom_id|>": True},
     "mistral": {"[TOOL_CALLS]": True, "[ARGS]": True, "[CALL_ID]": True},
+    "seed_oss": {"<seed:tool_call>": False, "</seed:tool_call>": False},
+    "minimax_m2": {"<minimax:tool_call>": False, "</minimax:tool_call>": False},
     "plain": {},
     "effort": {},
 }
 TURNS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 SAMPLE = ['Sure. {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}', "The fox and the weather"]
+
+
+def written(tokenizer: Tokenizer, *calls: tuple[str, dict[str, Any]]) -> str:
+    """What the assistant says if it makes these calls, by the template."""
+    made = [
+        {"id": f"functions.{name}:{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": "", "tool_calls": made},
+    ]
+    shown = tokenizer.render(turns, add_generation_prompt=False).text
+    return shown.partition("<|assistant|>")[2].removesuffix("<|end|>")
 
 
 def family_tokenizer(family: str, sample: Sequence[str] = SAMPLE) -> Tokenizer:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from foresay.server.text.parsers.chat_format import FORMATS
-from foresay.server.text.parsers.formats import plain
+from foresay.server.catalog.formats import TOOL_FORMATS, ToolFormat
+from foresay.server.text.parsers.formats import output
 from foresay.server.text.parsers.parser import Answer, ScriptParser
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
@@ -26,9 +27,8 @@ def read(
     special: Mapping[int, str] | None = None,
 ) -> list[Part]:
     """The parts of ``text``, fed in pieces that end at ``cuts``. special: tags that arrive as marker tokens."""
-    form = FORMATS[family].script if family in FORMATS else plain
     answer = Answer(lambda index: f"id{index}", OFFERED, parallel)
-    parser = ScriptParser(answer, form, special, tags, opened)
+    parser = ScriptParser(answer, partial(output, TOOL_FORMATS.get(family, ToolFormat()), tags, opened), special)
     parts = [part for piece in _pieces(text, cuts) for part in _fed(parser, piece, dict(special or {}))]
     return joined(parts + parser.flush())
 

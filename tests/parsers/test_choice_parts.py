@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from foresay.server.catalog.formats import TOOL_FORMATS
 from foresay.server.schemas.chat import Function
 from foresay.server.text.choice import Choice, TextOptions
 from foresay.server.text.conversation import Offer
@@ -15,12 +17,16 @@ from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
+from tests.parsers.conftest import made
+from tests.parsers.families import written
 
 END = 0
-FUNCTION = Function(name="get_weather")
+FUNCTION = Function(name="get_weather", parameters={"type": "object", "properties": {"n": {"type": "array"}}})
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris é🦊", "n": [1, {"a": "<tool_call>"}]}}'
 ARGUMENTS = '{"city": "Paris é🦊", "n": [1, {"a": "<tool_call>"}]}'
+TWICE = [("get_weather", json.loads(ARGUMENTS))] * 2
 SCRIPTS = {
+    **{family: f"Sure. {written(made(family), *TWICE)}" for family in TOOL_FORMATS},
     "hermes": f"Sure.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>",
     "qwen3": f"<think>\nHm…\n</think>\n\nSure.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>",
     "deepseek": f"Hm…\n</think>\n\nSure.<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>",

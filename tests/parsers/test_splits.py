@@ -9,22 +9,24 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from foresay.server.catalog.formats import TOOL_FORMATS
 from tests.parsers.reading import THINK, calls_of, read, text_of, thought_of
 
-FAMILIES = ("hermes", "qwen3_coder", "llama3", "mistral", "plain")
+FAMILIES = (*TOOL_FORMATS, "plain")
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>",
     "{", "}", "[", "]", ";", ",", ":", '"', "\\", '"name"', '"arguments"', '"parameters"', '"f"', '"add"', "f", "add",
     '{"name": "f", "arguments": {', '{"name": "add", "parameters": {}}', '{"a": "b"}', "null", "1", "<", "</tool", " ",
     "\n", "Hello", "<function=", "f>", "</function>", "<parameter=", "city>", "days>",
-    "</parameter>", "é", "🦊", "\\u00e9",
+    "</parameter>", "é", "🦊", "\\u00e9", "(", ")", "f(", "city=", "'", "functions.f:0",
+    *sorted({tag for form in TOOL_FORMATS.values() for tag in form.tags}),
 ]  # fmt: skip
 outputs = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
 cuts = st.lists(st.integers(0, 400), max_size=12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(text=outputs, cuts=cuts, thinks=st.booleans(), opened=st.booleans(), parallel=st.booleans())
 def test_any_split_gives_the_same_parts(family, text, cuts, thinks, opened, parallel):
     tags = THINK if thinks else None
@@ -33,7 +35,7 @@ def test_any_split_gives_the_same_parts(family, text, cuts, thinks, opened, para
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(text=outputs)
 @example(text='<tool_call>{"name": "f", <tool_call>')
 @example(text='{"name": "f"; {')

@@ -30,17 +30,18 @@ def url(server) -> str:
 
 
 def test_the_synchronous_client(url):
-    client: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
-    whole = client.responses.create(**ASK, max_output_tokens=12)
-    streamed = list(client.responses.create(**ASK, max_output_tokens=12, stream=True))
-    assert streamed[-1].response.output_text == whole.output_text
-    with client.responses.connect() as connection:
-        connection.send({"type": "response.create", "input": ASK["input"], "max_output_tokens": 12, "seed": 3})
-        for event in connection:
-            if event.type in LAST:
-                break
-    assert event.response.output_text == whole.output_text
-    assert (event.response.seed, whole.seed) == (3, 3)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+        client: Any = made
+        whole = client.responses.create(**ASK, max_output_tokens=12)
+        streamed = list(client.responses.create(**ASK, max_output_tokens=12, stream=True))
+        assert streamed[-1].response.output_text == whole.output_text
+        with client.responses.connect() as connection:
+            connection.send({"type": "response.create", "input": ASK["input"], "max_output_tokens": 12, "seed": 3})
+            for event in connection:
+                if event.type in LAST:
+                    break
+        assert event.response.output_text == whole.output_text
+        assert (event.response.seed, whole.seed) == (3, 3)
 
 
 async def test_a_whole_one_says_what_the_stream_says(client):

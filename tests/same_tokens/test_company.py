@@ -37,8 +37,14 @@ def test_others_come_and_go(pair, family, drafter) -> None:
     assert {text.finish_reason for text in actual.values()} >= {"length", "cancelled"}
 
 
-@everywhere
-@pytest.mark.parametrize("chunk", [7, 48])
+@pytest.mark.parametrize(
+    ("family", "drafter", "chunk"),
+    [
+        pytest.param(*case.values, chunk, marks=case.marks if (at + at // len(DRAFTERS) + n) % 2 else pytest.mark.soak)
+        for at, case in enumerate(CASES)
+        for n, chunk in enumerate((7, 48))
+    ],
+)
 def test_prompts_longer_than_a_chunk(pair, family, drafter, chunk) -> None:
     """While others decode, a prompt comes in pieces of as many rows as they have, or of ``chunk`` rows."""
     models = pair(family, layers=2)

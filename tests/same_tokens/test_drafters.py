@@ -24,12 +24,15 @@ def assert_same_tokens(pair: Pair, drafter: str) -> dict[str, Text]:
 
 
 def _cases() -> list:
-    """Each family with eight drafters, another chain and other trees from family to family; all others are slow."""
+    """Each family with eight drafters, another chain and other trees from family to family. Of the others each family
+    has a half, which is slow, and its neighbours the other half; `make soak` tries the rest."""
     cases = []
     for number, family in enumerate(FAMILIES):
         turns = (kind[number % len(kind)] for kind in (CHAINS, TREES, [*DYNAMIC, "template"]))
         quick = {"ngram", "suffix", "suffix tree", "garbage", "truth", *turns}
-        cases += [pytest.param(family, d, marks=() if d in quick else pytest.mark.slow) for d in DRAFTERS]
+        others = [drafter for drafter in DRAFTERS if drafter not in quick]
+        marks = {d: pytest.mark.soak if (number + n) % 2 else pytest.mark.slow for n, d in enumerate(others)}
+        cases += [pytest.param(family, drafter, marks=marks.get(drafter, ())) for drafter in DRAFTERS]
     return cases
 
 

@@ -15,6 +15,7 @@ from foresay.server.cli.serving import rows
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import Activations, EngineConfig
 from foresay.server.settings.resolved import BUNDLED
+from tests.combinations import alternating
 from tests.same_tokens.runs import assert_same
 from tests.same_tokens.test_bundled_heads import jobs
 from tests.same_tokens.witness import Text, Witness, run
@@ -45,8 +46,7 @@ def texts(target: Path, draft: str, activations: Activations) -> dict[str, Text]
     return run(engine, jobs())
 
 
-@pytest.mark.parametrize("activations", ["int8", "model"])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "mixed"])
+@pytest.mark.parametrize(("kind", "activations"), alternating(["Q8_0", "Q4_0", "mixed"], ["int8", "model"]))
 def test_files_draft_and_are_drafted_for(tmp_path, kind, activations) -> None:
     target = file_of(tmp_path, "target", q4_k_m if kind == "mixed" else all_of(kind))
     draft = file_of(tmp_path, "draft", all_of("Q8_0"))

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from tests.combinations import alternating
 from tests.same_tokens import options
 from tests.same_tokens.heads import KINDS, SHAPES, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
@@ -22,8 +23,7 @@ def half(pair: Pair, first: int) -> tuple[list[Job], dict[str, Text]]:
     return jobs, plain(pair.target, jobs)
 
 
-@pytest.mark.parametrize("shape", ["chain", "dynamic"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "shape"), alternating(KINDS, ["chain", "dynamic"]))
 def test_every_option(pair, kind, shape) -> None:
     """The combinations that the options' own tests give the other drafters, all of them in one batch."""
     models = pair("llama2")

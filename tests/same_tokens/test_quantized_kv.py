@@ -13,6 +13,7 @@ from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig, KVDtype
 from foresay.server.settings.resolved import BUNDLED, BUNDLED_HEADS
 from foresay.verifier.graphs.runner import WholeRunner
+from tests.combinations import alternating, pairwise
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.heads import KINDS, SHAPES, head_drafter, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
@@ -62,15 +63,16 @@ def test_every_drafter(pair, kv, drafter) -> None:
     assert_same_tokens(replace(pair("qwen3", torch.bfloat16, layers=2), kv=kv), drafter)
 
 
-@kept
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("family", ["llama2", "smollm", "mistral", "qwen2_window"])
+@pytest.mark.parametrize(
+    ("kv", "dtype", "family"),
+    pairwise(KV, [torch.float32, torch.float16], ["llama2", "smollm", "mistral", "qwen2_window"]),
+    ids=str,
+)
 def test_families_and_dtypes(pair, kv, dtype, family) -> None:
     assert_same_tokens(replace(pair(family, dtype, layers=2), kv=kv), "truth")
 
 
-@kept
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kv", "kind"), alternating(KV, KINDS), ids=str)
 def test_heads(pair, kv, kind) -> None:
     models = replace(pair("llama2", torch.bfloat16), kv=kv)
     jobs = jobs_of(models.vocab_size, LENGTHS, 12)

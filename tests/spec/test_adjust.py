@@ -12,6 +12,7 @@ import torch
 
 from foresay.spec.adjust import Adjustment, _Penalties, paths_of
 from foresay.spec.sampling import SamplingParams
+from tests.combinations import alternating
 from tests.spec.house import House
 from tests.spec.laws import reference_adjust
 from tests.spec.tables import Guesser, TableModel, plain
@@ -142,9 +143,12 @@ def differing(name: str, shape: tuple[int, ...], skill: float, **options: Any) -
     return [n for n, wanted in enumerate(expected) if answers[str(n)].plain != wanted]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize(("shape", "skill"), [((), 0.0), ((1,) * 5, 0.9), ((3, 3, 2, 2), 0.9), ((4, 4), 0.0)])
-def test_the_same_tokens_whoever_drafts(name: str, shape: tuple[int, ...], skill: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "drafted"),
+    alternating(list(OPTIONS), [((), 0.0), ((1,) * 5, 0.9), ((4, 4), 0.0), ((3, 3, 2, 2), 0.9)]),
+)
+def test_the_same_tokens_whoever_drafts(name: str, drafted: tuple[tuple[int, ...], float]) -> None:
+    shape, skill = drafted
     assert differing(name, shape, skill) == []
 
 

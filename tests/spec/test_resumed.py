@@ -12,6 +12,7 @@ from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Progress
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import SequenceTrace
+from tests.combinations import alternating
 from tests.spec.grammars import Automaton
 from tests.spec.house import Answer, House
 from tests.spec.tables import Guesser, TableModel, plain
@@ -51,8 +52,7 @@ def resumed(model: TableModel, whole: Answer, count: int, params: SamplingParams
     return other.run()["only"]
 
 
-@pytest.mark.parametrize("grammatical", [False, True])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "grammatical"), alternating(list(OPTIONS), [False, True]))
 def test_it_goes_on_at_the_next_token(name: str, grammatical: bool) -> None:
     model, params = TableModel(3), sampling(**OPTIONS[name])
     grammar = Automaton(4, VOCAB, [END]) if grammatical else None

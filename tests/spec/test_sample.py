@@ -88,7 +88,10 @@ def test_a_million_draws_follow_the_law(name: str, million: Tensor) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_short_sums")
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.soak if name in ("top-p", "top-p and min-p") else ()) for name in FILTERS],
+)
 def test_a_million_filtered_draws_follow_the_law(name: str, million: Tensor) -> None:
     assert _tail(FILTERS[name], million, STEEP) > ALPHA
 

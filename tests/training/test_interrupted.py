@@ -24,7 +24,9 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
-@pytest.mark.parametrize("kind", ["draft_model", "eagle3", "medusa"])
+@pytest.mark.parametrize(
+    "kind", ["draft_model", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("eagle3", "medusa"))]
+)
 def test_killed_again_and_again_it_ends_with_the_same_weights(target, prompts, tmp_path, kind) -> None:
     """While texts are written, between steps, and at every file of the finished model."""
     settings = Settings(kind, str(target), str(prompts), 40, 24, 5, 4, 5e-3, 2, 0, layers=1, width=32, together=16)

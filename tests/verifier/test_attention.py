@@ -16,6 +16,7 @@ from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.paged_pass import attended
 from foresay.verifier.model.sizes import KVShape
 from foresay.verifier.paged_rows import WrittenRows
+from tests.combinations import alternating
 from tests.verifier.reading import random_parents, scattered, threads
 
 SCALE = 0.3
@@ -132,20 +133,22 @@ def test_it_is_softmax_attention_over_a_rows_path(bench) -> None:
 CONTEXTS = (5, 75, 150, 330, 1010)
 
 
-@pytest.mark.parametrize("count", [1, 3], ids=["one_thread", "three_threads"])
 @pytest.mark.parametrize(
-    "bench",
-    [
-        Bench(width=64, pages=80),
-        Bench(width=64, pages=80, group=3, groups=3),
-        Bench(width=16, pages=80, group=3, groups=1, scatter=True),
-        Bench(width=80, pages=80, group=1, groups=2, window=200),
-        Bench(width=128, pages=40, group=4, page_size=32, dtype=torch.bfloat16),
-        Bench(width=16, pages=1100, page_size=1),
-        Bench(width=64, pages=300, page_size=4, scatter=True),
-        Bench(width=64, pages=60, page_size=24, group=3, groups=3),
-        Bench(width=64, pages=10, page_size=128),
-    ],
+    ("bench", "count"),
+    alternating(
+        [
+            Bench(width=64, pages=80),
+            Bench(width=64, pages=80, group=3, groups=3),
+            Bench(width=16, pages=80, group=3, groups=1, scatter=True),
+            Bench(width=80, pages=80, group=1, groups=2, window=200),
+            Bench(width=128, pages=40, group=4, page_size=32, dtype=torch.bfloat16),
+            Bench(width=16, pages=1100, page_size=1),
+            Bench(width=64, pages=300, page_size=4, scatter=True),
+            Bench(width=64, pages=60, page_size=24, group=3, groups=3),
+            Bench(width=64, pages=10, page_size=128),
+        ],
+        [3, 1],  # threads
+    ),
     ids=str,
 )
 def test_a_row_has_the_same_bits_in_a_tree_and_alone(bench, count) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.tree_attention import PagedRows, tree_attention
+from tests.combinations import pairwise
 from tests.kernels.paged import Bench, Sequence, kept
-from tests.verifier.conftest import by_processor
+from tests.verifier.conftest import PROCESSORS
 
 SCALE = 0.3
 #: kv heads, query heads of each, head dim, dtype: whole vectors and not, pairs of bf16 and not.
@@ -23,11 +24,15 @@ SHAPES = [
 ]  # fmt: skip
 #: What keys and values are quantised to.
 STORED = [None, torch.int8, torch.float8_e4m3fn]
-everywhere = pytest.mark.parametrize(
-    ("processor", "shape", "stored"), by_processor(SHAPES, STORED), ids=str, indirect=["processor"]
-)
 #: A window that ends in a span, positions that are not seen, and what Gemma 2 and gpt-oss do with scores.
 CAPPED = {"window": 270, "first": 1, "softcap": 3.0, "sinks": True}
+OPTIONS: list[dict[str, Any]] = [{}, {"first": 1}, {"window": 37}, {"window": 270, "first": 1}, CAPPED]
+everywhere = pytest.mark.parametrize(
+    ("processor", "shape", "stored", "options"),
+    pairwise(PROCESSORS, SHAPES, STORED, OPTIONS),
+    ids=str,
+    indirect=["processor"],
+)
 #: Committed tokens and nodes: short; over the ends of blocks and of spans; more rows than are put together.
 SIZES = [(0, 3), (5, 1), (250, 9), (511, 2), (600, 16), (300, 40)]
 
@@ -56,7 +61,6 @@ def same(left: Tensor, right: Tensor) -> bool:
 
 
 @everywhere
-@pytest.mark.parametrize("options", [{}, {"first": 1}, {"window": 37}, {"window": 270, "first": 1}, CAPPED], ids=str)
 def test_it_is_what_the_reference_says(processor, shape, stored, options) -> None:
     """NaN stands wherever no row may read."""
     made = bench(shape)
@@ -70,7 +74,6 @@ def test_it_is_what_the_reference_says(processor, shape, stored, options) -> Non
 
 
 @everywhere
-@pytest.mark.parametrize("options", [{}, {"window": 37, "first": 1}, {"window": 270}, CAPPED], ids=str)
 def test_a_row_has_the_bits_it_has_alone(processor, shape, stored, options) -> None:
     """In a tree beside other sequences' trees, among some rows of a chain, and as the only row behind its path."""
     made = bench(shape)

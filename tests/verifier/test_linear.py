@@ -13,8 +13,9 @@ from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.linear import Gate
+from tests.combinations import pairwise
 from tests.simulated.device import DEVICE, simulated
-from tests.verifier.conftest import by_processor
+from tests.verifier.conftest import PROCESSORS, by_processor
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: in, out: narrow, odd, the widths of a tiny model, of many terms.
@@ -72,9 +73,12 @@ def test_it_multiplies(processor, shape, dtype, bias, kept) -> None:
         assert torch.allclose(linear(x).double(), expected, atol=max(4e-5, 8 * eps), rtol=2 * eps)
 
 
-@pytest.mark.parametrize("gated", ["", *STEPS])
-@pytest.mark.parametrize("kept", [None, torch.bfloat16, torch.float16], ids=str)
-@everywhere
+@pytest.mark.parametrize(
+    ("processor", "dtype", "shape", "kept", "gated"),
+    pairwise(PROCESSORS, DTYPES, SHAPES, [None, torch.bfloat16, torch.float16], ["", *STEPS]),
+    ids=str,
+    indirect=["processor"],
+)
 def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kept, gated) -> None:
     linear, _, _ = layer_of((shape[0], 2 * shape[1]), dtype, True, kept, gated)
     assert differing(linear, rows_of(shape, dtype), COUNTS) == []

@@ -19,6 +19,7 @@ from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.weights import check, load
 from foresay.verifier.model.written import write
+from tests.combinations import alternating
 from tests.verifier.families import FAMILIES, make
 from tests.verifier.reading import Reader
 
@@ -288,8 +289,7 @@ def reader(directory: Path, dtype: torch.dtype = torch.float32, how: str | None 
 TOKENS = [7, 3, 250, 41, 99, 12, 180, 5, 77, 291, 14]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["gptq", "gptq order", "awq", "fp8 blocks"])
+@pytest.mark.parametrize(("kind", "family"), alternating(["gptq", "gptq order", "awq", "fp8 blocks"], list(FAMILIES)))
 def test_every_family(tmp_path, kind, family) -> None:
     assert_close_to_floats(tmp_path, kind, family)
 

@@ -18,22 +18,27 @@ from foresay.verifier.ops.kernels.cpu.integer_product import IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed, unpacked
+from tests.combinations import pairwise
 from tests.simulated.device import DEVICE, simulated
-from tests.verifier.conftest import by_processor
+from tests.verifier.conftest import PROCESSORS, by_processor
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
 from tests.verifier.test_linear import COUNTS, DTYPES, STEPS, differing, rows_of
 
 #: in, out: one group and several, outputs that fill no block, the widths of a tiny model, of many terms.
 SHAPES = [(128, 33), (192, 100), (3072, 64)]
-CASES = by_processor(DTYPES, [*KINDS, *STEPPED])
+CASES = pytest.mark.parametrize(
+    ("processor", "dtype", "kind", "shape"),
+    pairwise(PROCESSORS, DTYPES, [*KINDS, *STEPPED], SHAPES),
+    ids=str,
+    indirect=["processor"],
+)
 
 
 def bias_of(shape: tuple[int, int]) -> Tensor:
     return torch.randn(shape[1], generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize(("processor", "dtype", "kind"), CASES, ids=str, indirect=["processor"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@CASES
 def test_it_multiplies(processor, shape, dtype, kind) -> None:
     matrix, offset = matrix_of(shape, kind), bias_of(shape).to(dtype) if shape[0] < 1000 else None
     x = rows_of(shape, dtype, 21)
@@ -47,8 +52,7 @@ def test_it_multiplies(processor, shape, dtype, kind) -> None:
         assert torch.allclose(linear(x).double(), expected, atol=max(4e-5, 8 * eps), rtol=2 * eps)
 
 
-@pytest.mark.parametrize(("processor", "dtype", "kind"), CASES, ids=str, indirect=["processor"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@CASES
 def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kind) -> None:
     twice = (shape[0], 2 * shape[1])
     linear = Linear(matrix_of(twice, kind), bias_of(twice), dtype, gated="silu" if shape[1] == 100 else "")

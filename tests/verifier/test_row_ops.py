@@ -18,6 +18,8 @@ from foresay.verifier.ops.linear import Partials
 from foresay.verifier.ops.logits import finish_logits
 from foresay.verifier.ops.norm import Norm, add_norm, embed, norm
 from foresay.verifier.ops.rope import HeadNorms, Rotation, rotate_and_store
+from tests.combinations import pairwise
+from tests.verifier.conftest import PROCESSORS
 from tests.verifier.reading import threads
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -38,10 +40,12 @@ def assert_rows_are_independent(op: Callable[[Tensor], Tensor], x: Tensor) -> No
         assert torch.equal(op(x[:count].clone()), alone[:count]), f"among {count} rows"
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [16, 100, 576, 4096])
-@pytest.mark.parametrize("wide", [False, True], ids=["weight", "weight of fp32"])
+@pytest.mark.parametrize(
+    ("processor", "wide", "width", "dtype", "count"),
+    pairwise(PROCESSORS, [False, True], [16, 100, 576, 4096], DTYPES, [1, 3]),
+    ids=str,
+    indirect=["processor"],
+)
 def test_norm(processor, wide, width, dtype, count) -> None:
     x, weight = noise(ROWS, width, dtype=dtype), noise(width, dtype=torch.float32 if wide else dtype)
     with threads(count):
@@ -174,9 +178,12 @@ def test_norm_of_the_heads_of_each_row(heads, dtype, count) -> None:
         assert_rows_are_independent(lambda part: norm(part[:, :-2], how), x)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("width", [7, 256, 1000])
+@pytest.mark.parametrize(
+    ("processor", "width", "dtype", "count"),
+    pairwise(PROCESSORS, [7, 256, 1000], [*DTYPES, torch.float16], [1, 3]),
+    ids=str,
+    indirect=["processor"],
+)
 def test_heads_are_gated(processor, width, dtype, count) -> None:
     """As attention's output times the sigmoid of a product, step by step; far gates are open or shut."""
     both = torch.cat((noise(ROWS, width, dtype=dtype), 4 * noise(ROWS, width, dtype=dtype).flip(0)), dim=1)
@@ -242,10 +249,12 @@ def parts_of(rotation: Rotation, part: slice) -> Rotation:
     return Rotation(cos[part], sin[part], None if factor is None else factor[part])
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize(("heads", "dtype", "kind", "factor"), ROTATIONS, ids=str)
-def test_rotation(processor, heads, dtype, kind, factor, count) -> None:
+@pytest.mark.parametrize(
+    ("processor", "case", "count"), pairwise(PROCESSORS, ROTATIONS, [1, 3]), ids=str, indirect=["processor"]
+)
+def test_rotation(processor, case, count) -> None:
     """As the reference has it; keys and values in their slots, and each row as if it were alone."""
+    heads, dtype, kind, factor = case
     queries, groups, dim = heads
     qkv, rotation = noise(ROWS, (queries + 2 * groups) * dim, dtype=dtype), rotation_of(ROWS, dim, dtype, bool(factor))
     norms, slots = norms_of(kind, heads, dtype), torch.randperm(2 * ROWS)[:ROWS]
@@ -266,9 +275,12 @@ def test_rotation(processor, heads, dtype, kind, factor, count) -> None:
             assert all(torch.equal(a[0], b[row]) for a, b in zip(turned(slice(row, row + 1)), found, strict=True))
 
 
-@pytest.mark.parametrize("stored", STORED, ids=str)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 16), (3, 1, 24)], ids=str)
+@pytest.mark.parametrize(
+    ("processor", "heads", "dtype", "stored"),
+    pairwise(PROCESSORS, [(4, 2, 64), (9, 3, 16), (3, 1, 24)], [*DTYPES, torch.float16], STORED),
+    ids=str,
+    indirect=["processor"],
+)
 def test_keys_and_values_are_quantised_as_the_reference_says(processor, heads, dtype, stored) -> None:
     """Bit by bit: zeros, tiny, huge and wide heads, and such that hold no numbers, too; and each row as if alone."""
     queries, groups, dim = heads

@@ -29,6 +29,7 @@ from foresay.server.schemas.shared import ErrorDetail
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import changed
 from foresay.server.settings.resolved import target_directory
+from foresay.server.text.tekken import tokenizer_file
 from foresay.spec.errors import ForesayError, InvalidRequest
 
 log = logging.getLogger("foresay.server")
@@ -179,7 +180,7 @@ def _what_it_is(config: ServeConfig) -> tuple[dict[str, Any], bytes]:
     try:
         told = json.loads((directory / "config.json").read_bytes())
         shape = {name: value for name, value in told.items() if name not in _LOOSE}
-        return shape, (directory / "tokenizer.json").read_bytes()
+        return shape, (tokenizer_file(directory) or directory / "tokenizer.json").read_bytes()
     except (OSError, ValueError) as error:
         raise ForesayError(f"the target {directory} cannot be read: {error}") from None
 

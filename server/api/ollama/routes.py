@@ -192,7 +192,7 @@ def _shown(entry: Entry) -> Shown:
 
 
 def _capabilities(text: Text) -> list[str]:
-    tools = text.chat_format.calls is not None and "tools" in text.chat_format.words
+    tools = text.chat_format.calls is not None and text.chat_format.lists_tools
     known = {"completion": True, "tools": tools, "thinking": text.chat_format.thinks is not None}
     return [name for name, there in known.items() if there]
 

@@ -15,6 +15,7 @@ from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import model_bytes, quantized, token_bytes
 from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
 from foresay.server.settings.config import EngineConfig
+from foresay.server.text.tekken import tokenizer_file
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig
@@ -115,7 +116,7 @@ class DraftModel(FromFiles):
             return
         shared = found[0]
         if shared is None:
-            here = self.directory if (target.directory / "tokenizer.json").exists() else target.directory
+            here = self.directory if tokenizer_file(target.directory) else target.directory
             notes.warn(
                 "vocabulary",
                 f"{here} has no tokenizer.json, so it is unknown whether the token ids of both mean the same",

@@ -23,6 +23,7 @@ from foresay.server.engine.device import Loading
 from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import item_bytes
 from foresay.server.engine.vocabulary import overlap
+from foresay.server.text.tekken import tokenizer_json
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
@@ -51,11 +52,11 @@ def tried(guess: Callable[[PageTable, Tensor], str], verifier: PagedModel, pool:
     guess: makes the words, of a page table with room for the text and its tokens, int64[R]. target: the target's
     directory, whose tokenizer makes them. Without two that the target has nothing is tried.
     """
-    file = target / "tokenizer.json"
-    if not file.exists():
+    text = tokenizer_json(target)
+    if text is None:
         return ""
     most = min(verifier.max_positions, (pool.num_pages - 1) * pool.page_size)
-    known = [token for token in Tokenizer.from_file(str(file)).encode(TRIAL).ids if token < verifier.vocab_size]
+    known = [token for token in Tokenizer.from_str(text).encode(TRIAL).ids if token < verifier.vocab_size]
     tokens = torch.tensor(known[:most])
     if len(tokens) < 2:
         return ""

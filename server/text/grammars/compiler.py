@@ -26,6 +26,7 @@ from foresay.server.text.grammars.constraint import (
     Walker,
     complaint,
 )
+from foresay.server.text.tekken import tokenizer_json
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Grammar, Request
 
@@ -62,7 +63,7 @@ class GrammarCompiler:
 
     @classmethod
     def load(cls, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler | None:
-        """The compiler for the checkpoint in ``directory``; None if it has no ``tokenizer.json``."""
+        """The compiler for the checkpoint in ``directory``; None if it has no tokenizer that it can read."""
         text = tokenizer_text(directory)
         return None if text is None else cls(text, vocab_size, eos_token_ids)
 
@@ -135,11 +136,14 @@ def _deeply(make: Callable[[], LLMatcher]) -> LLMatcher:
 
 
 def tokenizer_text(directory: Path) -> str | None:
-    """``tokenizer.json`` with the tokens that only ``tokenizer_config.json`` adds, without padding and truncation."""
-    file = directory / "tokenizer.json"
-    if not file.exists():
+    """``tokenizer.json`` with the tokens that only ``tokenizer_config.json`` adds, without padding and truncation.
+
+    Of a checkpoint that has only ``tekken.json``, the same made of that.
+    """
+    text = tokenizer_json(directory)
+    if text is None:
         return None
-    tokenizer: dict[str, Any] = msgspec.json.decode(file.read_bytes())
+    tokenizer: dict[str, Any] = msgspec.json.decode(text)
     tokenizer["padding"] = tokenizer["truncation"] = None
     config = directory / "tokenizer_config.json"
     added = msgspec.json.decode(config.read_bytes()).get("added_tokens_decoder") if config.exists() else None

@@ -11,14 +11,16 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from foresay.server.catalog.formats import REASONING, TOOL_FORMATS, TOOLS_VARIABLES, ToolFormat
 from foresay.server.settings.config import ReasoningParser, ToolParser
-from foresay.server.text.parsers import formats
-from foresay.server.text.parsers.parser import TAGS, Answer, Format, ScriptParser, opened_by
+from foresay.server.text.parsers.formats import output
+from foresay.server.text.parsers.parser import Answer, ScriptParser
 from foresay.server.text.parts import OutputParser, Part, PlainText, ReasoningPart, TextPart, ToolCallPart
 from foresay.spec.errors import InvalidRequest
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from foresay.server.text.tokenizer import Tokenizer
 
 CALLS = "tool_calls"
-REASONING = ("reasoning_content", "reasoning", "thinking")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 Event = dict[str, Any]
 
@@ -80,7 +82,7 @@ class DeclaredParser:
     @property
     def thinking(self) -> bool:
         """Whether the output so far ends in the middle of reasoning."""
-        return self._field in REASONING
+        return self._field in THOUGHTS
 
     def feed(self, text: str) -> list[Part]:
         """More text."""
@@ -117,8 +119,8 @@ class DeclaredParser:
         if kind == "region_chunk":
             text = str(event["text"])
             self._pending = self._pending.partition(text)[2]
-            return [ReasoningPart(text) if field in REASONING else TextPart(text)]
-        if field in REASONING:
+            return [ReasoningPart(text) if field in THOUGHTS else TextPart(text)]
+        if field in THOUGHTS:
             self._pending = ""
         return []
 
@@ -143,31 +145,6 @@ class DeclaredParser:
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
-class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """A way of writing calls. tags: those that may be single special tokens. signs: a template that holds one of these
-    is of this format. id: prefix and length of the ids of calls.
-    """
-
-    script: Format
-    tags: tuple[str, ...]
-    signs: tuple[str, ...]
-    id: tuple[str, int] = ("call_", 24)
-
-
-#: By name; the first whose sign the template holds is the one.
-FORMATS: dict[str, ToolFormat] = {
-    "mistral": ToolFormat(
-        script=formats.mistral,
-        tags=(formats.TOOL_CALLS, formats.CALL_ID, formats.ARGS),
-        signs=(formats.TOOL_CALLS,),
-        id=("", 9),
-    ),
-    "qwen3_coder": ToolFormat(script=formats.xml, tags=(formats.CALL, formats.CALL_END), signs=(formats.FUNCTION,)),
-    "hermes": ToolFormat(script=formats.hermes, tags=(formats.CALL, formats.CALL_END), signs=(formats.CALL,)),
-    "llama3": ToolFormat(script=formats.llama3, tags=(formats.PYTHON,), signs=(formats.PYTHON, "Environment: ipython")),
-}
-
-
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     """How one model writes, and what its chat template understands.
 
@@ -187,18 +164,26 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, tokenizer: Tokenizer, tools: ToolParser = "auto", thoughts: ReasoningParser = "auto") -> ChatFormat:
         """What the template shows, unless the settings name it."""
         template = tokenizer.templates
-        calls = _calls(template) if tools == "auto" else tools if tools in FORMATS else None
+        signs = {name: form.signs or (form.begins,) for name, form in TOOL_FORMATS.items()}
+        shown = (name for name in signs if any(sign in template for sign in signs[name]))
+        calls = next(shown, None) if tools == "auto" else tools if tools in TOOL_FORMATS else None
         declares = tools == "response_template" or (tools == "auto" and calls is None and tokenizer.declares_output)
-        thinks = _thinks(template) if thoughts == "auto" else None if thoughts == "none" else TAGS[0]
-        tags = (*(FORMATS[calls].tags if calls else ()), *(thinks or ()))
-        special = {tag: tokenizer.special_id(tag) for tag in tags}
-        markers = {token: tag for tag, token in special.items() if token is not None}
+        around = (tags for tags in REASONING.values() if any(tag in template for tag in tags))
+        thinks = next(around, None) if thoughts == "auto" else REASONING.get(thoughts)
+        form = TOOL_FORMATS[calls] if calls else ToolFormat()
+        tags = (*form.tags, *form.wraps, *(thinks or ()))
+        markers = {id: tag for tag in tags if (id := tokenizer.special_id(tag)) is not None}
         declared = _declared(tokenizer) if declares else None
         return cls(calls=calls, thinks=thinks, markers=markers, words=_words(template), declared=declared)
 
+    @property
+    def lists_tools(self) -> bool:
+        """Whether the template shows the model its tools."""
+        return not self.words.isdisjoint(TOOLS_VARIABLES)
+
     def check(self, request: ChatRequest, offer: Offer) -> None:
         """Raise for what the template would leave out in silence."""
-        if offer.listed and "tools" not in self.words:
+        if offer.listed and not self.lists_tools:
             raise InvalidRequest(
                 "tools",
                 "this model's chat template does not support tools: choose a model whose template does, such as Qwen3 "
@@ -223,22 +208,20 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         """For one answer. offer: what the model may call. opened: whether the prompt ends inside reasoning."""
         if self.declared is not None:
             return self.declared(prompt, request_id, offer)
-        form = FORMATS[self.calls] if self.calls is not None and offer.functions else None
-        if form is None and self.thinks is None:
+        form = TOOL_FORMATS[self.calls] if self.calls is not None else ToolFormat()
+        tags = (*(form.tags if offer.functions else ()), *form.wraps, *(self.thinks or ()))
+        if not any(tags):
             return PlainText()
-        tags = (*(form.tags if form else ()), *(self.thinks or ()))
         markers = {token: tag for token, tag in self.markers.items() if tag in tags}
-        answer = Answer(_identify(request_id, *(form.id if form else ("", 0))), offer.schemas, offer.parallel)
-        return ScriptParser(answer, form.script if form else formats.plain, markers, self.thinks, opened)
+        answer = Answer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel)
+        return ScriptParser(answer, partial(output, form, self.thinks, opened), markers)
 
     def opened_by(self, prompt: str, continues: bool) -> bool:
-        """Whether ``prompt`` ends inside reasoning."""
-        return self.thinks is not None and opened_by(prompt, self.thinks, continues)
-
-
-def _calls(template: str) -> str | None:
-    found = (name for name, form in FORMATS.items() if any(sign in template for sign in form.signs))
-    return next(found, None)
+        """Whether ``prompt`` ends inside reasoning. continues: the answer goes on with its last message."""
+        if self.thinks is None:
+            return False
+        opens, closes = self.thinks
+        return prompt.rfind(opens) > prompt.rfind(closes) if continues else prompt.rstrip().endswith(opens)
 
 
 def _declared(tokenizer: Tokenizer) -> Callable[[str, str, Offer], OutputParser]:
@@ -248,14 +231,10 @@ def _declared(tokenizer: Tokenizer) -> Callable[[str, str, Offer], OutputParser]
 
     def parser(prompt: str, request_id: str, offer: Offer) -> OutputParser:
         regions = tokenizer.output_regions(prompt, offer.rendered())
-        identify = _identify(request_id, "call_", 24)
+        identify = partial(_id, request_id, *ToolFormat().id)
         return DeclaredParser(regions, markers, identify, bool(offer.functions), offer.parallel)
 
     return parser
-
-
-def _thinks(template: str) -> tuple[str, str] | None:
-    return next((tags for tags in TAGS if any(tag in template for tag in tags)), None)
 
 
 def _words(template: str) -> frozenset[str]:
@@ -264,11 +243,7 @@ def _words(template: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", " ".join(blocks)))
 
 
-def _identify(request_id: str, prefix: str, length: int) -> Callable[[int], str]:
-    """Ids that follow from the request's, so that an answer has them however often it is read."""
-
-    def identify(index: int) -> str:
-        digest = blake2b(f"{request_id}:{index}".encode(), digest_size=length).digest()
-        return prefix + "".join(_ALPHANUMERIC[byte % len(_ALPHANUMERIC)] for byte in digest)
-
-    return identify
+def _id(request_id: str, prefix: str, length: int, index: int) -> str:
+    """Follows from the request's, so that an answer has the same ids however often it is read."""
+    digest = blake2b(f"{request_id}:{index}".encode(), digest_size=length).digest()
+    return prefix + "".join(_ALPHANUMERIC[byte % len(_ALPHANUMERIC)] for byte in digest)

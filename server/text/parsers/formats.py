@@ -1,244 +1,191 @@
-"""The ways in which families of models write their calls, each as a script.
-
-::
-
-    hermes   text <tool_call>{"name": "f", "arguments": {...}}</tool_call> text      Hermes, Qwen 2.5, Qwen 3
-    llama3   {"name": "f", "parameters": {...}}; {...}    <|python_tag|>{...}        Llama 3.1 and later
-    mistral  text [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]               Mistral up to tokenizer v7
-             text [TOOL_CALLS]f[ARGS]{...}[TOOL_CALLS]g[ARGS]{...}                   and since v11
-    xml      <tool_call>(newline)<function=f>(newline)<parameter=city>(newline)      Qwen 3 Coder, Qwen 3.5
-             Paris(newline)</parameter>(newline)</function>(newline)</tool_call>
-
-A value of the last is bare text. What it means the function's schema says: text for parameters of type string and for
-unknown ones, else JSON, or text again if it is none.
-"""
+"""The reader of every format in :mod:`foresay.server.catalog.formats`: text, and calls in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from functools import partial
 from typing import Any
 
-import msgspec
-
+from foresay.server.catalog.formats import PLACE, TAG, ToolFormat, Way
 from foresay.server.text.parsers.parser import Answer, Call, arguments, json_call
-from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, passed_over, text_before
+from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, meant, spelled, text_before, value
 
-CALL, CALL_END = "<tool_call>", "</tool_call>"
-PYTHON = "<|python_tag|>"
-TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-
-
-def plain(reader: Reader, answer: Answer) -> Script[None]:
-    """Only text."""
-    while True:
-        answer.text((yield from reader.read()))
+_PIECES = re.compile(r"<[^<>]+>?|\[[A-Z_]+\]|```\w*|\S")
+_KEY_OF_NAME = re.compile(r'"(\w+)": "\{name\}"')
 
 
-def hermes(reader: Reader, answer: Answer) -> Script[None]:
-    """An object between tags; text around the tags."""
-    called = False
-    while not answer.full:
-        tag = yield from text_before(reader, answer.text, CALL, trim=called)
-        called = yield from answer.attempt(reader, json_call)
-        if called:
-            yield from passed_over(reader, CALL_END)
-        else:
-            answer.text(tag)
+def output(
+    form: ToolFormat, thinks: tuple[str, str] | None, opened: bool, reader: Reader, answer: Answer
+) -> Script[None]:
+    """Reasoning between the tags in ``thinks``, which may be ``opened``, and text with calls if functions were offered.
 
-
-def llama3(reader: Reader, answer: Answer) -> Script[None]:
-    """Objects at the very beginning or behind the tag, with semicolons between them.
-
-    Nothing marks such an object as a call but its name, which must be that of an offered function.
+    Only the beginning can be reasoning: a tag that is written later is text.
     """
-    called = yield from _objects(reader, answer)
+    if thinks and (opened or (yield from reader.passed_over(thinks[0], unless=(Broken, Ended)))):
+        answer.thinking = True
+        yield from text_before(reader, answer.reasoning, thinks[1:], trim=True)
+        answer.thinking = False
+        yield from reader.ahead()
+    calls = bool(form.begins and answer.offered)
+    tags = (*form.wraps, form.begins) if calls else form.wraps
+    called = calls and form.bare and (yield from _calls(form, reader, answer))
     while not answer.full:
-        tag = yield from text_before(reader, answer.text, PYTHON, trim=called)
-        called = yield from _objects(reader, answer)
+        tag = yield from text_before(reader, answer.text, tags, trim=called)
+        if tag.strip() in form.wraps:
+            continue
+        called = yield from _calls(form, reader, answer)
         if not called:
             answer.text(tag)
 
 
-def _objects(reader: Reader, answer: Answer) -> Script[bool]:
-    """Calls in a row; whether there was one."""
-    called = more = yield from answer.attempt(reader, json_call, answer.offered)
-    while more and not answer.full:
-        more = yield from answer.attempt(reader, _next_object, answer.offered)
-    return called
+def _calls(form: ToolFormat, reader: Reader, answer: Answer) -> Script[bool]:
+    """Calls in a row, written in one of the ways; returns whether there was one."""
+    for way in form.ways:
+        if (yield from _in_a_row(form, way, reader, answer)):
+            return True
+    return False
 
 
-def _next_object(reader: Reader, call: Call) -> Script[None]:
-    following = yield from reader.solid()
-    if following != ";":
-        reader.unread(following)
-    yield from json_call(reader, call)
-
-
-def mistral(reader: Reader, answer: Answer) -> Script[None]:
-    """An array of objects behind the tag, or the name and then the arguments."""
-    called = False
-    while not answer.full:
-        tag = yield from text_before(reader, answer.text, TOOL_CALLS, trim=called)
-        called = (yield from answer.attempt(reader, _named_call)) or (yield from _array(reader, answer))
-        if not called:
-            answer.text(tag)
-
-
-def _array(reader: Reader, answer: Answer) -> Script[bool]:
-    """An array of calls; whether there was one in it."""
-    called = more = yield from answer.attempt(reader, _element("["))
-    while more and not answer.full:
-        more = yield from answer.attempt(reader, _element(","))
+def _in_a_row(form: ToolFormat, way: Way, reader: Reader, answer: Answer) -> Script[bool]:
+    known = answer.offered if form.bare else None
+    each, closes = way.call.partition("{")[0], way.call.rpartition("}")[2]
+    before = (way.opens + each).removeprefix(form.begins)
+    called = more = yield from answer.attempt(reader, partial(_call, way, answer, before, False), known)
+    while more:
+        yield from _passed_over(reader, closes)
+        following = partial(_call, way, answer, way.between + each, form.bare)
+        more = not answer.full and (yield from answer.attempt(reader, following, known))
     if called:
-        yield from passed_over(reader, "]")
+        yield from _passed_over(reader, way.closes)
     return called
 
 
-def _element(before: str) -> Callable[[Reader, Call], Script[None]]:
-    """A call in an array, behind what comes before it."""
-
-    def read(reader: Reader, call: Call) -> Script[None]:
-        yield from reader.expect(before)
-        yield from json_call(reader, call)
-
-    return read
+def _passed_over(reader: Reader, text: str) -> Script[None]:
+    for piece in _PIECES.findall(text):
+        yield from reader.passed_over(piece)
 
 
-def _named_call(reader: Reader, call: Call) -> Script[None]:
-    """``f[ARGS]{...}``, ``f[CALL_ID]id[ARGS]{...}`` or ``f{...}``."""
-    name, mark = yield from _word(reader)
-    if mark == CALL_ID:
-        call.id, mark = yield from _word(reader)
-    if mark not in (ARGS, "{"):
-        raise Broken
-    call.named(name)
-    yield from arguments(reader, call)
+def _call(way: Way, answer: Answer, before: str, may_lack: bool, reader: Reader, call: Call) -> Script[None]:
+    """A call after ``before``, which it may lack."""
+    for piece in _PIECES.findall(before):
+        if not may_lack or (yield from reader.ahead()) == piece:
+            yield from reader.expect(piece)
+    if key := _KEY_OF_NAME.search(way.call):
+        yield from json_call(reader, call, key[1])
+    else:
+        yield from _in_order(way, answer, reader, call)
 
 
-def _word(reader: Reader) -> Script[tuple[str, str]]:
-    """A name, and what ends it: a tag, as one marker or spelled out, or an opening brace, which is unread."""
+def _in_order(way: Way, answer: Answer, reader: Reader, call: Call) -> Script[None]:
+    """The name, and what follows it, up to the arguments."""
+    before, *rest = PLACE.split(way.call)
+    name = ""
+    for place, text in zip(rest[::2], rest[1::2], strict=True):
+        if place == "parameters":
+            call.named(name)
+            return (yield from _parameters(way, _PIECES.findall(text)[0], answer, reader, call))
+        if place == "arguments":
+            call.named(name)
+            yield from arguments(reader, call)
+            return call.close()
+        word = yield from _word(reader)
+        if place == "name":
+            name, *number = word.rpartition(text) if text == ":" else (word,)
+            reader.unread(*"".join(number))
+        else:
+            call.id = word if place == "id" else f"{TAG.sub('', before)}{name}:{word}"
+        for piece in _PIECES.findall(text):
+            yield from reader.expect(piece)
+        if not text:  # the arguments follow at once
+            reader.unread(following := (yield from reader.read()))
+            if following != "{":
+                raise Broken
+
+
+def _word(reader: Reader) -> Script[str]:
+    """The name of a function, or an id."""
     word, atom = "", (yield from reader.solid())
     while len(atom) == 1 and (atom.isalnum() or atom in "_-.:/"):
         word += atom
         atom = yield from reader.read()
+    reader.unread(atom)
     if not word:
         raise Broken
-    if atom == "[":
-        while not atom.endswith("]"):
-            atom += yield from reader.char()
-    elif atom == "{":
-        reader.unread(atom)
-    return word, atom
+    return word
 
 
-CALL, CALL_END = "<tool_call>", "</tool_call>"
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+# -- parameters one by one ---------------------------------------------------------------------------------------------
 
 
-def xml(reader: Reader, answer: Answer) -> Script[None]:
-    """Functions between tags; text around them."""
-    called = False
-
-    def read(reader: Reader, call: Call) -> Script[None]:
-        yield from _function(reader, call, answer)
-
-    while not answer.full:
-        tag = yield from text_before(reader, answer.text, CALL, trim=called)
-        called = yield from answer.attempt(reader, read)
-        if called:
-            yield from passed_over(reader, CALL_END)
-        else:
-            answer.text(tag)
-
-
-def _function(reader: Reader, call: Call, answer: Answer) -> Script[None]:
-    yield from reader.expect(FUNCTION)
-    call.named((yield from _name(reader)))
+def _parameters(way: Way, end: str, answer: Answer, reader: Reader, call: Call) -> Script[None]:
+    """All parameters up to ``end``, reported as an object."""
+    opening, _, between, _, closing = PLACE.split(way.parameter)
     schemas = answer.parameters_of(call.name or "")
     before = "{"
-    while True:
-        tag = yield from _tag(reader)
-        if tag == FUNCTION_END:
-            call.write("}" if before == ", " else "{}")
-            return
-        key = yield from _name(reader)
-        call.write(f"{before}{_spelled(key)}: ")
+    while (yield from _another(reader, opening, end)):
+        key = yield from _until(reader, _PIECES.findall(between))
+        if not (opening or key.isidentifier()):
+            raise Broken
+        call.write(f"{before}{spelled(key)}: ")
         before = ", "
-        yield from _value(reader, call, schemas.get(key))
+        if opening:
+            yield from _value(reader, call, closing.strip(), between.endswith("\n"), schemas.get(key))
+        else:
+            yield from value(reader, call.write, python=True)
+    call.write("}" if before == ", " else "{}")
 
 
-def _name(reader: Reader) -> Script[str]:
-    """What stands before the next ``>``."""
+def _another(reader: Reader, opening: str, end: str) -> Script[bool]:
+    if opening:
+        return (yield from reader.one_of((opening, end))) != end
+    char = yield from reader.solid()
+    if char == ",":
+        char = yield from reader.solid()
+    if char != end:
+        reader.unread(char)
+    return char != end
+
+
+def _until(reader: Reader, tags: list[str]) -> Script[str]:
+    """A name, up to the tags after it."""
     name = ""
-    while True:
-        char = yield from reader.char()
-        if char == ">":
-            return name.strip()
-        if char in "<\n":
-            reader.unread(char)
+    while (atom := (yield from reader.read())) not in (tags[0], tags[0][0]):
+        if len(atom) > 1 or atom in "<\n":
+            reader.unread(atom)
             raise Broken
-        name += char
+        name += atom
+    reader.unread(atom)
+    for tag in tags:
+        yield from reader.expect(tag)
+    return name.strip()
 
 
-def _tag(reader: Reader) -> Script[str]:
-    """The beginning of a parameter, or the end of the function, behind white space."""
-    tag = yield from reader.solid()
-    while tag not in (PARAMETER, FUNCTION_END):
-        char = yield from reader.char()
-        if not (PARAMETER.startswith(tag + char) or FUNCTION_END.startswith(tag + char)):
-            reader.unread(*tag, char)
-            raise Broken
-        tag += char
-    return tag
-
-
-def _value(reader: Reader, call: Call, schema: Any) -> Script[None]:
-    """The text up to the end tag, without the line ends next to the tags; as it comes if it is text for sure."""
+def _value(reader: Reader, call: Call, end: str, padded: bool, schema: Any) -> Script[None]:
+    """The text up to ``end``; as it comes if it is text for sure. padded: without the line ends next to it."""
     streams = is_text(schema)
+    ends = ("\n" + end, end) if padded else (end,)
     if streams:
         call.write('"')
     text, held = "", ""
     first = yield from reader.read()
-    if first != "\n":
+    if first != "\n" or not padded:
         reader.unread(first)
-    while not held.endswith(PARAMETER_END):
+    while not held.endswith(end):
         try:
-            held += yield from reader.char()
+            held += yield from reader.char(end)
         except Ended:
-            call.write(_spelled(held)[1:-1] if streams else text + held)
+            call.write(spelled(held)[1:-1] if streams else text + held)
             raise
-        certain = _certain(held)
+        certain = next(at for at in range(len(held) + 1) if any(one.startswith(held[at:]) for one in ends))
         if streams:
-            call.write(_spelled(held[:certain])[1:-1])
+            call.write(spelled(held[:certain])[1:-1])
         text, held = text + held[:certain], held[certain:]
-    call.write('"' if streams else _meant(text))
-
-
-def _certain(held: str) -> int:
-    """How much of ``held`` cannot be the line end before the end tag, or that tag."""
-    ends = ("\n" + PARAMETER_END, PARAMETER_END)
-    return next(at for at in range(len(held) + 1) if any(end.startswith(held[at:]) for end in ends))
+    call.write('"' if streams else meant(text))
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a parameter of this schema is text for sure."""
+    """Whether a parameter of this schema is text for sure, as one without a schema is."""
     known = isinstance(schema, dict) and any(
         key in schema for key in ("type", "anyOf", "oneOf", "enum", "const", "$ref")
     )
     return not known or schema.get("type") == "string"
-
-
-def _meant(text: str) -> str:
-    """``text`` as JSON."""
-    text = _PYTHON.get(text.strip(), text)
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return _spelled(text)
-    return text.strip()
-
-
-def _spelled(text: str) -> str:
-    return msgspec.json.encode(text).decode()

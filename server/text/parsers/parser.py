@@ -6,10 +6,10 @@ follows; before that, what looked like one can still turn out to be text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, string, text_before, text_of, value
+from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, string, text_of, value
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 #: What different models call the arguments.
@@ -25,7 +25,7 @@ class Call:
         id: str,
         tell: Callable[[Part], None],
         certain: Callable[[], None],
-        known: frozenset[str] | None = None,
+        known: Container[str] | None = None,
     ) -> None:
         self.begun = False
         self.given = False
@@ -83,13 +83,9 @@ class Answer:
     ) -> None:
         self.said: list[Part] = []
         self.thinking = False
-        self._offered = offered or {}
+        self.offered = offered or {}
         self.calls = 0
         self._identify, self._parallel = identify, parallel
-
-    def tell(self, part: Part) -> None:
-        """One more part."""
-        self.said.append(part)
 
     def text(self, text: str) -> None:
         """More text."""
@@ -99,14 +95,9 @@ class Answer:
         """More of what the model thinks before."""
         self.said.append(ReasoningPart(text))
 
-    @property
-    def offered(self) -> frozenset[str]:
-        """The names of the functions that were offered."""
-        return frozenset(self._offered)
-
     def parameters_of(self, name: str) -> Mapping[str, Any]:
         """The schemas of a function's parameters."""
-        properties = self._offered.get(name, {}).get("properties")
+        properties = self.offered.get(name, {}).get("properties")
         return properties if isinstance(properties, dict) else {}
 
     @property
@@ -115,10 +106,10 @@ class Answer:
         return self.calls > 0 and not self._parallel
 
     def attempt(
-        self, reader: Reader, read: Callable[[Reader, Call], Script[None]], known: frozenset[str] | None = None
+        self, reader: Reader, read: Callable[[Reader, Call], Script[None]], known: Container[str] | None = None
     ) -> Script[bool]:
         """Read a call; returns whether there was one. If not, nothing is read. known: names that count; None: any."""
-        call = Call(self.calls, self._identify(self.calls), self.tell, reader.forget, known)
+        call = Call(self.calls, self._identify(self.calls), self.said.append, reader.forget, known)
         reader.mark()
         try:
             yield from read(reader, call)
@@ -135,12 +126,12 @@ class Answer:
         return True
 
 
-def json_call(reader: Reader, call: Call) -> Script[None]:
-    """``{"name": ..., "arguments": {...}}``: the keys in any order, other keys passed over."""
+def json_call(reader: Reader, call: Call, name: str) -> Script[None]:
+    """``{"name": ..., "arguments": {...}}``: the keys in any order, other keys passed over. name: the name's key."""
     yield from reader.expect("{")
     following = ","
     while following == ",":
-        yield from _entry(reader, call)
+        yield from _entry(reader, call, name)
         following = yield from reader.solid()
     if following != "}":
         reader.unread(following)
@@ -148,21 +139,20 @@ def json_call(reader: Reader, call: Call) -> Script[None]:
     call.close()
 
 
-def _entry(reader: Reader, call: Call) -> Script[None]:
+def _entry(reader: Reader, call: Call, name: str) -> Script[None]:
     key = yield from string(reader)
     yield from reader.expect(":")
-    if key == "name":
+    if key == name:
         call.named((yield from string(reader)))
     elif key in ARGUMENTS and not call.given:
         yield from arguments(reader, call)
     else:
-        yield from value(reader, _ignored)
+        yield from value(reader, lambda _: None)
 
 
 def arguments(reader: Reader, call: Call) -> Script[None]:
     """An object, told as it comes; or one written inside a string; or null, which is none."""
-    first = yield from reader.solid()
-    reader.unread(first)
+    first = yield from reader.ahead()
     if first == "{":
         yield from value(reader, call.write)
         return
@@ -179,77 +169,18 @@ def arguments(reader: Reader, call: Call) -> Script[None]:
         raise Broken
 
 
-def _ignored(text: str) -> None:
-    """A value nobody needs."""
-
-
-# -- thinking, split off in front --------------------------------------------------------------------------------------
-# ::
-#
-#     <think>reasoning</think>answer        Qwen 3, DeepSeek; the prompt may end with the opening tag already
-#     [THINK]reasoning[/THINK]answer        Magistral
-#
-# White space next to the tags belongs to neither. Only the beginning of the output can be reasoning: a tag that is
-# written later is text.
-
-
-#: The tags that models think between.
-TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-
-
-def reasoning(reader: Reader, answer: Answer, tags: tuple[str, str], opened: bool) -> Script[None]:
-    """Read the reasoning, if there is any. tags: that open and close it. opened: whether the prompt has opened it."""
-    if not opened and not (yield from _opens(reader, tags[0])):
-        return
-    answer.thinking = True
-    yield from text_before(reader, answer.reasoning, tags[1], trim=True)
-    answer.thinking = False
-    reader.unread((yield from reader.solid()))
-
-
-def opened_by(prompt: str, tags: tuple[str, str], continues: bool) -> bool:
-    """Whether ``prompt`` ends inside reasoning. continues: the answer goes on with the prompt's last message."""
-    if continues:
-        return prompt.rfind(tags[0]) > prompt.rfind(tags[1])
-    return prompt.rstrip().endswith(tags[0])
-
-
-def _opens(reader: Reader, tag: str) -> Script[bool]:
-    reader.mark()
-    try:
-        yield from reader.expect(tag)
-    except (Broken, Ended):
-        reader.rewind()
-        return False
-    reader.forget()
-    return True
-
-
-# -- the parser of one answer ------------------------------------------------------------------------------------------
-
-#: A way of writing answers.
-Format = Callable[[Reader, Answer], Script[None]]
-
-
 class ScriptParser:
-    """An :class:`~foresay.server.text.parts.OutputParser` that reads reasoning, if ``tags`` are given, and then
-    ``form``.
+    """An :class:`~foresay.server.text.parts.OutputParser` that follows a script, which tells ``answer`` what it reads.
 
-    markers: the tags that are single special tokens, by id. opened: whether the prompt has opened the reasoning.
+    markers: the tags that are single special tokens, by id.
     """
 
     def __init__(
-        self,
-        answer: Answer,
-        form: Format,
-        markers: Mapping[int, str] | None = None,
-        tags: tuple[str, str] | None = None,
-        opened: bool = False,
+        self, answer: Answer, script: Callable[[Reader, Answer], Script[None]], markers: Mapping[int, str] | None = None
     ) -> None:
         self.complete = False
         self._answer, self._tags = answer, dict(markers or {})
-        answer.thinking = opened
-        self._script = _whole(answer, form, tags, opened)
+        self._script = script(Reader(), answer)
         next(self._script)
 
     @property
@@ -275,21 +206,11 @@ class ScriptParser:
         return self._sent([""])
 
     def _sent(self, atoms: Iterable[str]) -> list[Part]:
-        for atom in atoms:
-            if not self.complete:
-                self._send(atom)
-        said, self._answer.said = self._answer.said, []
-        return said
-
-    def _send(self, atom: str) -> None:
         try:
-            self._script.send(atom)
+            for atom in atoms:
+                self._script.send(atom)
         except (StopIteration, Ended):
             self.complete = True
-
-
-def _whole(answer: Answer, form: Format, tags: tuple[str, str] | None, opened: bool) -> Script[None]:
-    reader = Reader()
-    if tags is not None:
-        yield from reasoning(reader, answer, tags, opened)
-    yield from form(reader, answer)
+        said = self._answer.said[:]
+        self._answer.said.clear()
+        return said

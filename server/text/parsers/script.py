@@ -49,10 +49,10 @@ class Reader:
             self._tape.append(atom)
         return atom
 
-    def char(self) -> Script[str]:
-        """The next atom, which must be a character."""
+    def char(self, tag: str = "") -> Script[str]:
+        """The next atom, which must be a character or ``tag``."""
         atom = yield from self.read()
-        if len(atom) > 1:
+        if len(atom) > 1 and atom != tag:
             self.unread(atom)
             raise Broken
         return atom
@@ -64,17 +64,25 @@ class Reader:
             if not atom.isspace():
                 return atom
 
-    def expect(self, text: str) -> Script[None]:
-        """``text``, written as characters or told as one marker, possibly behind white space."""
+    def ahead(self) -> Script[str]:
+        """The same, left unread."""
         atom = yield from self.solid()
-        for wanted in text[1:] if atom == text[0] else "":
-            following = yield from self.read()
-            if following != wanted:
-                self.unread(following)
+        self.unread(atom)
+        return atom
+
+    def one_of(self, tags: tuple[str, ...]) -> Script[str]:
+        """Which of ``tags`` follows, written as characters or told as one marker, possibly behind white space."""
+        read = [(yield from self.solid())]
+        while (tag := "".join(read)) not in tags:
+            if not any(one.startswith(tag) for one in tags):
+                self.unread(*read)
                 raise Broken
-        if atom not in (text, text[0]):
-            self.unread(atom)
-            raise Broken
+            read.append((yield from self.read()))
+        return tag
+
+    def expect(self, tag: str) -> Script[None]:
+        """``tag``, which must follow, possibly behind white space."""
+        yield from self.one_of((tag,))
 
     def unread(self, *atoms: str) -> None:
         """Read these again."""
@@ -96,30 +104,38 @@ class Reader:
         tape, self._tape = self._tape, None
         self.unread(*tape)
 
-    def rest(self) -> list[str]:
-        """What was unread and not read again, once the script is over."""
-        rest, self._again = self._again[::-1], []
-        return rest
+    def passed_over(self, tag: str, unless: tuple[type[Exception], ...] = (Broken,)) -> Script[bool]:
+        """Pass over white space and ``tag`` if that is what follows, whole or cut off; ``unless`` it is not."""
+        self.mark()
+        try:
+            yield from self.expect(tag)
+        except unless:
+            self.rewind()
+            return False
+        finally:
+            self.forget()
+        return True
 
 
-def text_before(reader: Reader, say: Callable[[str], None], tag: str, trim: bool = False) -> Script[str]:
-    """Say the text up to ``tag``; returns the tag and the white space before it, which is not said.
+def text_before(reader: Reader, say: Callable[[str], None], tags: tuple[str, ...], trim: bool = False) -> Script[str]:
+    """Say the text up to one of ``tags``; returns the tag and the white space before it, which is not said.
 
-    Holds back white space and what could be the tag. trim: leave out white space at the beginning too.
+    Holds back white space and what could be a tag. trim: leave out white space at the beginning too.
     """
     held = ""
     try:
         while True:
             atom = yield from reader.read()
-            if atom == tag:
+            if atom in tags:
                 _say(say, held.rstrip())
-                return held[len(held.rstrip()) :] + tag
+                return held[len(held.rstrip()) :] + atom
             if trim and not held and atom.isspace():
                 continue
             held += atom
-            if held.endswith(tag):
+            if held.endswith(tags):
                 return held
-            begin = next((at for at in range(len(held)) if tag.startswith(held[at:].lstrip())), len(held))
+            ends = (at for at in range(len(held)) for tag in tags if tag.startswith(held[at:].lstrip()))
+            begin = next(ends, len(held))
             trim = trim and begin == 0
             _say(say, held[:begin])
             held = held[begin:]
@@ -128,53 +144,90 @@ def text_before(reader: Reader, say: Callable[[str], None], tag: str, trim: bool
         raise
 
 
-def passed_over(reader: Reader, tag: str) -> Script[bool]:
-    """Pass over white space and ``tag`` if that is what follows, whole or cut off; if not, nothing is passed over."""
-    reader.mark()
-    try:
-        yield from reader.expect(tag)
-    except Broken:
-        reader.rewind()
-        return False
-    finally:
-        reader.forget()
-    return True
-
-
 def _say(say: Callable[[str], None], text: str) -> None:
     if text:
         say(text)
 
 
-# -- reading JSON a character at a time --------------------------------------------------------------------------------
-# Lenient inside a value: brackets must match and strings must end, the rest is passed on as it was written.
+# -- reading JSON, or Python's literals, a character at a time ---------------------------------------------------------
+# Lenient inside a value: brackets must match and strings must end, the rest of JSON is passed on as it was written.
+# Python's literals are rewritten as JSON; of these only strings and brackets stream.
 
 
 Write = Callable[[str], None]
 
 _CLOSERS = {"{": "}", "[": "]"}
-_AFTER_SCALAR = frozenset(",]} \t\r\n")
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_ESCAPES = frozenset('"\\/bfnrtu')
 
 
-def value(reader: Reader, write: Write) -> Script[None]:
-    """One value, behind white space; its text goes to ``write`` as it comes."""
-    first = yield from reader.solid()
-    reader.unread(first)
-    if first in _CLOSERS:
-        yield from _bracketed(reader, write)
-    elif first == '"':
-        yield from _quoted(reader, write)
-    else:
-        yield from _scalar(reader, write)
+def value(reader: Reader, write: Write, python: bool = False) -> Script[None]:
+    """One value, behind white space; its JSON goes to ``write`` as it comes. python: it is a literal of Python's."""
+    brackets = _CLOSERS | {"(": ")"} if python else _CLOSERS
+    closers: list[str] = []
+    held = ""  # in Python a comma may be before a bracket that closes
+    yield from reader.ahead()
+    while True:
+        char = yield from reader.char()
+        if char in brackets:
+            closers.append(brackets[char])
+            write(held + ("[" if char == "(" else char))
+        elif char in brackets.values():
+            if not closers or char != closers.pop():
+                reader.unread(char)
+                raise Broken
+            write("]" if char == ")" else char)
+        elif char == '"' or (python and char == "'"):
+            write(held + '"')
+            yield from _quoted(reader, write, char, python)
+        elif closers and not python:
+            write(char)
+        elif closers and (char.isspace() or char in ",:"):
+            held += char
+            continue
+        else:
+            reader.unread(char)
+            write(held)
+            yield from _scalar(reader, write, python)
+        held = ""
+        if not closers:
+            return
+
+
+def _quoted(reader: Reader, write: Write, quote: str = '"', python: bool = False) -> Script[None]:
+    """The rest of a string, written in double quotes."""
+    while (char := (yield from reader.char())) != quote:
+        if char == "\\" and python:
+            char = yield from reader.char()
+            char = char if char == "'" else "\\" + char if char in _ESCAPES else "\\\\" + char
+        elif char == "\\":
+            write(char)
+            char = yield from reader.char()
+        elif char == '"':
+            char = '\\"'
+        write(char)
+    write('"')
+
+
+def _scalar(reader: Reader, write: Write, python: bool) -> Script[None]:
+    """A number, or a word such as true."""
+    word = ""
+    try:
+        while (char := (yield from reader.char())).isalnum() or char in "+-.":
+            word += char
+    except Ended:
+        write(word)
+        raise
+    reader.unread(char)
+    if not word:
+        raise Broken
+    write(meant(word) if python else word)
 
 
 def string(reader: Reader) -> Script[str]:
     """What the string that comes next, behind white space, says."""
-    first = yield from reader.solid()
-    reader.unread(first)
-    if first != '"':
-        raise Broken
-    raw: list[str] = []
+    yield from reader.expect('"')
+    raw = ['"']
     yield from _quoted(reader, raw.append)
     said = text_of("".join(raw))
     if said is None:
@@ -190,43 +243,16 @@ def text_of(raw: str) -> str | None:
         return None
 
 
-def _bracketed(reader: Reader, write: Write) -> Script[None]:
-    closers: list[str] = []
-    while True:
-        char = yield from reader.char()
-        if char == '"':
-            reader.unread(char)
-            yield from _quoted(reader, write)
-            continue
-        if char in _CLOSERS:
-            closers.append(_CLOSERS[char])
-        elif char in "]}" and char != closers.pop():
-            reader.unread(char)
-            raise Broken
-        write(char)
-        if not closers:
-            return
+def meant(text: str) -> str:
+    """``text`` as JSON: what it says, or a string if it is no JSON."""
+    text = _WORDS.get(text.strip(), text)
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return spelled(text)
+    return text.strip()
 
 
-def _quoted(reader: Reader, write: Write) -> Script[None]:
-    write((yield from reader.char()))
-    escaped = False
-    while True:
-        char = yield from reader.char()
-        write(char)
-        if char == '"' and not escaped:
-            return
-        escaped = char == "\\" and not escaped
-
-
-def _scalar(reader: Reader, write: Write) -> Script[None]:
-    length = 0
-    while True:
-        char = yield from reader.char()
-        if char in _AFTER_SCALAR or not (char.isalnum() or char in "+-."):
-            reader.unread(char)
-            if not length:
-                raise Broken
-            return
-        write(char)
-        length += 1
+def spelled(text: str) -> str:
+    """``text`` as a string of JSON."""
+    return msgspec.json.encode(text).decode()

@@ -15,6 +15,7 @@ from foresay.verifier.ops import tree_attention as op
 from foresay.verifier.ops.kernels import tree_attention as kernels
 from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
 from foresay.verifier.ops.kernels.tree_attention import tree_attention
+from tests.combinations import alternating
 from tests.kernels.paged import Bench, Sequence, kept
 
 pytestmark = pytest.mark.gpu
@@ -99,8 +100,7 @@ def test_a_row_with_a_sink_has_the_same_bits_in_any_company(whole_splits, device
     assert torch.equal(run(bench, [tree], whole_splits=whole_splits, **CAPPED), in_tree)
 
 
-@pytest.mark.parametrize("stored", STORED, ids=str)
-@pytest.mark.parametrize("chain", [False, True])
+@pytest.mark.parametrize(("stored", "chain"), alternating(STORED, [False, True]), ids=str)
 def test_keys_and_values_of_8_bits(stored, chain, device) -> None:
     bench = Bench(2, 3, 96, 16, SERVED, device)
     sequences = [bench.sequence(1100, 6, 1 if chain else 4), bench.sequence(70, 3, 1 if chain else 4)]
@@ -195,8 +195,7 @@ def test_a_row_has_the_same_bits_in_any_company(device) -> None:
     assert torch.equal(run(smaller, [own]), alone), "in smaller pages"
 
 
-@pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize("whole_splits", [False, True])
+@pytest.mark.parametrize(("whole_splits", "window"), alternating([False, True], [70, None]))
 def test_the_last_program_merges_as_a_launch_does(whole_splits, window, device, monkeypatch) -> None:
     """And leaves the counters as it found them."""
     bench = Bench(2, 3, 64, 16, EXACT, device)

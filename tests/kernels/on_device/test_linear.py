@@ -13,6 +13,8 @@ from foresay.verifier.ops import linear as op
 from foresay.verifier.ops.kernels import blocked, linear, norm
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.norm import Norm
+from tests.combinations import alternating
+from tests.kernels.on_device.conftest import DTYPES
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -69,15 +71,17 @@ def check_all(device: torch.device, dtype: torch.dtype, rows: int, inner: int, o
     assert torch.equal(squared, functional.relu(whole).square()), "the same bits as in steps"
 
 
-@pytest.mark.parametrize(("rows", "inner", "outer"), SHAPES)
-def test_in_segments(rows, inner, outer, dtype, device) -> None:
+@pytest.mark.parametrize(("shape", "dtype"), alternating(SHAPES, DTYPES), ids=str)
+def test_in_segments(shape, dtype, device) -> None:
+    rows, inner, outer = shape
     assert inner <= 512 or cut(outer, inner)[0] > 1
     check_all(device, dtype, rows, inner, outer)
 
 
 @pytest.mark.usefixtures("one_segment")
-@pytest.mark.parametrize(("rows", "inner", "outer"), SHAPES)
-def test_in_one_segment(rows, inner, outer, dtype, device) -> None:
+@pytest.mark.parametrize(("shape", "dtype"), alternating(SHAPES, DTYPES, 1), ids=str)
+def test_in_one_segment(shape, dtype, device) -> None:
+    rows, inner, outer = shape
     assert cut(outer, inner)[0] == 1
     check_all(device, dtype, rows, inner, outer)
 

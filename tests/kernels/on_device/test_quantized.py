@@ -14,6 +14,8 @@ from foresay.verifier.ops.kernels import blocked, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.linear import Gate, Partials, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
+from tests.combinations import pairwise
+from tests.kernels.on_device.conftest import DTYPES
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -38,9 +40,9 @@ def meant(x: Tensor, weight: BlockedWeight) -> Tensor:
     return functional.linear(x.cpu().double(), weight.plain().cpu().double(), bias)
 
 
-@pytest.mark.parametrize(("shape", "programs"), SHAPES, ids=str)
-@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
-def test_it_multiplies(kind, shape, programs, dtype, device, monkeypatch) -> None:
+@pytest.mark.parametrize(("kind", "case", "dtype"), pairwise([*KINDS, *STEPPED], SHAPES, DTYPES), ids=str)
+def test_it_multiplies(kind, case, dtype, device, monkeypatch) -> None:
+    shape, programs = case
     monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     weight, x = weight_of(kind, shape, device), rows_of(3, shape[0], dtype, device)
     expected, eps = meant(x, weight), torch.finfo(dtype).eps
@@ -54,9 +56,9 @@ def test_it_multiplies(kind, shape, programs, dtype, device, monkeypatch) -> Non
     assert torch.allclose(whole.cpu().double(), reference.double(), atol=max(4e-5, 8 * eps), rtol=4 * eps)
 
 
-@pytest.mark.parametrize("programs", [1, 264], ids=["one_segment", "segments"])
-@pytest.mark.parametrize("gated", ["silu", "gelu", "relu2"])
-@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize(
+    ("kind", "gated", "programs", "dtype"), pairwise(SOME, ["silu", "gelu", "relu2"], [1, 264], DTYPES), ids=str
+)
 def test_the_gate_is_applied_as_in_steps(kind, gated, programs, dtype, device, monkeypatch) -> None:
     monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     x = rows_of(5, 576, dtype, device)

@@ -17,6 +17,8 @@ from foresay.verifier.ops.kernels import gate, logits, norm, rotate, segments, t
 from foresay.verifier.ops.linear import Partials
 from foresay.verifier.ops.norm import Norm
 from foresay.verifier.ops.rope import HeadNorms, Rotation
+from tests.combinations import pairwise
+from tests.kernels.on_device.conftest import DTYPES
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -37,9 +39,10 @@ def on_cpu(how: Norm) -> Norm:
     return replace(how, weight=how.weight.cpu(), bias=None if how.bias is None else how.bias.cpu())
 
 
-@pytest.mark.parametrize("width", [1, 96, 128, 576, 1000, 4096])
-@pytest.mark.parametrize("wide", [False, True], ids=["weight", "weight of fp32"])
-def test_norm(wide, width, dtype, device) -> None:
+@pytest.mark.parametrize(
+    ("width", "wide", "dtype"), pairwise([1, 96, 128, 576, 1000, 4096], [False, True], DTYPES), ids=str
+)
+def test_norm(width, wide, dtype, device) -> None:
     x, weight = noise(device, ROWS, width, dtype=dtype), noise(device, width, dtype=torch.float32 if wide else dtype)
     how = Norm(weight, 1e-5)
     result = norm.norm(x, how)
@@ -153,10 +156,12 @@ def moved(norms: HeadNorms | None, device: torch.device) -> HeadNorms | None:
     return None if norms is None else replace(norms, query=norms.query.to(device), key=norms.key.to(device))
 
 
+KINDS = ["", "each", "each, wide", "whole", "whole, wide", "after", "after, wide", "factor", "each, factor"]
+
+
 @pytest.mark.parametrize(
-    "kind", ["", "each", "each, wide", "whole", "whole, wide", "after", "after, wide", "factor", "each, factor"]
+    ("heads", "kind", "dtype"), pairwise([(4, 2, 64), (9, 3, 96), (6, 1, 16), (8, 8, 128)], KINDS, DTYPES), ids=str
 )
-@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 96), (6, 1, 16), (8, 8, 128)], ids=str)
 def test_rotation_and_store(heads, kind, dtype, device) -> None:
     case, factor = _Attention(device, dtype, *heads), kind.endswith("factor")
     kind = kind.removesuffix("factor").removesuffix(", ")
@@ -173,8 +178,11 @@ def test_rotation_and_store(heads, kind, dtype, device) -> None:
     assert (ours[2][0][untouched] == 7.0).all() and (ours[2][1][untouched] == 7.0).all()
 
 
-@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 96), (8, 8, 128)], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "stored", "dtype"),
+    pairwise([(4, 2, 64), (9, 3, 96), (8, 8, 128)], [torch.int8, torch.float8_e4m3fn], DTYPES),
+    ids=str,
+)
 def test_rows_are_quantised_on_the_way(heads, stored, dtype, device) -> None:
     """Zeros, heads that are tiny, huge or no numbers among them; and no row notices another."""
     case, (_, groups, dim) = _Attention(device, dtype, *heads), heads
@@ -233,8 +241,7 @@ def test_segments_are_added_as_the_product_itself_adds_them(biased, kind, dtype,
     assert all(torch.equal(a, b) for a, b in zip(run(partials), run(whole), strict=True))
 
 
-@pytest.mark.parametrize("width", [64, 96, 1600])
-@pytest.mark.parametrize("keep_normed", [False, True])
+@pytest.mark.parametrize(("keep_normed", "width", "dtype"), pairwise([False, True], [64, 96, 1600], DTYPES), ids=str)
 def test_what_a_pass_begins_with(keep_normed, width, dtype, device) -> None:
     """The bits of the kernels that do it in several launches."""
     table, hidden, weights = (noise(device, n, width, dtype=dtype) for n in (9, ROWS, 2))
