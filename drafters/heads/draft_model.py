@@ -38,13 +38,15 @@ class DraftModel(nn.Module):
         self.layers = nn.ModuleList(
             TrainedLayer(node, width, self.shape.max_positions) for node in self.shape.stack.layers
         )
-        self.norm = Norm(self.shape.stack.norm, width)
+        self.norm, first = Norm(self.shape.stack.norm, width), self.shape.stack.embedding_norm
+        self._embedding_norm = None if first is None else Norm(first, width)
         self.lm_head = None if self.shape.tie_word_embeddings else nn.Parameter(_EMBEDDED * torch.randn(vocab, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64[B, T] -> [B, T, H]: what the output matrix reads."""
         state, scale = functional.embedding(tokens, self.embed), self.shape.stack.embedding_scale
         state = state if scale == 1.0 else state * scale
+        state = state if self._embedding_norm is None else self._embedding_norm(state)
         for layer in self.layers:
             state = layer(state)
         hidden: Tensor = self.norm(state)

@@ -19,7 +19,18 @@ from torch.nn import functional
 
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import DOWN, GATE_UP, OUTPUT, QKV, SINKS, Activation, Attention, Layer, NormKind
+from foresay.verifier.model.nodes import (
+    DOWN,
+    GATE_UP,
+    HEAD_GATE,
+    OUTPUT,
+    QKV,
+    SINKS,
+    Activation,
+    Attention,
+    Layer,
+    NormKind,
+)
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import RopeConfig
 
@@ -109,8 +120,9 @@ class TrainedLayer(nn.Module):
             inner = read or width if product.name == QKV else product.inner
             for name, rows in product.rows.items():
                 self._put(name, nn.Linear(inner, rows, bias=product.bias))
-        for name in filter(None, node.norms):
-            self._put(name, Norm(node.norm, width))
+        for name, kind in zip(node.norms, (node.norm, node.behind or node.norm) * 2, strict=True):
+            if name is not None:
+                self._put(name, Norm(kind, width))
         if attention.norm is not None:
             heads = (attention.heads, attention.kv_heads) if attention.norm.whole else (1, 1)
             for name, count in zip(attention.norm.names, heads, strict=True):
@@ -219,6 +231,8 @@ class TrainedLayer(nn.Module):
     def finish(self, x: Tensor, mixed: Tensor, seen: Tensor) -> Tensor:
         """The rest of the layer, [B, T, H]. mixed: what attention read. seen: what it found."""
         norms = self.node.norms
+        if self.node.attention.gated:
+            seen = seen * self._product(HEAD_GATE, mixed)[0].sigmoid()
         x = self._added(x, OUTPUT, seen, norms.behind_attention)
         gated = self._gated(mixed if self.node.beside else self.normed(norms.before_mlp, x))
         return self._added(x, DOWN, gated, norms.behind_mlp)

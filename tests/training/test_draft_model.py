@@ -130,14 +130,15 @@ def test_the_shape_it_has_when_none_is_asked_for(width, heads, kv_heads, layers,
 
 
 #: Between them they have everything that a layer may have.
-KINDS = "qwen3 gemma3 gemma2 granite phi3 olmo2 cohere2 ministral3 hunyuan nemotron"
+KINDS = "qwen3 gemma3 gemma2 granite phi3 olmo2 cohere2 ministral3 hunyuan nemotron muse_glimmer"
 
 
 @pytest.mark.parametrize("family", KINDS.split())
 def test_a_draft_of_any_family_learns_and_is_served_as_it_learned(family, tmp_path) -> None:
     """Random, as what is published begins: only that loss falls, and that what was written computes the very same."""
     torch.manual_seed(0)
-    values = {**config_of(family, vocab_size=40).to_dict(), "architectures": [FAMILIES[family][1].__name__]}
+    own = config_of(family, vocab_size=40).get_text_config().to_dict()
+    values = {**own, "architectures": [FAMILIES[family][1].__name__]}
     model, width = DraftModel(values), 24
     with torch.no_grad():
         for parameter in model.parameters():
