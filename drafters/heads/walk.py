@@ -120,9 +120,9 @@ class TrainedLayer(nn.Module):
             inner = read or width if product.name == QKV else product.inner
             for name, rows in product.rows.items():
                 self._put(name, nn.Linear(inner, rows, bias=product.bias))
-        for name, kind in zip(node.norms, (node.norm, node.behind or node.norm) * 2, strict=True):
-            if name is not None:
-                self._put(name, Norm(kind, width))
+        for module, kind in zip(node.norms, (node.norm, node.behind or node.norm) * 2, strict=True):
+            if module is not None:
+                self._put(module, Norm(kind, width))
         if attention.norm is not None:
             heads = (attention.heads, attention.kv_heads) if attention.norm.whole else (1, 1)
             for name, count in zip(attention.norm.names, heads, strict=True):
