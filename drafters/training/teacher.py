@@ -18,7 +18,8 @@ from foresay.spec.errors import ConfigurationError
 from foresay.verifier.model.checkpoint import Checkpoint
 from foresay.verifier.model.errors import ModelError, code_refused
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.hub import BESIDE, LINK
+from foresay.verifier.model.gguf.parts import LINK
+from foresay.verifier.model.hub import BESIDE
 
 #: The state behind the last norm, which the output matrix reads.
 FINAL = "final"
