@@ -28,7 +28,7 @@ from foresay.verifier.heads.layer import PagedHead
 from foresay.verifier.model.paged_pass import placed
 from foresay.verifier.ops.lay_out import lay_out
 from foresay.verifier.ops.norm import embed, norm
-from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.records import PagedRows
 from foresay.verifier.paged_rows import Group, StaticRows
 
 

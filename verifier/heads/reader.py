@@ -22,8 +22,8 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer
 from foresay.verifier.model.weights import LayerWeights
-from foresay.verifier.ops.norm import Norm
 from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.records import Norm
 
 
 def read_weights(directory: Path, config: HeadConfig, target: Decoder) -> HeadWeights:
