@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bench.inflate import TINY, CannotInflate, Inflation, Shape, inflated_config, read_tensors, shape_of
-from foresay.verifier.heads.kind import kind_of
+from foresay.verifier.heads.layouts import kind_of
 
 LAYER = "midlayer."
 NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm")

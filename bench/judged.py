@@ -27,8 +27,7 @@ from foresay.drafters.heads.medusa_model import MedusaModel
 from foresay.drafters.training.teacher import Teacher, Text
 from foresay.server.engine.vocabulary import overlap
 from foresay.spec.names import DRAFT_MODEL
-from foresay.verifier.heads.dflash_config import DFlashConfig
-from foresay.verifier.heads.eagle_config import EagleConfig
+from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.files import HeadTensors
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.hub import resolve
@@ -70,7 +69,7 @@ def learner(kind: str, directory: Path, target: Path, teacher: Teacher, depths: 
         block = dflash_shape(directory, target, config)
         model = DFlashModel(block, teacher.embedding, drafted(stored, block.draft_vocab_size), teacher.lm_head)
     else:
-        layers = EagleConfig.read(directory, ModelConfig.from_directory(target)).aux
+        layers = HeadConfig.read(directory, ModelConfig.from_directory(target)).layers
         ids = drafted(stored, config["draft_vocab_size"])
         shape = EagleShape(**known(EagleShape, config), layers=layers)
         model = EagleModel(shape, teacher.embedding, ids, teacher.lm_head, passes=depths)
@@ -90,7 +89,7 @@ def drafted(stored: Mapping[str, Tensor], count: int) -> Tensor:
 
 def dflash_shape(directory: Path, target: Path, config: Mapping[str, Any]) -> DFlashShape:
     """The shape of a block head, from what its configuration says by any of its layouts."""
-    read = DFlashConfig.read(directory, ModelConfig.from_directory(target))
+    read = HeadConfig.read(directory, ModelConfig.from_directory(target))
     layers, depth = tuple(int(name.removeprefix("layer.")) for name in read.names), int(config["num_target_layers"])
     own: dict[str, Any] = {"layers": layers, "target_layers": depth, "mask_token_id": read.mask}
     own["draft_vocab_size"] = read.draft_vocab

@@ -22,16 +22,14 @@ from bench.inflate import Inflation, Shape, read_tensors
 from bench.inflate_heads import HeadInflation
 from bench.shapes import POSITIONS, EagleShape, ModelShape
 from foresay.kvpaging import KVStore, PagePool
+from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.eagle import EagleHead
-from foresay.verifier.heads.eagle_config import EagleConfig
-from foresay.verifier.heads.eagle_weights import EagleWeights
-from foresay.verifier.heads.layer import HeadLayer
+from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.heads.reader import weights_of
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.sizes import kv_shapes
-from foresay.verifier.model.weights import LayerWeights, allocate, places
-from foresay.verifier.ops.records import Norm
+from foresay.verifier.model.weights import allocate, places
 from foresay.verifier.paged_model import PagedModel
 
 BUNDLED = Path(foresay.server.__file__).parent / "bundled"
@@ -154,26 +152,10 @@ def bundled_eagle(device: Device, target: Decoder, shape: ModelShape) -> EagleHe
 def _eagle(
     tensors: dict[str, Tensor], target: Decoder, sizes: Shape, head_dim: int, vocab: int, layers: tuple[int, ...]
 ) -> EagleHead:
-    def of(name: str) -> Tensor:
-        return tensors[f"midlayer.{name}.weight"]
-
     source = ModelConfig.from_directory(BUNDLED / "target")
     layer = ModelShape("eagle3", sizes, head_dim, target.config.vocab_size).config(source, target.max_positions)
-    node = replace(layer.first, norms=replace(layer.first.norms, before_attention=None))
-    held = LayerWeights(
-        {one.name: torch.cat([of(module) for module in one.rows]) for one in node.products(layer.hidden_size)},
-        biases={},
-        vectors={f"{name}.weight": of(name) for name in ("post_attention_layernorm",)},
-    )
-    weights = EagleWeights(
-        embed=target.embedding,
-        fc=tensors["fc.weight"],
-        fc_bias=None,
-        layers=(HeadLayer(node, held, target.dtype, number=0, first=1),),
-        head=Linear(tensors["lm_head.weight"]),
-        norms={
-            name: Norm(tensors["norm.weight"] if name == "norm" else of(name), layer.rms_norm_eps) for name in NORMS
-        },
-        token_ids=torch.arange(vocab, device=target.embedding.device),
-    )
-    return EagleHead(EagleConfig(3, layer, vocab, layers), weights, target.max_positions)
+    names = tuple(f"layer.{number}" for number in layers)
+    config = HeadConfig(layer=replace(layer, tie_word_embeddings=False), draft_vocab=vocab, names=names)
+    own = {**tensors, "d2t": torch.zeros(vocab, dtype=torch.int64)}
+    own.pop("t2d", None)
+    return EagleHead(config, weights_of(HeadTensors(own, "made"), config, target), target.max_positions)

@@ -23,8 +23,7 @@ from foresay.spec.features import Features
 from foresay.spec.names import DFLASH
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.heads.block import Block
-from foresay.verifier.heads.dflash import DFlashHead
+from foresay.verifier.heads.dflash import Block, DFlashHead
 from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.ops.level import known_tokens
 
@@ -70,6 +69,6 @@ class DFlashDrafter(FedDrafter):
         config = self.head.config
         key = state.size, levels + (not config.anchored)
         if key not in self._blocks:
-            self._blocks[key] = Block(*key, config.mask, config.anchored, self.device)
+            self._blocks[key] = Block(*key, config, self.device)
         block, roots = self._blocks[key], known_tokens(state.roots.contiguous(), self.head.vocab_size)
         return self.head.guess(block, state, roots, self.fed)

@@ -9,8 +9,7 @@
 
 A text is gone over several times, its blocks begun elsewhere each time.
 
-Legend: B texts, T tokens, R rows of blocks, K rows of one block, H width, Q query heads, G kv heads, D head dim, V'
-draft vocabulary.
+Legend: B texts, T tokens, R rows of blocks, K rows of one block, H width, V' draft vocabulary.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foresay.drafters.heads.lesson import Depth, Lesson, judge, spread, vocabulary
-from foresay.drafters.heads.llama import LlamaShape
 from foresay.drafters.heads.loss import soft_cross_entropy
+from foresay.drafters.heads.walk import LlamaShape, Norm, TrainedLayer
 
 #: How often a text is gone over in a step.
 OVERS = 4
@@ -46,7 +45,7 @@ class DFlashShape(LlamaShape):
 
 class DFlashModel(nn.Module):
     """One head. embed: [V, H], the target's, not trained, as its output matrix is not unless the draft vocabulary is
-    smaller. token_ids: int64[V'], the target's id of each draft id.
+    smaller; whose logits are capped as the target's then. token_ids: int64[V'], the target's id of each draft id.
     """
 
     embed: Tensor
@@ -57,8 +56,9 @@ class DFlashModel(nn.Module):
         self.shape, width = shape, shape.hidden_size
         self.needs = tuple(f"layer.{layer}" for layer in shape.layers)
         self.fc = nn.Linear(width * len(shape.layers), width, bias=False)
-        self.hidden_norm, self.norm = (nn.RMSNorm(width, eps=shape.rms_norm_eps) for _ in range(2))
-        self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_hidden_layers))
+        shown = shape.described("Qwen3ForCausalLM", shape.num_hidden_layers)
+        self.hidden_norm, self.norm = (Norm(shown.stack.norm, width) for _ in range(2))
+        self.layers = nn.ModuleList(TrainedLayer(node, width, shown.max_positions) for node in shown.stack.layers)
         self.lm_head = nn.Linear(width, shape.draft_vocab_size, bias=False)
         self.lm_head.weight.requires_grad_(self._truncated)
         with torch.no_grad():
@@ -76,7 +76,8 @@ class DFlashModel(nn.Module):
             for depth, (states, rows) in enumerate(self._guesses(lesson, (first + over * size // OVERS) % size)):
                 about = lesson.about(rows)
                 counts = None if known is None else known[about]
-                loss = soft_cross_entropy(lesson.taken(states, rows), self.lm_head.weight, chances[about], counts)
+                cap = None if self._truncated else lesson.cap
+                loss = soft_cross_entropy(lesson.taken(states, rows), self.lm_head.weight, chances[about], counts, cap)
                 total = total + weights[depth] / sum(weights) / OVERS * loss
             yield total
 
@@ -86,6 +87,7 @@ class DFlashModel(nn.Module):
         found = []
         for states, rows in self._guesses(lesson, 1):
             wanted, guessed = lesson.wanted(rows), self.lm_head(lesson.taken(states, rows))
+            guessed = guessed if self._truncated else lesson.capped(guessed)
             found.append(judge(spread(wanted, self.token_ids, guessed), wanted, generator))
         return found
 
@@ -107,12 +109,16 @@ class DFlashModel(nn.Module):
         anchors = torch.arange(count, device=device) // size * size
         roots = torch.arange(count, device=device) % size == 0
         rows = lesson.tokens[:, first : first + count].masked_fill(~roots, self.shape.mask_token_id)
-        context = self.hidden_norm(self.fc(torch.cat([lesson.features[name] for name in self.needs], dim=-1)).float())
+        context = self.hidden_norm(self.fc(torch.cat([lesson.features[name] for name in self.needs], dim=-1)))
         before = torch.arange(lesson.tokens.shape[1], device=device) < first + anchors[:, None]
         seen = torch.cat((before, anchors == anchors[:, None]), dim=1)
         x = functional.embedding(rows, self.embed)
         for layer in self.layers:
-            x = layer(x, context, first, seen)
+            assert isinstance(layer, TrainedLayer)
+            mixed = layer.before(x)
+            query, *own = layer.heads(mixed, first)
+            key, value = (torch.cat(both, dim=2) for both in zip(layer.keys(context), own, strict=True))
+            x = layer.finish(x, mixed, layer.attend(query, key, value, seen))
         states: Tensor = self.norm(x)
         return states
 
@@ -145,60 +151,3 @@ class DFlashModel(nn.Module):
             "target_model": target,
             "dflash_config": {"target_layer_ids": layers, "mask_token_id": mask},
         }
-
-
-class _Layer(nn.Module):
-    """One layer, its parts by the names that are published."""
-
-    def __init__(self, shape: DFlashShape) -> None:
-        super().__init__()
-        width = shape.hidden_size
-        self.self_attn, self.mlp = _Attention(shape), _Inner(width, shape.intermediate_size)
-        self.input_layernorm, self.post_attention_layernorm = (
-            nn.RMSNorm(width, eps=shape.rms_norm_eps) for _ in range(2)
-        )
-
-    def forward(self, x: Tensor, context: Tensor, first: int, seen: Tensor) -> Tensor:
-        """[B, R, H]. context: [B, T, H], injected. first: the first row's position. seen: bool[R, T + R]."""
-        x = x + self.self_attn(self.input_layernorm(x), context, first, seen)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
-
-
-class _Inner(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = (
-            _linear(width, inner),
-            _linear(width, inner),
-            _linear(inner, width),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
-class _Attention(nn.Module):
-    def __init__(self, shape: DFlashShape) -> None:
-        super().__init__()
-        self._shape, width, dim = shape, shape.hidden_size, shape.head_dim
-        query, keys = shape.num_attention_heads * dim, shape.num_key_value_heads * dim
-        self.q_proj, self.k_proj, self.v_proj = (_linear(width, size) for size in (query, keys, keys))
-        self.o_proj = _linear(query, width)
-        self.q_norm, self.k_norm = (nn.RMSNorm(dim, eps=shape.rms_norm_eps) for _ in range(2))
-
-    def forward(self, x: Tensor, context: Tensor, first: int, seen: Tensor) -> Tensor:
-        shape = self._shape
-        query = shape.turned(self.q_norm(shape.heads(self.q_proj(x)).float()), first)
-        keys = [self.k_norm(shape.heads(self.k_proj(part)).float()) for part in (context, x)]
-        key = torch.cat((shape.turned(keys[0]), shape.turned(keys[1], first)), dim=2)
-        value = torch.cat([shape.heads(self.v_proj(part)) for part in (context, x)], dim=2)
-        key, value = (part.repeat_interleave(shape.group, dim=1).to(value.dtype) for part in (key, value))
-        mixed = functional.scaled_dot_product_attention(query.to(value.dtype), key, value, attn_mask=seen)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
-        return out
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False)

@@ -1,119 +1,85 @@
-"""A draft model that learns: a small Llama which learns its target's whole distribution, row by row.
+"""A draft model that learns: a small decoder which learns its target's whole distribution, row by row.
 
 It sees the true text wherever it is asked, so one loss over all rows is the whole lesson, and how it does is the same
 at every depth.
 
-Legend: B texts, T rows, H width, N heads, D head dim, V vocabulary.
+Legend: B texts, T rows, H width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from foresay.drafters.heads.lesson import Depth, Lesson, judge
-from foresay.drafters.heads.llama import LlamaShape
 from foresay.drafters.heads.loss import soft_cross_entropy
+from foresay.drafters.heads.walk import Norm, TrainedLayer
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.ops.logits import finish_logits
 
 #: The deviation of an embedding's entries at the start.
 _EMBEDDED = 0.02
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftShape(LlamaShape):
-    """The shape of a draft model."""
-
-    num_hidden_layers: int
-
-
 class DraftModel(nn.Module):
-    """A Llama with input and output embedding in one, as transformers computes it."""
+    """A decoder of any family, as transformers computes it. values: its config.json."""
 
     needs: tuple[str, ...] = ()
 
-    def __init__(self, shape: DraftShape) -> None:
+    def __init__(self, values: Mapping[str, object]) -> None:
         super().__init__()
-        self.shape = shape
-        self.embed = nn.Parameter(_EMBEDDED * torch.randn(shape.vocab_size, shape.hidden_size))
-        self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_hidden_layers))
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.values, self.shape = values, ModelConfig.of(Fields(values, "the draft model's shape"))
+        width, vocab = self.shape.hidden_size, self.shape.vocab_size
+        self.embed = nn.Parameter(_EMBEDDED * torch.randn(vocab, width))
+        self.layers = nn.ModuleList(
+            TrainedLayer(node, width, self.shape.max_positions) for node in self.shape.stack.layers
+        )
+        self.norm, first = Norm(self.shape.stack.norm, width), self.shape.stack.embedding_norm
+        self._embedding_norm = None if first is None else Norm(first, width)
+        self.lm_head = None if self.shape.tie_word_embeddings else nn.Parameter(_EMBEDDED * torch.randn(vocab, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64[B, T] -> [B, T, H]: what the output matrix reads."""
-        state = functional.embedding(tokens, self.embed)
+        state, scale = functional.embedding(tokens, self.embed), self.shape.stack.embedding_scale
+        state = state if scale == 1.0 else state * scale
+        state = state if self._embedding_norm is None else self._embedding_norm(state)
         for layer in self.layers:
             state = layer(state)
         hidden: Tensor = self.norm(state)
         return hidden
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, H] -> [N, V], without gradients."""
+        stack = self.shape.stack
+        return finish_logits(hidden @ self._output.T, stack.logit_scale, stack.logit_cap)
+
+    @property
+    def _output(self) -> Tensor:
+        return self.embed if self.lm_head is None else self.lm_head
+
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss, over all rows."""
-        rows = slice(None)
-        yield soft_cross_entropy(lesson.taken(self(lesson.tokens), rows), self.embed, lesson.chances(rows)[0])
+        rows, stack = slice(None), self.shape.stack
+        hidden = lesson.taken(self(lesson.tokens), rows)
+        hidden = hidden if stack.logit_scale == 1.0 else hidden * stack.logit_scale
+        yield soft_cross_entropy(hidden, self._output, lesson.chances(rows)[0], cap=stack.logit_cap)
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
         """How it does at any depth."""
         rows = slice(None)
         hidden = lesson.taken(self(lesson.tokens), rows)
-        return [judge(hidden @ self.embed.T, lesson.wanted(rows), generator)]
+        return [judge(self.logits(hidden), lesson.wanted(rows), generator)]
 
     def published(self) -> dict[str, Tensor]:
         """The tensors by transformers' names."""
-        parts = {"q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn"}
-        parts |= {"gate_proj": "mlp", "up_proj": "mlp", "down_proj": "mlp"}
-        tensors = {"model.embed_tokens.weight": self.embed.detach(), "model.norm.weight": self.norm.weight.detach()}
-        for name, parameter in self.layers.named_parameters():
-            number, module, kind = name.split(".")
-            inside = f"{parts[module]}.{module}" if module in parts else module
-            tensors[f"model.layers.{number}.{inside}.{kind}"] = parameter.detach()
-        return tensors
+        names = {"embed": "model.embed_tokens.weight", "lm_head": "lm_head.weight"}
+        return {names.get(name, f"model.{name}"): parameter.detach() for name, parameter in self.named_parameters()}
 
     def config(self, target: str) -> dict[str, object]:
         """The config.json beside them."""
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            **{key: value for key, value in asdict(self.shape).items() if key != "rope_theta"},
-            "rope_parameters": {"rope_theta": self.shape.rope_theta, "rope_type": "default"},
-            "rope_theta": self.shape.rope_theta,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "tie_word_embeddings": True,
-            "target_model": target,
-        }
-
-
-class _Layer(nn.Module):
-    """One decoder layer, by the names its tensors are published under."""
-
-    def __init__(self, shape: DraftShape) -> None:
-        super().__init__()
-        self.shape = shape
-        width, inner = shape.hidden_size, shape.intermediate_size
-        query, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        self.input_layernorm, self.post_attention_layernorm = (
-            nn.RMSNorm(width, eps=shape.rms_norm_eps) for _ in range(2)
-        )
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, size, bias=False) for size in (query, keys, keys))
-        self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=False) for _ in range(2))
-        self.o_proj, self.down_proj = (nn.Linear(size, width, bias=False) for size in (query, inner))
-
-    def forward(self, state: Tensor) -> Tensor:
-        """[B, T, H] -> [B, T, H]."""
-        state = state + self.o_proj(self._attend(self.input_layernorm(state)))
-        inner = self.post_attention_layernorm(state)
-        out: Tensor = state + self.down_proj(functional.silu(self.gate_proj(inner)) * self.up_proj(inner))
-        return out
-
-    def _attend(self, x: Tensor) -> Tensor:
-        heads, group = self.shape.heads, self.shape.group
-        query, key = (self.shape.turned(heads(project(x))) for project in (self.q_proj, self.k_proj))
-        key, value = (part.repeat_interleave(group, dim=1) for part in (key, heads(self.v_proj(x))))
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return seen.transpose(1, 2).flatten(2)
+        return {**self.values, "target_model": target}

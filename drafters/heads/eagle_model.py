@@ -6,22 +6,22 @@
     pass j    row t: its own state of pass j - 1, token t + j    guesses token t + j + 1
               sees the rows of pass 1 up to t, and those of passes 2 .. j at t: its own chain
 
-Legend: B texts, T rows, H head width, Q query heads, G kv heads, D head dim, V' draft vocabulary.
+Legend: B texts, T rows, H head width, V' draft vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from foresay.drafters.heads.lesson import Depth, Lesson, judge, spread, vocabulary
-from foresay.drafters.heads.llama import LlamaShape
 from foresay.drafters.heads.loss import soft_cross_entropy
+from foresay.drafters.heads.walk import LlamaShape, Norm, TrainedLayer
 
 #: How much less each pass counts than the one before.
 DECAY = 0.8
@@ -47,16 +47,14 @@ class EagleModel(nn.Module):
         super().__init__()
         self.shape, self.passes = shape, passes
         self.needs = tuple(f"layer.{layer}" for layer in shape.layers)
-        width, query = shape.hidden_size, shape.num_attention_heads * shape.head_dim
-        keys = shape.num_key_value_heads * shape.head_dim
-        self.fc = _linear(width * len(shape.layers), width)
-        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm, self.norm = (
-            nn.RMSNorm(width, eps=shape.rms_norm_eps) for _ in range(4)
-        )
-        self.q_proj, self.k_proj, self.v_proj = (_linear(2 * width, size) for size in (query, keys, keys))
-        self.o_proj, self.down_proj = _linear(query, width), _linear(shape.intermediate_size, width)
-        self.gate_proj, self.up_proj = (_linear(width, shape.intermediate_size) for _ in range(2))
-        self.lm_head = _linear(width, shape.draft_vocab_size)
+        width, shown = shape.hidden_size, shape.described("LlamaForCausalLM")
+        self.fc = nn.Linear(width * len(shape.layers), width, bias=False)
+        # Its norms are of what it reads, each half by itself.
+        node = replace(shown.first, norms=replace(shown.first.norms, before_attention=None))
+        self.midlayer = TrainedLayer(node, width, shown.max_positions, read=2 * width)
+        self.midlayer.input_layernorm, self.midlayer.hidden_norm = (Norm(node.norm, width) for _ in range(2))
+        self.norm = Norm(node.norm, width)
+        self.lm_head = nn.Linear(width, shape.draft_vocab_size, bias=False)
         with torch.no_grad():
             self.lm_head.weight.copy_(lm_head[token_ids])
         self.register_buffer("embed", embed, persistent=False)
@@ -115,24 +113,19 @@ class EagleModel(nn.Module):
 
     def _pass(self, embedded: Tensor, state: Tensor, number: int, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
         """The next state; the pass's keys and values are appended to ``chain``."""
-        mixed = torch.cat((self.input_layernorm(embedded), self.hidden_norm(state)), dim=-1)
-        state = state + self.o_proj(self._attend(mixed, number, chain))
-        inner = self.post_attention_layernorm(state)
-        out: Tensor = state + self.down_proj(functional.silu(self.gate_proj(inner)) * self.up_proj(inner))
-        return out
-
-    def _attend(self, mixed: Tensor, number: int, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
-        heads, group = self.shape.heads, self.shape.group
-        # Row t of this pass stands at position t + number.
-        query, key = (self.shape.turned(heads(project(mixed)), number) for project in (self.q_proj, self.k_proj))
-        key, value = (part.repeat_interleave(group, dim=1) for part in (key, heads(self.v_proj(mixed))))
+        layer = self.midlayer
+        mixed = torch.cat((layer.normed("input_layernorm", embedded), layer.normed("hidden_norm", state)), dim=-1)
+        query, key, value = layer.heads(mixed, number)  # row t of this pass is at position t + number
         chain.append((key, value))
-        query = query * self.shape.head_dim**-0.5
+        return layer.finish(state, mixed, self._attend(query, chain))
+
+    def _attend(self, query: Tensor, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
+        query = query * self.midlayer.node.attention.scale
         first_keys, first_values = chain[0]
         scores = query @ first_keys.mT
         scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -torch.inf)
         own = [(query * keys).sum(dim=-1, keepdim=True) for keys, _ in chain[1:]]
-        weights = torch.cat([scores, *own], dim=-1).float().softmax(dim=-1).to(value.dtype)
+        weights = torch.cat([scores, *own], dim=-1).float().softmax(dim=-1).to(first_values.dtype)
         rows = scores.shape[-1]
         total: Tensor = weights[..., :rows] @ first_values
         for index, (_, values) in enumerate(chain[1:]):
@@ -141,19 +134,8 @@ class EagleModel(nn.Module):
 
     def published(self) -> dict[str, Tensor]:
         """The tensors by the authors' names."""
-        inside = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
-        tensors = {f"midlayer.{part}.{name}.weight": self._weight(name) for part in inside for name in inside[part]}
-        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
-            tensors[f"midlayer.{name}.weight"] = self._weight(name)
-        tensors |= {f"{name}.weight": self._weight(name) for name in ("fc", "norm", "lm_head")}
-        if self._truncated:
-            tensors |= vocabulary(self.token_ids, self.shape.vocab_size)
-        return tensors
-
-    def _weight(self, name: str) -> Tensor:
-        weight = getattr(self, name).weight
-        assert isinstance(weight, Tensor)
-        return weight.detach()
+        tensors = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        return tensors | (vocabulary(self.token_ids, self.shape.vocab_size) if self._truncated else {})
 
     def config(self, target: str) -> dict[str, object]:
         """The config.json beside them, as SpecForge writes it. Layers are named by their inputs."""
@@ -170,7 +152,3 @@ class EagleModel(nn.Module):
             "target_model": target,
             "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": layers},
         }
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False)

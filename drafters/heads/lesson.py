@@ -16,8 +16,8 @@ from torch import Tensor
 class Lesson:
     """tokens: int64[B, T], filled up behind each text's end. likeliest: int64[B, T], the target's likeliest token in
     each row, where that is known. features: by name (``"layer.2"``), [B, T, H]; ``"final"``
-    is what the output matrix reads. output: fp32[V, H], that matrix. counted: bool[B, T], rows about tokens that the
-    target wrote (row t is about token t + 1); None for all.
+    is what the output matrix reads. output: fp32[V, H], that matrix, times what logits are multiplied by. counted:
+    bool[B, T], rows about tokens that the target wrote (row t is about token t + 1); None for all. cap: of logits.
     """
 
     tokens: Tensor
@@ -25,11 +25,16 @@ class Lesson:
     output: Tensor
     counted: Tensor | None = None
     likeliest: Tensor | None = None
+    cap: float | None = None
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """As the target caps its own."""
+        return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
 
     @property
     def logits(self) -> Tensor:
         """fp32[B, T, V]: of all rows."""
-        return self.features["final"].float() @ self.output.T
+        return self.capped(self.features["final"].float() @ self.output.T)
 
     def likeliest_tokens(self) -> Tensor:
         """int64[B, T]: the target's likeliest token in each row."""
@@ -51,7 +56,7 @@ class Lesson:
 
     def wanted(self, rows: slice) -> Tensor:
         """fp32[N, V]: the target's logits in ``rows`` that count."""
-        return self.taken(self.features["final"][:, rows], rows).float() @ self.output.T
+        return self.capped(self.taken(self.features["final"][:, rows], rows).float() @ self.output.T)
 
     def chances(self, rows: slice, ids: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """fp32[N, V']: the target's distribution over the tokens ``ids`` (None: all) in ``rows`` that count; and
@@ -63,7 +68,8 @@ class Lesson:
             logits = self.wanted(rows)
             return logits[:, ids].softmax(dim=-1), torch.isin(logits.argmax(dim=-1), ids)
         states = self.taken(self.features["final"][:, rows], rows).float()
-        return (states @ self.output[ids].T).softmax(dim=-1), torch.isin(self.taken(self.likeliest[:, rows], rows), ids)
+        chances = self.capped(states @ self.output[ids].T).softmax(dim=-1)
+        return chances, torch.isin(self.taken(self.likeliest[:, rows], rows), ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,16 @@ from torch.autograd.function import once_differentiable
 _PIECE = 256
 
 
-def soft_cross_entropy(hidden: Tensor, weight: Tensor, chances: Tensor, counts: Tensor | None = None) -> Tensor:
+def soft_cross_entropy(
+    hidden: Tensor, weight: Tensor, chances: Tensor, counts: Tensor | None = None, cap: float | None = None
+) -> Tensor:
     """The mean cross-entropy in nats of ``softmax(hidden @ weight.T)`` against ``chances``.
 
     hidden: [N, H]. weight: [V', H]. chances: fp32[N, V']. counts: bool[N], which rows count; None for all. A
-    loss over no rows is 0. Products are made in autocast's dtype where it is on.
+    loss over no rows is 0. Products are made in autocast's dtype where it is on. cap: products l become
+    ``cap * tanh(l / cap)`` first.
     """
-    loss: Tensor = _Fused.apply(hidden, weight, chances, counts)  # type: ignore[no-untyped-call]
+    loss: Tensor = _Fused.apply(hidden, weight, chances, counts, cap)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -33,7 +36,9 @@ class _Fused(torch.autograd.Function):
     """hidden: [N, H], chances: [N, V'], counts: bool[N] or None."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, chances: Tensor, counts: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, chances: Tensor, counts: Tensor | None, cap: float | None
+    ) -> Tensor:
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         cast, rows = weight.to(dtype), hidden.to(dtype)
@@ -42,12 +47,18 @@ class _Fused(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device)
         for start in range(0, len(hidden), _PIECE):
             piece = slice(start, start + _PIECE)
-            logs = (rows[piece] @ cast.T).float().log_softmax(dim=-1)
+            logits = (rows[piece] @ cast.T).float()
+            if cap is not None:
+                bent = logits.div_(cap).tanh_()
+                logits = bent * cap
+            logs = logits.log_softmax(dim=-1)
             losses = -(chances[piece] * logs).sum(dim=-1)
             slope = logs.exp_().sub_(chances[piece]).mul_(share)
             if counts is not None:
                 losses = losses * counts[piece]
                 slope *= counts[piece, None]
+            if cap is not None:
+                slope *= 1 - bent.square()
             total += losses.sum() * share
             half = slope.to(dtype)
             by_hidden[piece] = half @ cast
@@ -57,6 +68,6 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         by_hidden, by_weight = ctx.saved_tensors
-        return by_hidden * upstream, by_weight * upstream, None, None
+        return by_hidden * upstream, by_weight * upstream, None, None, None

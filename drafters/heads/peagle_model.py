@@ -41,8 +41,7 @@ class PEagleModel(EagleModel):
     def published(self) -> dict[str, Tensor]:
         """The tensors by speculators' names."""
         named = super().published().items()
-        tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in named}
-        return {**tensors, "mask_hidden": self.mask_hidden.detach()}
+        return {name.replace("midlayer.", "layers.0."): tensor for name, tensor in named}
 
     def config(self, target: str) -> dict[str, object]:
         """The config.json beside them, as speculators writes it."""

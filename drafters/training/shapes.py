@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, arange
 
 from foresay.drafters.heads.dflash_model import DFlashShape
-from foresay.drafters.heads.draft_model import DraftShape
 from foresay.drafters.heads.eagle_model import EagleShape
 
 #: A draft model's width is a multiple of this.
@@ -60,19 +59,28 @@ def dflash_shape(config: Any, layers: int, guesses: int, draft_vocab: int) -> DF
     )
 
 
-def draft_shape(config: Any, layers: int, width: int) -> DraftShape:
-    """A Llama of so many layers, as wide as asked, with heads like the target's and about as many for its width."""
+def draft_shape(config: Any, layers: int, width: int) -> dict[str, object]:
+    """The config.json of a Llama of so many layers, as wide as asked, with heads like the target's and about as many
+    for its width."""
     share = width / config.hidden_size
     heads = max(1, round(config.num_attention_heads * share))
     most = max(1, round(_kv_heads(config) * share))
-    return DraftShape(
-        hidden_size=width,
-        intermediate_size=max(1, round(config.intermediate_size * share / WIDTH_STEP)) * WIDTH_STEP,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=next(count for count in range(most, 0, -1) if heads % count == 0),
-        **_kept(config),
-    )
+    kept = _kept(config)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **kept,
+        "hidden_size": width,
+        "intermediate_size": max(1, round(config.intermediate_size * share / WIDTH_STEP)) * WIDTH_STEP,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": next(count for count in range(most, 0, -1) if heads % count == 0),
+        "rope_parameters": {"rope_theta": kept["rope_theta"], "rope_type": "default"},
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+    }
 
 
 def default_layers(layers: int, most: int | None = None) -> int:
@@ -91,7 +99,7 @@ def _kept(config: Any) -> dict[str, Any]:
     return {
         "vocab_size": config.vocab_size,
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        "rms_norm_eps": config.rms_norm_eps,
+        "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
         "rope_theta": float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10_000.0),
         "max_position_embeddings": config.max_position_embeddings,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from foresay.verifier.model.families import WRAPPED
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.parts import LINK
 from foresay.verifier.model.hub import BESIDE
+from foresay.verifier.model.nodes import Stack
 
 #: The state behind the last norm, which the output matrix reads.
 FINAL = "final"
@@ -65,15 +67,19 @@ class Teacher:
 
     @property
     def embedding(self) -> Tensor:
-        """fp32[V, H]: the input embedding."""
+        """fp32[V, H]: the input embedding, scaled where the model does that."""
         weight: Tensor = self.model.get_input_embeddings().weight
-        return weight.float()
+        return weight.float() * self._stack.embedding_scale
 
     @property
     def lm_head(self) -> Tensor:
-        """fp32[V, H]: the output matrix."""
+        """fp32[V, H]: the output matrix, times what logits are multiplied by."""
         weight: Tensor = self.model.get_output_embeddings().weight
-        return weight.float()
+        return weight.float() * self._stack.logit_scale
+
+    @cached_property
+    def _stack(self) -> Stack:
+        return ModelConfig.from_directory(self.directory).stack
 
     def prompts(self, path: Path, length: int) -> list[list[int]]:
         """The prompts as token ids, at most half of a text of ``length``; chats go through the model's own template.
@@ -183,7 +189,7 @@ class Teacher:
         )
         features = dict(zip(names, states.chunk(len(names), dim=-1), strict=True))
         counted = ((about >= starts) & (about < ends)).to(self.device)
-        return Lesson(tokens.to(self.device), features, self.lm_head, counted)
+        return Lesson(tokens.to(self.device), features, self.lm_head, counted, cap=self._stack.logit_cap)
 
 
 def _of_gguf(directory: Path, dtype: torch.dtype) -> Any:
@@ -227,7 +233,8 @@ def _loaded(directory: Path, dtype: torch.dtype) -> tuple[torch.dtype, Any, Any]
             return torch.bfloat16, AutoTokenizer.from_pretrained(directory, **own), _of_gguf(directory, dtype)
         config = AutoConfig.from_pretrained(directory, **own)
         stored: torch.dtype = config.dtype or torch.float32
-        config._attn_implementation = "sdpa"  # config.json may name a hub repository, whose code would be run
+        # config.json may name a hub repository, whose code would be run; torch's own attention caps no scores.
+        config._attn_implementation = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
         part, file = "the tokenizer (tokenizer.json, tokenizer_config.json)", "tokenizer_config.json"
         tokenizer = AutoTokenizer.from_pretrained(directory, **own)
         part, file = "the model", "config.json"

@@ -25,7 +25,7 @@ from foresay.drafters.training.settings import Settings
 from foresay.spec.errors import ConfigurationError, ForesayError
 
 #: Changes whenever what lies in the folder, or what a run makes of it, changes.
-FORMAT = 4
+FORMAT = 5
 
 
 class Work:

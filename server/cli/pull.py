@@ -50,7 +50,7 @@ def fetched(name: str) -> Path:
 
     if (known := of_short_name(name)) is not None:
         return fetch.fetched(known, "NAME")
-    from foresay.verifier.heads.kind import PATTERNS, kind_of  # imports torch
+    from foresay.verifier.heads.layouts import PATTERNS, kind_of  # imports torch
     from foresay.verifier.model.gguf.parts import LINK
     from foresay.verifier.model.hub import resolve
 
@@ -102,7 +102,7 @@ def quantize(config: None, arguments: Namespace) -> int:
 
     from foresay.server.cli.progress import Stages
     from foresay.server.engine.parameters import quantized
-    from foresay.verifier.heads.kind import kind_of  # imports torch
+    from foresay.verifier.heads.layouts import kind_of  # imports torch
     from foresay.verifier.model.config import ModelConfig
     from foresay.verifier.model.written import write
 
@@ -121,7 +121,7 @@ def quantize(config: None, arguments: Namespace) -> int:
 def _quantize_head(directory: Path, how: str, out: Path) -> int:
     """A head has layers, norms and names of its own."""
     from foresay.verifier.heads.files import quantize
-    from foresay.verifier.heads.kind import kind_of
+    from foresay.verifier.heads.layouts import kind_of
 
     kind = kind_of(directory)
     if how != "int8" or kind == "medusa":

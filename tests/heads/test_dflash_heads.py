@@ -17,9 +17,9 @@ from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.dflash import DFlashHead
-from foresay.verifier.heads.dflash_config import DFlashConfig
-from foresay.verifier.heads.kind import kind_of
+from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ModelError
 from tests.combinations import alternating
@@ -211,4 +211,4 @@ def test_what_it_cannot_compute_is_refused_by_name(target, tmp_path, changes, sa
 def test_layers_that_nobody_names_are_the_authors_choice(target, tmp_path) -> None:
     make_dflash(tmp_path, target)
     change_config(tmp_path, dflash_config={"mask_token_id": MASK})
-    assert DFlashConfig.read(tmp_path, target.config).names == ("layer.2", "layer.4")
+    assert HeadConfig.read(tmp_path, target.config).names == ("layer.2", "layer.4")

@@ -20,10 +20,10 @@ from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.eagle import EagleHead
-from foresay.verifier.heads.eagle_config import EagleConfig
-from foresay.verifier.heads.eagle_weights import EagleWeights
-from foresay.verifier.heads.kind import kind_of
+from foresay.verifier.heads.layouts import kind_of
+from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.errors import ModelError
 from foresay.verifier.model.sizes import kv_shapes
 from tests.heads.published import EAGLE, draft_ids, make_eagle
@@ -32,8 +32,8 @@ from tests.verifier.reading import Reader, random_tokens
 
 
 def load(directory, target, layers=None) -> EagleHead:
-    config = EagleConfig.read(directory, target.config, layers)
-    return EagleHead(config, EagleWeights.read(directory, config, target), 600)
+    config = HeadConfig.read(directory, target.config, layers)
+    return EagleHead(config, read_weights(directory, config, target), 600)
 
 
 def features_of(target, tokens: list[int], needs: FeatureRequest) -> Features:
@@ -123,7 +123,7 @@ def test_slot_0_is_not_seen(target, tmp_path) -> None:
 )
 def test_layers_are_counted_as_the_checkpoint_does(target, tmp_path, ids, asked, layers) -> None:
     make_eagle(tmp_path, target("llama2"), "safeailab", ids)
-    assert EagleConfig.read(tmp_path, target("llama2").config, asked).aux == layers
+    assert HeadConfig.read(tmp_path, target("llama2").config, asked).layers == layers
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_shallow_target_needs_the_layers_named(target, tmp_path) -> None:
     config = target("llama2").config
     shallow = replace(config, stack=replace(config.stack, layers=config.stack.layers[:3]))
     with pytest.raises(ModelError, match="a target of 3 layers has no default layers"):
-        EagleConfig.read(tmp_path, shallow)
+        HeadConfig.read(tmp_path, shallow)
 
 
 def without_a_norm(stored) -> None:

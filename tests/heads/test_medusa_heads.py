@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foresay.verifier.heads.kind import kind_of
+from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.model.errors import ModelError
 from tests.heads.plain import medusa_logits

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foresay.spec.features import Features
-from foresay.verifier.heads.kind import kind_of
+from foresay.verifier.heads.layouts import kind_of
 from tests.heads.test_dflash_heads import Watched, follow_paths
 from tests.heads.test_eagle_heads import follow_masks
 from tests.same_tokens.heads import load_dflash, load_eagle

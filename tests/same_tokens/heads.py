@@ -16,13 +16,11 @@ from foresay.spec.features import Features
 from foresay.spec.protocols import Drafter
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.dflash import DFlashHead
-from foresay.verifier.heads.dflash_config import DFlashConfig
-from foresay.verifier.heads.dflash_weights import DFlashWeights
 from foresay.verifier.heads.eagle import EagleHead
-from foresay.verifier.heads.eagle_config import EagleConfig
-from foresay.verifier.heads.eagle_weights import EagleWeights
 from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.decoder import Decoder
 from tests.heads.plain_dflash import make_dflash
 from tests.heads.published import make_eagle, make_medusa
@@ -41,13 +39,13 @@ SHAPES = {
 
 
 def load_eagle(directory: Path, target: Decoder) -> EagleHead:
-    config = EagleConfig.read(directory, target.config)
-    return EagleHead(config, EagleWeights.read(directory, config, target), target.config.max_positions + 64)
+    config = HeadConfig.read(directory, target.config)
+    return EagleHead(config, read_weights(directory, config, target), target.config.max_positions + 64)
 
 
 def load_dflash(directory: Path, target: Decoder) -> DFlashHead:
-    config = DFlashConfig.read(directory, target.config)
-    return DFlashHead(config, DFlashWeights.read(directory, config, target), target.config.max_positions + 64)
+    config = HeadConfig.read(directory, target.config)
+    return DFlashHead(config, read_weights(directory, config, target), target.config.max_positions + 64)
 
 
 def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> MakeDrafter:

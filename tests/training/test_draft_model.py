@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from foresay.drafters.heads.draft_model import DraftModel
@@ -17,10 +18,13 @@ from foresay.drafters.training.settings import Settings
 from foresay.drafters.training.shapes import default_layers, default_width, draft_shape
 from foresay.drafters.training.teacher import Teacher
 from foresay.drafters.training.work import Work
+from foresay.kvpaging import PageTable
 from foresay.server.engine.build import build_engine
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_directories import config, witnessed
 from tests.same_tokens.witness import run
+from tests.verifier.families import FAMILIES, config_of
+from tests.verifier.reading import Reader, load_decoder
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +82,7 @@ def test_it_computes_what_transformers_computes(kv_heads, layers) -> None:
     torch.manual_seed(1)
     ours = DraftModel(draft_shape(source, layers, 32)).eval()
     shape = ours.shape
-    assert (shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim) == (4, kv_heads, 8)
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (4, kv_heads, 8)
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape))
@@ -118,8 +122,43 @@ def test_the_shape_it_has_when_none_is_asked_for(width, heads, kv_heads, layers,
         num_hidden_layers=layers,
         head_dim=head_dim,
     )
-    shape = draft_shape(source, default_layers(source.num_hidden_layers), default_width(source.hidden_size))
-    found = (shape.num_hidden_layers, shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads)
-    assert found == wanted
-    assert shape.head_dim == source.head_dim
-    assert shape.intermediate_size == 3 * shape.hidden_size
+    made = draft_shape(source, default_layers(source.num_hidden_layers), default_width(source.hidden_size))
+    found = [made[f"num_{name}"] for name in ("hidden_layers", "attention_heads", "key_value_heads")]
+    assert (found[0], made["hidden_size"], *found[1:]) == wanted
+    assert made["head_dim"] == source.head_dim
+    assert made["intermediate_size"] == 3 * wanted[1]
+
+
+#: Between them they have everything that a layer may have.
+KINDS = "qwen3 gemma3 gemma2 granite phi3 olmo2 cohere2 ministral3 hunyuan nemotron muse_glimmer"
+
+
+@pytest.mark.parametrize("family", KINDS.split())
+def test_a_draft_of_any_family_learns_and_is_served_as_it_learned(family, tmp_path) -> None:
+    """Random, as what is published begins: only that loss falls, and that what was written computes the very same."""
+    torch.manual_seed(0)
+    own = config_of(family, vocab_size=40).get_text_config().to_dict()
+    values = {**own, "architectures": [FAMILIES[family][1].__name__]}
+    model, width = DraftModel(values), 24
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    tokens = torch.randint(40, (4, 40), generator=torch.Generator().manual_seed(2))
+    lesson = Lesson(tokens, {"final": torch.randn(40, width)[tokens]}, torch.randn(40, width))
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=3e-3), []
+    for _ in range(12):
+        (loss,) = model.losses(lesson)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+    (depth,) = model.judged(lesson, torch.Generator().manual_seed(0))
+    assert depth.loss < losses[-1]
+    save_file(model.published(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(model.config("t")))
+    reader = Reader(load_decoder(tmp_path))
+    served = reader.model.run([reader.rows(PageTable(reader.pool), tokens[0].tolist())]).logits
+    with torch.no_grad():
+        trained = model.logits(model(tokens[:1])[0])
+    assert torch.allclose(served, trained, rtol=0, atol=1e-4)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import LlamaConfig
 
 from foresay.drafters.heads.dflash_model import DFlashModel
@@ -21,15 +22,62 @@ from foresay.drafters.heads.peagle_model import PEagleModel
 from foresay.drafters.training.lessons import Lessons
 from foresay.drafters.training.shapes import dflash_shape, eagle_shape
 from foresay.drafters.training.teacher import Teacher, Text
-from foresay.kvpaging import PageTable
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.spec.features import Features
 from foresay.spec.protocols import FeatureRequest
-from foresay.verifier.heads.kind import kind_of
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.heads.dflash import Block, DFlashHead
+from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.sizes import kv_shapes
 from tests.heads.plain import PlainEagle
 from tests.heads.plain_dflash import PlainDFlash
+from tests.heads.test_eagle_heads import Rig
 from tests.same_tokens.heads import load_dflash, load_eagle
+from tests.same_tokens.test_directories import write_tokenizer
+from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
+
+
+@pytest.mark.parametrize("family", ["gemma2", "granite"])
+def test_targets_that_scale_and_cap_teach_what_they_say(tmp_path, family) -> None:
+    """And heads draft for them as they learned: one with an output matrix of its own, and one that shares theirs."""
+    theirs = make(family, tmp_path / "target", num_hidden_layers=6, vocab_size=290)
+    write_tokenizer(tmp_path / "target", 290)
+    (tmp_path / "target" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    teacher, decoder = Teacher(tmp_path / "target", "cpu", torch.float32), load_decoder(tmp_path / "target")
+    tokens, ids = random_tokens(random.Random(2), 24, 290), torch.arange(290)
+    eagle = EagleModel(eagle_shape(teacher.config, 290), teacher.embedding, ids, teacher.lm_head, passes=1)
+    block = DFlashModel(dflash_shape(teacher.config, 2, 4, 290), teacher.embedding, ids, teacher.lm_head)
+    lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], (*eagle.needs, *block.needs))
+    with torch.no_grad():
+        assert torch.allclose(lesson.logits, theirs(lesson.tokens).logits, atol=1e-4)
+    for model, name in ((eagle, "eagle"), (block, "block")):
+        stirred(model)
+        publish(model, tmp_path / name, "model.safetensors")
+    with torch.no_grad():
+        ((hidden, _),) = eagle._passes(lesson, 1)
+        guesses = [lesson.capped(block.lm_head(states))[0, 1] for states, _ in block._guesses(lesson, 1)]
+    features = Features({key: rows[0] for key, rows in lesson.features.items()})
+    found, _ = Rig(load_eagle(tmp_path / "eagle", decoder), tokens, features).text(1, 23)
+    assert torch.allclose(found, eagle.lm_head(hidden)[0].detach(), rtol=0, atol=1e-3)
+    assert torch.allclose(
+        block_at(load_dflash(tmp_path / "block", decoder), features, tokens, 6), torch.stack(guesses), atol=1e-3
+    )
+
+
+def block_at(head: DFlashHead, features: Features, tokens: list[int], anchor: int) -> Tensor:
+    """The logits of a block's guesses about what comes behind a token of a text."""
+    pool = PagePool(4, 16)
+    table, store = PageTable(pool), KVStore(pool, kv_shapes(head.layer), head.dtype)
+    table.reserve(len(tokens))
+    head.inject(features, torch.arange(len(tokens)), table.slots(0, len(tokens)), store)
+    state = StepState(1, len(table.pages), 16, 1, "cpu")
+    state.join([Joined(table.pages, anchor, [tokens[anchor]], SamplingParams(temperature=0.0), 0)])
+    rows = Block(1, head.config.block, head.config, head.device)
+    return head.logits(head.guess(rows, state, state.roots.contiguous(), store))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +122,7 @@ def test_an_eagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     stirred(model)
     publish(model, tmp_path, "model.safetensors")
     head = load_eagle(tmp_path, decoder)
-    assert head.config.aux == (2, 3, 6)
+    assert head.config.layers == (2, 3, 6)
     assert (head.token_ids is None) == (draft == 290)
     tokens = random_tokens(random.Random(2), 20, 290)
     lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], model.needs)
@@ -100,7 +148,7 @@ def test_a_peagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     publish(model, tmp_path, "model.safetensors")
     assert kind_of(tmp_path) == "eagle"
     head = load_eagle(tmp_path, decoder)
-    assert (head.config.mask, head.config.guesses, head.config.aux) == (289, 4, (2, 3, 6))
+    assert (head.config.mask, head.config.guesses, head.config.layers) == (289, 4, (2, 3, 6))
     tokens = random_tokens(random.Random(2), 20, 290)
     lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], model.needs)
     weights = {name.removeprefix("layers.0."): tensor for name, tensor in model.published().items()}

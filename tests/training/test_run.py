@@ -19,8 +19,8 @@ from foresay.drafters.training.teacher import Teacher
 from foresay.drafters.training.work import Work
 from foresay.server.engine.build import build_engine
 from foresay.spec.errors import ForesayError
-from foresay.verifier.heads.eagle_config import EagleConfig
-from foresay.verifier.heads.eagle_weights import EagleWeights
+from foresay.verifier.heads.config import HeadConfig
+from foresay.verifier.heads.reader import read_weights
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_directories import config, witnessed
 from tests.same_tokens.witness import run as run_jobs
@@ -76,8 +76,8 @@ def test_a_head_is_stored_as_its_target_is(target, settings, tmp_path) -> None:
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
     assert (tmp_path / "head" / "model.safetensors").stat().st_mode & 0o777 == 0o644
     decoder = load_decoder(target, torch.bfloat16)
-    config = EagleConfig.read(tmp_path / "head", decoder.config)
-    weights = EagleWeights.read(tmp_path / "head", config, decoder)
+    config = HeadConfig.read(tmp_path / "head", decoder.config)
+    weights = read_weights(tmp_path / "head", config, decoder)
     assert isinstance(weights.fc, torch.Tensor)
     assert torch.equal(weights.fc, stored["fc.weight"])
     assert torch.equal(weights.norms["norm"].weight, stored["norm.weight"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from foresay.verifier.heads.kind import PATTERNS as HEAD_PATTERNS
+from foresay.verifier.heads.layouts import PATTERNS as HEAD_PATTERNS
 from foresay.verifier.model.errors import ModelNotFound
 from foresay.verifier.model.hub import PATTERNS, cached, resolve
 from tests.verifier.faked_hub import COMMIT, Hub, snapshot

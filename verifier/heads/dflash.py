@@ -15,50 +15,64 @@ Legend: R rows, W rows whose logits are wanted, H hidden width, V' draft vocabul
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import KVStore
+from foresay.kvpaging import KVStore, PageTable
 from foresay.spec.features import Features
-from foresay.verifier.graphs.state import StepState
-from foresay.verifier.heads.block import Block
-from foresay.verifier.heads.dflash_config import DFlashConfig
-from foresay.verifier.heads.dflash_weights import DFlashWeights
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.graphs.rows import chain_words
+from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layer import PagedHead
-from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.rope import RopeTable
+from foresay.verifier.model.paged_pass import placed
+from foresay.verifier.ops.lay_out import lay_out
 from foresay.verifier.ops.norm import embed, norm
-from foresay.verifier.ops.take import take_rows
-from foresay.verifier.paged_rows import StaticRows
+from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.paged_rows import Group, StaticRows
+
+
+class Block:
+    """A root and masks, ``count`` rows for each of S sequences, at the ends of their texts.
+
+    anchored: whether the root's row guesses too. The rows that guess are wanted, depth by depth.
+    """
+
+    def __init__(self, sequences: int, count: int, config: HeadConfig, device: torch.device) -> None:
+        assert config.mask is not None
+        self._numbers, self._words, self._depths = chain_words(sequences, count, device)
+        self._masks = torch.full((sequences, count - 1), config.mask, dtype=torch.int64, device=device)
+        whole = (1 << count) - 1
+        self._whole = torch.full((sequences * count,), whole - (whole >> 63 << 64), dtype=torch.int64, device=device)
+        self._behind = torch.full((sequences * count,), count - 1, dtype=torch.int32, device=device)
+        guessing = torch.arange(0 if config.anchored else 1, count)[:, None] + count * torch.arange(sequences)
+        self._wanted = guessing.flatten().to(device)
+
+    def rows(self, state: StepState, roots: Tensor, causal: bool = False) -> StaticRows:
+        """Each sees all of its block; causal: none of what is behind it. roots: int64[S], tokens."""
+        size, count = self._numbers.shape
+        paged = PagedRows(
+            tables=state.tables,
+            page_size=state.page_size,
+            lengths=state.lengths,
+            offsets=state.offsets(count),
+            words=self._words.flatten() if causal else self._whole,
+            depths=self._depths.flatten() if causal else self._behind,
+        )
+        places = lay_out(state.tables, state.page_size, state.lengths, self._depths, self._numbers, state.live)
+        tokens = torch.cat((roots[:, None], self._masks), dim=1).flatten()
+        return StaticRows(tokens, *places, (Group(slice(0, size * count), paged),), self._wanted)
 
 
 class DFlashHead(PagedHead):
-    """One head over paged KV. Owns its weights, but for what it shares with the target; the store is the caller's."""
-
-    def __init__(self, config: DFlashConfig, weights: DFlashWeights, max_positions: int) -> None:
-        self.config, self.layer = config, config.layer
-        self.token_ids, self.markov = weights.token_ids, weights.markov
-        self._embed, self._norms, self._head = weights.embed, weights.norms, weights.head
-        self._fc = Linear(weights.fc, None, weights.embed.dtype)
-        self._layers = weights.layers
-        self._rope = RopeTable(self.layer.rope, self.layer.head_dim, max_positions, self.device, self.dtype)
-
-    def reading(self, layers: Sequence[int]) -> DFlashHead:
-        """The same head, reading other layers of the target; all weights are shared."""
-        other = copy.copy(self)
-        other.config = self.config.reading(layers)
-        return other
+    """One head."""
 
     @torch.inference_mode()
     def inject(self, features: Features, positions: Tensor, slots: Tensor, store: KVStore) -> None:
         """Store keys and values of committed positions, int64[R] as their slots. features: the target's, [R, H']."""
-        fused = self._fc(torch.cat([features[name] for name in self.config.names], dim=-1))
-        context, rotation = norm(fused, self._norms["hidden_norm"]), self._rope.rows(positions)
-        for layer in self._layers:
-            layer.placed(context, slots, rotation, store)
+        context, rotation = norm(self.fuse(features), self._norms["hidden_norm"]), self._rope.rows(positions)
+        for number, (_, layer) in enumerate(self._layers):
+            placed(layer, context, rotation, slots, store.layer(number))
 
     def guess(self, block: Block, state: StepState, roots: Tensor, store: KVStore) -> Tensor:
         """[W, H]: of the rows of a block that guess. roots: int64[S], known tokens."""
@@ -71,18 +85,19 @@ class DFlashHead(PagedHead):
 
         causal: the same rows, none of which sees what is behind it; for layers that are so.
         """
-        rotation = self._rope.rows(rows.positions)
-        first, *norms = [*(layer.before for layer in self._layers), self._norms["norm"]]
-        x, mixed = embed(self._embed, rows.tokens, first)
-        for number, (layer, above) in enumerate(zip(self._layers, norms, strict=True)):
-            seen = layer.seen(
-                mixed, causal if causal is not None and self.config.causal[number] else rows, rotation, store
-            )
-            if number == len(self._layers) - 1 and rows.wanted is not None:
-                x, seen = take_rows(x, rows.wanted), take_rows(seen, rows.wanted)
-            mixed = layer.finish(x, seen, above)
-        return mixed
+        x, mixed = embed(self._embed, rows.tokens, self._layers[0][1].before_attention)
+        return self._walk(x, mixed, rows, store, causal)[0]
 
-    def logits(self, states: Tensor) -> Tensor:
-        """fp32[W, V']."""
-        return self._head.wide(states)
+    @torch.inference_mode()
+    def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
+        """bool[R / 2 - 1]: as of EAGLE heads, for the first guess of blocks at every other position."""
+        count = len(tokens)
+        slots = table.slots(0, count).to(self.device)
+        self.inject(features, torch.arange(count, device=self.device), slots, store)
+        block = Block(1, 1 if self.config.anchored else 2, self.config, self.device)
+        state = StepState(1, len(table.pages), table.pool.page_size, 1, self.device)
+        guesses, anchors = [], range(1, count - 1, 2)
+        for anchor in reversed(anchors):  # a block's rows take the place of what was injected behind its root
+            state.join([Joined(table.pages, anchor, [int(tokens[anchor])], SamplingParams(temperature=0.0), 0)])
+            guesses.append(self.logits(self.guess(block, state, state.roots.contiguous(), store)))
+        return self.named(torch.cat(guesses[::-1])) == wanted[torch.tensor(list(anchors))]

@@ -6,29 +6,22 @@ nothing in it can run. Heads are small: a directory's tensors are read whole and
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from foresay.verifier.model.checkpoint import INDEX, SINGLE
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.model.written import write_int8
 
+_PICKLES = "pytorch_model.bin.index"
 #: Weight files by name, the preferred one first.
-NAMES = (
-    "medusa_lm_head.safetensors",
-    SINGLE,
-    INDEX,
-    "medusa_lm_head.pt",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+NAMES = ("medusa_lm_head.safetensors", SINGLE, INDEX, "medusa_lm_head.pt", "pytorch_model.bin", f"{_PICKLES}.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,79 +37,20 @@ class HeadTensors:
 
         prefix: if any name begins so, the others (a whole model's) are left where they are.
         """
-        for name in NAMES:
-            path = directory / name
-            if path.exists():
-                tensors = _sharded(path, prefix) if path.suffix == ".json" else _tensors(path, prefix)
-                return cls(_inside(tensors, prefix), str(path))
-        raise WeightsError(f"{directory}: there are no weights of a head; looked for {', '.join(NAMES)}")
-
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor of that name and shape; raises WeightsError if it is absent or shaped otherwise."""
-        tensor = self.optional(name, shape)
-        if tensor is None:
-            raise WeightsError(f"{self.where}: {name} is missing")
-        return tensor
-
-    def optional(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
-        """The same, None where absent."""
-        tensor = self.tensors.get(name)
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise WeightsError(f"{self.where}: {name} has shape {list(tensor.shape)}, expected {list(shape)}")
-        return tensor
-
-    def check_known(self, known: set[str]) -> None:
-        """Raise WeightsError for a tensor that nobody asked for: the head computes something else then."""
-        unknown = sorted(set(self.tensors) - known)
-        if unknown:
-            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-            raise WeightsError(f"{self.where}: {', '.join(unknown[:3])}{more}: not known in this layout")
-
-
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file. Raises OSError or RuntimeError, and leaves what it had written, if it cannot."""
-    whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        save_file(whole, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise RuntimeError(str(error)) from error
+        path = next((directory / name for name in NAMES if (directory / name).exists()), None)
+        if path is None:
+            raise WeightsError(f"{directory}: there are no weights of a head; looked for {', '.join(NAMES)}")
+        tensors = _sharded(path, prefix) if path.suffix == ".json" else _tensors(path, prefix)
+        return cls({name: tensors[name] for name in _inside(tensors, prefix)}, str(path))
 
 
 def quantize(directory: Path, out: Path) -> None:
-    """Write a head of floats with its matrices in int8, each group of 32 numbers with a scale of its own (the layout
-    ``int-quantized`` of compressed-tensors). Raises WeightsError if its files are broken, or it is so already.
-    """
-    tensors = HeadTensors.read(directory)
-    if any(name.endswith("_scale") for name in tensors.tensors):
-        raise WeightsError(f"{tensors.where}: is quantised already")
-    out.mkdir(parents=True, exist_ok=True)
-    parts = (_int8(name, tensor) for name, tensor in tensors.tensors.items())
-    save_tensors(out / SINGLE, {name: part for each in parts for name, part in each.items()})
-    config = {**Fields.read(directory / "config.json").values, "quantization_config": _SCHEME}
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-_GROUP = 32
-_SCHEME = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": _GROUP},
-        }
-    },
-}
-
-
-def _int8(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A tensor as it is, or the numbers and scales of a matrix that is multiplied with."""
-    if tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] % _GROUP or "embed" in name:
-        return {name: tensor}
-    outer, inner = tensor.shape
-    made = QuantizedMatrix.empty(outer, inner, 8, _GROUP, True, torch.bfloat16, torch.device("cpu"))
-    made.fill(tensor)
-    return {name: made.values, f"{name}_scale": made.scales}
+    """Write a head of floats with its matrices in int8. Raises WeightsError if its files are broken, or it is so
+    already."""
+    head = HeadTensors.read(directory)
+    if any(name.endswith("_scale") for name in head.tensors):
+        raise WeightsError(f"{head.where}: is quantised already")
+    write_int8(head.tensors, Fields.read(directory / "config.json").values, out)
 
 
 def stored_names(directory: Path) -> list[str]:
@@ -125,29 +59,28 @@ def stored_names(directory: Path) -> list[str]:
         if (directory / SINGLE).exists():
             with safe_open(directory / SINGLE, framework="pt") as stored:
                 return list(stored.offset_keys())
-        if (directory / INDEX).exists():
-            section = Fields.read(directory / INDEX).section("weight_map")
-            return [] if section is None else list(section.values)
+        return list(_index(directory / INDEX))
     except (OSError, SafetensorError, ConfigError):
         return []
-    return []
 
 
-def _inside(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose names begin with the prefix; all if there are none."""
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)} or tensors
+def _index(path: Path) -> dict[str, str]:
+    section = Fields.read(path).section("weight_map")
+    return {} if section is None else {str(name): str(file) for name, file in section.values.items()}
+
+
+def _inside(names: Iterable[str], prefix: str) -> list[str]:
+    """Those that begin with the prefix; all if there are none."""
+    known = list(names)
+    return [name for name in known if name.startswith(prefix)] or known
 
 
 def _sharded(index: Path, prefix: str) -> dict[str, Tensor]:
-    section = Fields.read(index).section("weight_map")
-    files = {} if section is None else {str(name): str(file) for name, file in section.values.items()}
+    files = _index(index)
     if not files:
         raise WeightsError(f"{index}: weight_map must name a file for each tensor")
-    inside = {file for name, file in files.items() if name.startswith(prefix)} or set(files.values())
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(inside):
-        tensors |= _tensors(index.parent / file, prefix)
-    return tensors
+    parts = (_tensors(index.parent / file, prefix) for file in sorted({files[name] for name in _inside(files, prefix)}))
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def _tensors(path: Path, prefix: str) -> dict[str, Tensor]:
@@ -155,9 +88,7 @@ def _tensors(path: Path, prefix: str) -> dict[str, Tensor]:
         if path.suffix != ".safetensors":
             return _unpickled(path)
         with safe_open(path, framework="pt") as stored:
-            names = list(stored.offset_keys())
-            inside = [name for name in names if name.startswith(prefix)] or names
-            return {name: stored.get_tensor(name) for name in inside}
+            return {name: stored.get_tensor(name) for name in _inside(stored.offset_keys(), prefix)}
     except FileNotFoundError as error:
         raise WeightsError(f"{path}: not there; the download may be incomplete") from error
     except (OSError, SafetensorError) as error:

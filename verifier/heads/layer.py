@@ -1,64 +1,150 @@
-"""What heads over paged KV are made of: an embedding, and the decoder's layer with whatever biases and norms it has."""
+"""What heads over paged KV are made of: an embedding, the decoder's layer with whatever biases and norms it has, and an
+output matrix."""
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from foresay.kvpaging import KVStore
+from foresay.spec.features import Features
+from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.model.decoder import PackedLayer
+from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.paged_pass import attended, placed
-from foresay.verifier.model.weights import LayerWeights
-from foresay.verifier.ops.norm import add_norm
-from foresay.verifier.ops.records import Norm, Rotation
+from foresay.verifier.model.rope import RopeTable
+from foresay.verifier.ops.logits import finish_logits
+from foresay.verifier.ops.norm import add_norm, norm
+from foresay.verifier.ops.records import Norm
+from foresay.verifier.ops.take import take_rows
 from foresay.verifier.paged_rows import StaticRows
 
+#: The factor and the cap of logits.
+Finish = tuple[float, float | None]
 
-class HeadLayer:
-    """Layer number ``number`` of a head. first: positions below hold nothing and are not seen."""
 
-    def __init__(self, layer: Layer, weights: LayerWeights, dtype: torch.dtype, number: int, first: int) -> None:
-        self._node, self._packed = layer, PackedLayer.of(layer, weights, dtype)
-        self._number, self._first = number, first
+class MarkovHead:
+    """What DSpark adds to a block's marginals: a bias of low rank by the token before each, and by how deep it is.
 
-    @property
-    def before(self) -> Norm | None:
-        """The norm of what attention reads."""
-        return self._packed.before_attention
+    ::
 
-    def seen(self, mixed: Tensor, rows: StaticRows, rotation: Rotation, store: KVStore) -> Tensor:
-        """[R, Hq D]: what static rows read of those before them; their own keys and values are stored before."""
-        query = self.placed(mixed, rows.slots, rotation, store)
-        return attended(query, store.layer(self._number), rows, self._node.attention, None, self._first)
+        vanilla   logits(x) = U h + W2 W1[before]
+        gated     logits(x) = U h + W2 (g W1[before]),        g = sigmoid(G [h; W1[before]] + b)
+        rnn       logits(x) = U h + W2 tanh(o),               (g, c, o) = J [s; W1[before]; h] + b
+                                                              s' = g s + (1 - g) tanh(c), with the sigmoid of g
 
-    def placed(self, mixed: Tensor, slots: Tensor, rotation: Rotation, store: KVStore) -> Tensor:
-        """[R, Hq, D]: the queries of rows whose keys and values are stored."""
-        return placed(self._packed, mixed, rotation, slots, store.layer(self._number))
+    Legend: N nodes, r rank. Owns its weights. before: [V, r].
+    """
 
-    def finish(self, x: Tensor, seen: Tensor, norm: Norm | None) -> Tensor:
-        """The rest of the layer is added to x, [R, H], in place. Returns x, normed with ``norm`` if there is one."""
-        layer = self._packed
-        normed = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
-        return add_norm(x, layer.down.unfinished(layer.gate_up.gated(normed)), norm)
+    def __init__(self, config: MarkovConfig, before: Tensor, after: Linear, joint: Linear | None) -> None:
+        self.config, self._before, self._after, self._joint = config, before, after, joint
+
+    def begin(self, hidden: Tensor) -> Tensor | None:
+        """[N, r]: the state at the roots. hidden: [N, H]."""
+        return hidden.new_zeros(len(hidden), self.config.rank) if self.config.kind == "rnn" else None
+
+    def bias(self, tokens: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """fp32[N, V'] below nodes of these tokens, int64[N], and the states below. hidden: [N, H], of the rows that
+        guess."""
+        before = take_rows(self._before, tokens)
+        if self._joint is None:
+            return self._after.wide(before), None
+        if state is None:
+            return self._after.wide(self._joint(torch.cat((hidden, before), dim=-1)).sigmoid() * before), None
+        gate, candidate, out = self._joint(torch.cat((state, before, hidden), dim=-1)).chunk(3, dim=-1)
+        gate = gate.sigmoid()
+        return self._after.wide(out.tanh()), gate * state + (1 - gate) * candidate.tanh()
+
+
+@dataclass(slots=True)
+class HeadWeights:
+    """All weights of a head, in the target's dtype.
+
+    embed: [V, H]. fc: [H, F], None where one feature of the right width is read as it is. head: H to V'. norms: those
+    outside the layers, by name. token_ids: int64[V'], the target's id of each draft id; None where they are the same.
+    mask: [F], of P-EAGLE, what stands in for features. finish: the target's, where the output matrix is.
+    """
+
+    embed: Tensor
+    fc: Matrix | None
+    fc_bias: Tensor | None
+    layers: tuple[tuple[Layer, PackedLayer], ...]
+    head: Linear
+    norms: dict[str, Norm]
+    token_ids: Tensor | None
+    mask: Tensor | None = None
+    markov: MarkovHead | None = None
+    finish: Finish = (1.0, None)
 
 
 class PagedHead:
-    """What heads over paged KV have in common: the tokens that they read are rows of ``_embed``, [V, H]."""
+    """One head over paged KV. Owns its weights, but for what it shares with the target; the store is the caller's.
 
-    _embed: Tensor
+    vocab_size: how many tokens it can read, the target's. dtype: of weights and activations.
+    """
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of weights and activations."""
-        return self._embed.dtype
+    def __init__(self, config: HeadConfig, weights: HeadWeights, max_positions: int) -> None:
+        self.config, self.layer = config, config.layer
+        self.vocab_size, self.dtype, self.device = len(weights.embed), weights.embed.dtype, weights.embed.device
+        self.token_ids, self.markov, self._finish = weights.token_ids, weights.markov, weights.finish
+        self._embed, self._norms, self._layers, self._head = weights.embed, weights.norms, weights.layers, weights.head
+        self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias, weights.embed.dtype)
+        self._last = self._norms.get("norm", self._norms.get("pre_lm_head_layernorm"))
+        self._rope = RopeTable(self.layer.rope, self.layer.head_dim, max_positions, self.device, self.dtype)
 
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens it can read: the target's."""
-        return len(self._embed)
+    def reading(self, layers: Sequence[int]) -> Self:
+        """The same head, reading other layers of the target; all weights are shared."""
+        other = copy.copy(self)
+        other.config = self.config.reading(layers)
+        return other
 
-    @property
-    def device(self) -> torch.device:
-        """Where weights and activations are."""
-        return self._embed.device
+    @torch.inference_mode()
+    def fuse(self, features: Features) -> Tensor:
+        """[R, H]: what the head reads of each position, of the target's features, each [R, H']."""
+        return self._mixed([features[name] for name in self.config.names])
+
+    def _mixed(self, parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+        if "fc_norm" in self.config.flags:
+            parts = [norm(part, self._norms[f"fc_norm.{index}"]) for index, part in enumerate(parts)]
+        fused = torch.cat(parts, dim=-1)
+        if "norm_before_fc" in self.config.flags:
+            fused = norm(fused, self._norms["input_norm"])
+        return fused if self.config.generation == 1 or self._fc is None else self._fc(fused)
+
+    def named(self, logits: Tensor) -> Tensor:
+        """The target's ids of the likeliest tokens, on the host."""
+        ids = logits.argmax(dim=-1).cpu()
+        return ids if self.token_ids is None else self.token_ids.cpu()[ids]
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """fp32[W, V'], of what the last norm leaves."""
+        return finish_logits(self._head.wide(normed), *self._finish)
+
+    def _walk(
+        self, x: Tensor, mixed: Tensor, rows: StaticRows, store: KVStore, causal: StaticRows | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What the last norm leaves of the wanted rows, and the residual stream there, [W, H] both.
+
+        x: the stream. mixed: what the first attention reads. causal: the same rows, none of which sees what is behind
+        it; for layers that are so.
+        """
+        rotation = self._rope.rows(rows.positions)
+        norms = [*(layer.before_attention for _, layer in self._layers[1:]), self._last]
+        for number, ((node, layer), above) in enumerate(zip(self._layers, norms, strict=True)):
+            own = causal if causal is not None and self.config.causal[number] else rows
+            stored = store.layer(number)
+            query = placed(layer, mixed, rotation, own.slots, stored)
+            seen = attended(query, stored, own, node.attention, None, self.config.first)
+            if number == len(norms) - 1 and rows.wanted is not None:
+                if not len(rows.wanted):
+                    return x[:0], x[:0]
+                x, seen = take_rows(x, rows.wanted), take_rows(seen, rows.wanted)
+            inner = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
+            mixed = add_norm(x, layer.down.unfinished(layer.gate_up.gated(inner)), above)
+        return mixed, x

@@ -1,18 +1,23 @@
-"""What the layouts of heads with decoder layers have in common: layers, embedding, output matrix, draft vocabulary."""
+"""A head's tensors, read from whatever layout it is published in and fused for the products.
+
+The embedding and the output matrix are the target's unless the file has its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.heads.files import HeadTensors
-from foresay.verifier.heads.layer import HeadLayer
-from foresay.verifier.heads.vocabulary import token_ids
+from foresay.verifier.heads.layer import Finish, HeadWeights, MarkovHead
+from foresay.verifier.heads.layouts import IGNORED, short
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer
@@ -21,63 +26,100 @@ from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Norm
 
 
-class HeadReader:
-    """Takes tensors by their short names, as the target has its own, and remembers which were asked for.
+def read_weights(directory: Path, config: HeadConfig, target: Decoder) -> HeadWeights:
+    """The weights in ``directory``; raises WeightsError naming the file and the tensor."""
+    return weights_of(HeadTensors.read(directory), config, target)
 
-    layer: the shape of the head's layers. vocab: rows of its output matrix.
+
+def weights_of(read: HeadTensors, config: HeadConfig, target: Decoder) -> HeadWeights:
+    """The same of tensors, by the names of any layout."""
+    named = {short(name): tensor for name, tensor in read.tensors.items() if not IGNORED.search(name)}
+    reader = HeadReader(HeadTensors(named, read.where), config.layer, config.draft_vocab, target)
+    embed, fc = reader.embed(config.scales[0]), reader.mixer(2 if config.generation == 1 else len(config.names))
+    bias = (reader.take if "fusion_bias" in config.flags else reader.maybe)("fc.bias", reader.hidden)
+    layers = tuple(reader.layer(number, config) for number in range(config.layer.num_layers))
+    head, finish = reader.head(config.scales[1:])
+    sizes, parallel = config.norms(reader.width, list(named)), config.generation == 3 and config.mask is not None
+    weights = {name: reader.take(f"{name}.weight", size) for name, size in sizes.items()}
+    made = HeadWeights(
+        embed, fc, bias, layers, head,
+        norms={name.removeprefix("layers.0."): Norm(one, config.layer.rms_norm_eps) for name, one in weights.items()},
+        token_ids=reader.token_ids(),
+        mask=reader.take("mask_hidden", 1, 1, reader.width * len(config.names)).flatten() if parallel else None,
+        markov=None if config.markov is None else reader.markov(config.markov),
+        finish=finish,
+    )  # fmt: skip
+    reader.check_known()
+    return made
+
+
+class HeadReader:
+    """Takes tensors by their names here, and remembers which were asked for.
+
+    shape: of the head's layers. vocab: rows of its output matrix.
     """
 
-    def __init__(self, files: HeadTensors, layer: ModelConfig, vocab: int, target: Decoder) -> None:
-        self.files, self.layer, self.vocab, self.target = files, layer, vocab, target
+    def __init__(self, files: HeadTensors, shape: ModelConfig, vocab: int, target: Decoder) -> None:
+        self.files, self.shape, self.vocab, self.target = files, shape, vocab, target
+        self.hidden, self.width = shape.hidden_size, target.config.hidden_size
         self.known: set[str] = set()
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor of that name and shape."""
-        self.known.add(name)
-        return self.files.take(name, shape).to(self.target.embedding.device, self.target.dtype)
+        tensor = self.maybe(name, *shape)
+        if tensor is None:
+            raise WeightsError(f"{self.files.where}: {name} is missing")
+        return tensor
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
         """The same, None where absent."""
-        self.known.add(name)
-        tensor = self.files.optional(name, shape)
+        tensor = self.stored(name, *shape)
         return None if tensor is None else tensor.to(self.target.embedding.device, self.target.dtype)
+
+    def stored(self, name: str, *shape: int) -> Tensor | None:
+        """The same, as it is in the file."""
+        self.known.add(name)
+        tensor = self.files.tensors.get(name)
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise WeightsError(f"{self.files.where}: {name} has shape {list(tensor.shape)}, expected {list(shape)}")
+        return tensor
+
+    def check_known(self) -> None:
+        """Raise WeightsError for a tensor that nobody asked for: the head computes something else then."""
+        unknown = sorted(set(self.files.tensors) - self.known)
+        if unknown:
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            raise WeightsError(f"{self.files.where}: {', '.join(unknown[:3])}{more}: not known in this layout")
 
     def matrix(self, name: str, outer: int, inner: int) -> Matrix:
         """A weight [O, K] in the target's dtype, or in int8 where ``NAME_scale`` has a scale for each group."""
         scales = self.files.tensors.get(f"{name}_scale")
         if scales is None:
             return self.take(name, outer, inner)
-        self.known |= {name, f"{name}_scale"}
-        values = self.files.take(name, (outer, inner))
-        if values.dtype != torch.int8 or scales.dim() != 2 or len(scales) != outer or inner % scales.shape[1]:
+        self.known.add(f"{name}_scale")
+        values = self.stored(name, outer, inner)
+        grouped = scales.dim() == 2 and len(scales) == outer and inner % scales.shape[1] == 0
+        if values is None or values.dtype != torch.int8 or not grouped:
             raise WeightsError(f"{self.files.where}: {name} must be int8 in groups, each with a scale in {name}_scale")
         return QuantizedMatrix(values, scales, None, 8, inner).to(self.target.embedding.device)
 
-    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
-        """For inputs of the target's dtype."""
-        return Linear(weight, bias, self.target.dtype)
-
-    def norm(self, name: str, size: int) -> Norm:
-        """The norm of that name."""
-        return Norm(self.take(f"{name}.weight", size), self.layer.rms_norm_eps)
-
-    def head_layer(self, number: int, read: int, normed: bool, first: int) -> HeadLayer:
-        """One layer. read: the width that its attention reads. normed: whether a norm of that lies in it. first: see
-        :class:`HeadLayer`."""
+    def layer(self, number: int, config: HeadConfig) -> tuple[Layer, PackedLayer]:
+        """One layer. The attention of EAGLE-3's first one reads two states."""
         name, matrices, biases = f"layers.{number}", dict[str, Matrix](), dict[str, Tensor]()
-        node = self._node(number, normed)
-        for product in node.products(self.layer.hidden_size):
+        node = self._node(number, normed=number >= config.first)
+        read = 2 * self.hidden if config.generation == 3 and not number else self.hidden
+        for product in node.products(self.hidden):
             rows, inner = product.rows, read if product.name == QKV else product.inner
             parts = [self.matrix(f"{name}.{module}.weight", outer, inner) for module, outer in rows.items()]
             matrices[product.name] = self._stacked(f"{name}.{next(iter(rows)).partition('.')[0]}", parts)
             if product.name in (QKV, OUTPUT) and (bias := self._bias(name, rows)) is not None:
                 biases[product.name] = bias
-        vectors = {one.name: self.take(f"{name}.{one.name}", one.size) for one in node.vectors(self.layer.hidden_size)}
-        return HeadLayer(node, LayerWeights(matrices, biases, vectors), self.target.dtype, number, first)
+        vectors = {one.name: self.take(f"{name}.{one.name}", one.size) for one in node.vectors(self.hidden)}
+        return node, PackedLayer.of(node, LayerWeights(matrices, biases, vectors), self.target.dtype)
 
     def _node(self, number: int, normed: bool) -> Layer:
         """Llama's layer with what the files have of it: norms of heads or none."""
-        node = self.layer.stack.layers[number]
+        node = self.shape.stack.layers[number]
         if f"layers.{number}.self_attn.q_norm.weight" in self.files.tensors:
             node = replace(node, attention=replace(node.attention, norm=HeadNorm(node.norm)))
         return node if normed else replace(node, norms=replace(node.norms, before_attention=None))
@@ -98,45 +140,76 @@ class HeadReader:
             raise WeightsError(f"{self.files.where}: some of q_proj, k_proj and v_proj have a bias, others have none")
         return torch.cat(present) if present else None
 
-    def embed(self) -> Tensor:
-        """[V, H]: the file's, else the target's."""
-        vocab, hidden = self.target.config.vocab_size, self.layer.hidden_size
-        own = self.maybe("embed_tokens.weight", vocab, hidden)
-        if own is None and hidden != self.target.config.hidden_size:
+    def embed(self, scale: float) -> Tensor:
+        """[V, H]: the file's, times ``scale``; else the target's."""
+        own = self.maybe("embed_tokens.weight", self.target.config.vocab_size, self.hidden)
+        if own is None and self.hidden != self.width:
             raise WeightsError(
-                f"{self.files.where}: embed_tokens.weight is missing, and the target's is "
-                f"{self.target.config.hidden_size} wide where the head is {hidden}"
+                f"{self.files.where}: embed_tokens.weight is missing, and the target's is {self.width} wide where the "
+                f"head is {self.hidden}"
             )
-        return self.target.embedding if own is None else own
+        return self.target.embedding if own is None else own if scale == 1.0 else own * scale
 
-    def mixer(self, count: int) -> Matrix:
-        """[H, F]: the matrix that mixes so many features of the target."""
-        hidden, width = self.layer.hidden_size, self.target.config.hidden_size
+    def mixer(self, count: int) -> Matrix | None:
+        """[H, F]: the matrix that mixes so many features of the target. None where one of the right width is read as
+        it is."""
+        hidden, features = self.hidden, self.width * count
         stored = tuple(self.files.tensors["fc.weight"].shape) if "fc.weight" in self.files.tensors else ()
-        if stored and stored[0] == hidden and stored[1] != width * count:
+        if not stored and features == hidden:
+            return None
+        if stored and stored[0] == hidden and stored[1] != features:
             raise WeightsError(
-                f"{self.files.where}: fc.weight reads {stored[1]} numbers, but the target gives "
-                f"{count} features of {width}: the head was made for another model, or for other "
-                "layers (--draft-layers names them)"
+                f"{self.files.where}: fc.weight reads {stored[1]} numbers, but the target gives {count} features of "
+                f"{self.width}: the head was made for another model, or for other layers (--draft-layers names them)"
             )
-        return self.matrix("fc.weight", hidden, width * count)
+        return self.matrix("fc.weight", hidden, features)
 
-    def head(self) -> Linear:
-        """The file's matrix; else its embedding, if they are tied; else, over the whole vocabulary, the target's."""
-        layer, target, vocab = self.layer, self.target.config, self.vocab
-        if "lm_head.weight_scale" in self.files.tensors:
-            return self.linear(self.matrix("lm_head.weight", vocab, layer.hidden_size))
-        own = self.maybe("lm_head.weight", vocab, layer.hidden_size)
-        if own is None and layer.tie_word_embeddings and vocab == target.vocab_size:
-            own = self.maybe("embed_tokens.weight", vocab, layer.hidden_size)
-        if own is not None:
-            return Linear(own)
-        if (vocab, layer.hidden_size) != (target.vocab_size, target.hidden_size):
+    def head(self, plain: Finish) -> tuple[Linear, Finish]:
+        """The file's matrix; else its embedding, if they are tied; else, over the whole vocabulary, the target's. And
+        what is done to its logits: ``plain``, or what is done to the target's."""
+        target, vocab = self.target.config, self.vocab
+        names = ["lm_head.weight"]
+        if self.shape.tie_word_embeddings and vocab == target.vocab_size:
+            names.append("embed_tokens.weight")
+        for name in names:
+            if name in self.files.tensors:
+                return Linear(self.matrix(name, vocab, self.hidden), None, self.target.dtype), plain
+        if (vocab, self.hidden) != (target.vocab_size, self.width):
             raise WeightsError(f"{self.files.where}: lm_head.weight is missing")
-        return self.target.head
+        return self.target.head, (target.stack.logit_scale, target.stack.logit_cap)
 
     def token_ids(self) -> Tensor | None:
-        """int64[V']: see :func:`foresay.verifier.heads.vocabulary.token_ids`."""
-        self.known |= {"d2t", "t2d"}
-        ids = token_ids(self.files, self.vocab, self.target.config.vocab_size)
-        return None if ids is None else ids.to(self.target.embedding.device)
+        """int64[V'], the target's id of each draft id; None where they are the same.
+
+        A file has their distances (``d2t``) and mostly a mask of the target's ids, which of them are drafted (``t2d``).
+        """
+        vocab, target, where = self.vocab, self.target.config.vocab_size, self.files.where
+        offsets, mask = self.stored("d2t", vocab), self.stored("t2d", target)
+        if offsets is None:
+            if vocab != target:
+                raise WeightsError(f"{where}: d2t is missing, but the draft vocabulary has {vocab} tokens")
+            return None
+        ids = known_ids(torch.arange(vocab) + offsets.long(), target, f"{where}: d2t")
+        if len(ids.unique()) < vocab:
+            raise WeightsError(f"{where}: d2t names a token of the target twice")
+        if mask is not None and not torch.equal(mask.bool().nonzero().flatten(), ids.sort().values):
+            raise WeightsError(f"{where}: d2t and t2d name different tokens of the target")
+        return ids.to(self.target.embedding.device) if vocab != target or bool(offsets.any()) else None
+
+    def markov(self, config: MarkovConfig) -> MarkovHead:
+        """What DSpark adds."""
+        rank, name, joint = config.rank, "markov_head.", None
+        widths = {"gated": ("gate_proj", rank, self.hidden), "rnn": ("joint_proj", 3 * rank, self.hidden + rank)}
+        if config.kind in widths:
+            own, outer, beside = widths[config.kind]
+            weight = self.take(f"{name}{own}.weight", outer, beside + rank)
+            joint = Linear(weight, self.take(f"{name}{own}.bias", outer))
+        before = self.take(f"{name}markov_w1.weight", self.target.config.vocab_size, rank)
+        return MarkovHead(config, before, Linear(self.take(f"{name}markov_w2.weight", self.vocab, rank)), joint)
+
+
+def known_ids(ids: Tensor, vocab: int, what: str) -> Tensor:
+    """The same. Raises WeightsError where they are not all of the target's ``vocab`` tokens."""
+    if not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+        raise WeightsError(f"{what} names tokens that the target does not have")
+    return ids

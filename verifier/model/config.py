@@ -119,9 +119,14 @@ class ModelConfig:
         directory = Path(path)
         fields = Fields.read(directory / "config.json")
         own = unwrapped(fields)
-        model = _model_config(FAMILIES[_architecture(own)], own)
+        model = cls.of(own)
         ids = _eos_token_ids(directory, (fields, own), model.vocab_size)
         return replace(model, eos_token_ids=ids, quantization=read_quantization(own))
+
+    @classmethod
+    def of(cls, fields: Fields) -> ModelConfig:
+        """What these keys of a config.json say of a model's layers."""
+        return _model_config(FAMILIES[_architecture(fields)], fields)
 
     @classmethod
     def of_llama(cls, fields: Fields) -> ModelConfig:

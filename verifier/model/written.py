@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from foresay.verifier.model.checkpoint import INDEX, Checkpoint
+from foresay.verifier.model.checkpoint import INDEX, SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import unwrapped
 from foresay.verifier.model.fields import Fields
@@ -186,3 +187,36 @@ def _group(scheme: Scheme, targets: list[str]) -> dict[str, Any]:
     if scheme.group:
         weights["group_size"] = scheme.group
     return {"targets": targets, "weights": weights, "input_activations": None, "output_activations": None}
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file. Raises OSError or RuntimeError, and leaves what it had written, if it cannot."""
+    whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(whole, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise RuntimeError(str(error)) from error
+
+
+_GROUP = 32
+
+
+def write_int8(tensors: Mapping[str, Tensor], values: Mapping[str, Any], out: Path) -> None:
+    """Write tensors of floats (a head's) with all matrices in int8, each group of 32 numbers with a scale of its own:
+    the layout ``int-quantized``. values: of their config.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    parts = (_int8(name, tensor) for name, tensor in tensors.items())
+    save_tensors(out / SINGLE, {name: part for each in parts for name, part in each.items()})
+    scheme: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+    scheme |= {"config_groups": {"group_0": _group(Scheme(8, _GROUP, True, "int-quantized"), ["Linear"])}}
+    (out / "config.json").write_text(json.dumps({**values, "quantization_config": scheme}, indent=2) + "\n")
+
+
+def _int8(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A tensor as it is, or the numbers and scales of a matrix that is multiplied with."""
+    if tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] % _GROUP or "embed" in name:
+        return {name: tensor}
+    outer, inner = tensor.shape
+    made = QuantizedMatrix.empty(outer, inner, 8, _GROUP, True, torch.bfloat16, torch.device("cpu"))
+    made.fill(tensor)
+    return {name: made.values, f"{name}_scale": made.scales}

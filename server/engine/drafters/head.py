@@ -6,6 +6,7 @@ another model is hardly ever right.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.files import HeadTensors
-from foresay.verifier.heads.kind import PATTERNS, Kind, kind_of
+from foresay.verifier.heads.layouts import PATTERNS, Kind, kind_of
 from foresay.verifier.heads.medusa import BESIDE_MODEL
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
@@ -72,6 +73,12 @@ def in_words(hits: Tensor) -> str:
     if hits.float().mean() >= LEAST_AGREEMENT:
         return ""
     return f"{agrees(hits)} (it may be made for another model, or read other layers)"
+
+
+def clearly_better(hits: Tensor, others: Tensor) -> bool:
+    """Whether ``others`` has more hits than chance would give it: two deviations of a sign test where they differ."""
+    won, lost = int((others & ~hits).sum()), int((hits & ~others).sum())
+    return won - lost > 2 * math.sqrt(won + lost)
 
 
 def agrees(hits: Tensor) -> str:

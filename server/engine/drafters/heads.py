@@ -8,36 +8,31 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from torch import Tensor
 
 from foresay.drafters.dflash import DFlashDrafter
 from foresay.drafters.dspark import DSparkDrafter
 from foresay.drafters.eagle import EagleDrafter
-from foresay.drafters.fed import FedDrafter
 from foresay.drafters.medusa import MedusaDrafter
 from foresay.drafters.peagle import PEagleDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.checks import Notes, Target, layers
 from foresay.server.engine.device import KV_DTYPES
-from foresay.server.engine.drafters.head import Head, agrees, in_words, note_vocabulary, share, tried
+from foresay.server.engine.drafters.head import Head, agrees, clearly_better, in_words, note_vocabulary, share, tried
 from foresay.server.engine.parameters import item_bytes, token_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget.members import MODEL_LEVELS
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.features import Features
 from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, PEAGLE
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
+from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.dflash import DFlashHead
-from foresay.verifier.heads.dflash_config import DFlashConfig
-from foresay.verifier.heads.dflash_weights import DFlashWeights
 from foresay.verifier.heads.eagle import EagleHead
-from foresay.verifier.heads.eagle_config import EagleConfig
-from foresay.verifier.heads.eagle_weights import EagleWeights
-from foresay.verifier.heads.fit import clearly_better, dflash_hits, eagle_hits, medusa_hits
 from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.paged_model import PagedModel
 
@@ -48,8 +43,6 @@ class LayeredHead(Head):
     KV is kept in."""
 
     layered = True
-    #: What reads its config.json.
-    configuration: ClassVar[type[EagleConfig | DFlashConfig]]
 
     layers: tuple[int, ...] | None = None
     kv_dtype: str = "auto"
@@ -60,7 +53,7 @@ class LayeredHead(Head):
         layers = self.layers if named is None else tuple(map(int, named.split(",")))
         return replace(self, layers=layers, kv_dtype=config.draft_kv_dtype)
 
-    def config(self, target: ModelConfig) -> Any:
+    def config(self, target: ModelConfig) -> HeadConfig:
         """Its configuration for this target; raises ConfigurationError for layers that it cannot read."""
         layers, depth = self.layers, target.num_layers
         if layers is not None and max(layers) > depth:
@@ -68,7 +61,7 @@ class LayeredHead(Head):
                 f"--draft-layers {_numbers(layers)}: the target has {depth} layers, numbered 0 to {depth - 1}; "
                 f"{depth} names the output of the last one"
             )
-        config = self.configuration.read(self.directory, target, layers)
+        config = HeadConfig.read(self.directory, target, layers)
         if layers is not None and config.needs.layers != layers:
             raise ConfigurationError(
                 f"--draft-layers {_numbers(layers)}: {self.directory} reads the state after the target's final norm, "
@@ -84,15 +77,6 @@ class LayeredHead(Head):
         """Keys and values of its layers."""
         return token_bytes(self.config(target).layer, dtype, self.kv_dtype)
 
-    @abstractmethod
-    def hits(
-        self, head: Any, features: Features, text: tuple[Tensor, Tensor], table: PageTable, fed: FedDrafter
-    ) -> Tensor:
-        """bool[N]: where its first guess is the target's choice (:mod:`foresay.verifier.heads.fit`).
-
-        text: its tokens, int64[R], and the target's most likely token after each.
-        """
-
     def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target, or does so on other layers; texts longer than it knows."""
         found = [tried(lambda table, tokens: self._guessed(drafter, target, table, tokens), target, pool, directory)]
@@ -107,8 +91,9 @@ class LayeredHead(Head):
         others = head.config.other_layers(target.decoder.config.num_layers)
         forward = target.run([Rows(table, tokens, 0)], _all_layers(head.config.needs, others))
         text = tokens, forward.logits.argmax(dim=-1).cpu()
-        hits = self.hits(head, forward.features, text, table, drafter)
-        found = {layers: self.hits(head.reading(layers), forward.features, text, table, drafter) for layers in others}
+        store = drafter.store if isinstance(drafter, EagleDrafter) else drafter.fed
+        hits = head.hits(forward.features, *text, table, store)
+        found = {layers: head.reading(layers).hits(forward.features, *text, table, store) for layers in others}
         better = [layers for layers in found if clearly_better(hits, found[layers])]
         if not better:
             return in_words(hits)
@@ -175,7 +160,7 @@ class Medusa(Head):
 
         def guessed(table: PageTable, tokens: Tensor) -> str:
             forward = target.run([Rows(table, tokens, 0)], FeatureRequest(final=True))
-            return in_words(medusa_hits(drafter.heads, forward.features, forward.logits.argmax(dim=-1).cpu()))
+            return in_words(drafter.heads.hits(forward.features, forward.logits.argmax(dim=-1).cpu()))
 
         return tried(guessed, target, pool, directory)
 
@@ -204,7 +189,6 @@ class Eagle(LayeredHead):
 
     names, made = (EAGLE, EAGLE3, PEAGLE), EagleDrafter
     kind, trained = "eagle", EAGLE3
-    configuration = EagleConfig
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Its own KV, and the fused feature."""
@@ -215,13 +199,9 @@ class Eagle(LayeredHead):
         """With stores on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
-        head = EagleHead(config, EagleWeights.read(self.directory, config, decoder), decoder.max_positions)
+        head = EagleHead(config, read_weights(self.directory, config, decoder), decoder.max_positions)
         made = EagleDrafter if config.mask is None else PEagleDrafter
         return made(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
-
-    def hits(self, head: Any, features: Features, text: tuple[Tensor, Tensor], table: PageTable, fed: Any) -> Tensor:
-        """At every position."""
-        return eagle_hits(head, features, *text, table, fed.store)
 
     @staticmethod
     def levels(drafter: Any) -> int:
@@ -244,19 +224,14 @@ class DFlash(LayeredHead):
     names, made = (DFLASH, DSPARK), DFlashDrafter
     kind, trained = "dflash", DFLASH
     at_once = True
-    configuration = DFlashConfig
 
     def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> DFlashDrafter:
         """With a store on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
-        head = DFlashHead(config, DFlashWeights.read(self.directory, config, decoder), decoder.max_positions)
+        head = DFlashHead(config, read_weights(self.directory, config, decoder), decoder.max_positions)
         made = DFlashDrafter if head.markov is None else DSparkDrafter
         return made(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
-
-    def hits(self, head: Any, features: Features, text: tuple[Tensor, Tensor], table: PageTable, fed: Any) -> Tensor:
-        """At every other position."""
-        return dflash_hits(head, features, *text, table, fed.fed)
 
     @staticmethod
     def levels(drafter: Any) -> int:

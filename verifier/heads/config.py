@@ -1,0 +1,214 @@
+"""What a head over paged KV computes, from the config.json of its directory (:mod:`foresay.verifier.heads.layouts`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foresay.spec.protocols import FeatureRequest
+from foresay.spec.shape import MAX_NODES
+from foresay.verifier.heads.layouts import Published
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.families.family import layer_types
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.nodes import Stack
+
+#: A target shallower than this has no three distinct default layers.
+_LEAST_LAYERS = 6
+#: What DSpark's Markov head may be.
+KINDS = ("vanilla", "gated", "rnn")
+#: EAGLE's flags in config.json. Of EAGLE-3: the residual is the hidden state behind ``hidden_norm``; all features are
+#: normed before they are mixed, as one or each by itself; what is fed back is the state behind ``norm``. Of EAGLE-1,
+#: what its file must have: a bias beside ``fc``, three norms more.
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fusion_bias", "layernorms")
+Scales = tuple[float, float, float | None]
+_MORE_NORMS = ("embedding_layernorm", "fused_layernorm", "pre_lm_head_layernorm")
+
+
+@dataclass(frozen=True, slots=True)
+class MarkovConfig:
+    """kind: of :data:`KINDS`. rank: r."""
+
+    kind: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """Shape and arithmetic of one head.
+
+    layer: the shape of its layers. draft_vocab: rows of its output matrix. names: the features it reads, in the order
+    in which they are concatenated. generation: of EAGLE, 1 (and 2: one feature, the target's output matrix) or 3; 0 of
+    DFlash. flags: those of :data:`FLAGS` that hold.
+    mask, guesses: of P-EAGLE and DFlash, the token of rows that have none, and how many are guessed at once.
+    anchored: whether the row of DFlash's anchor guesses too. causal: its layers whose rows see none behind them.
+    markov: what DSpark adds; None of DFlash. scales: of an embedding of its own, and of logits, which may have a cap.
+    """
+
+    layer: ModelConfig
+    draft_vocab: int
+    names: tuple[str, ...]
+    generation: int = 3
+    flags: frozenset[str] = frozenset()
+    mask: int | None = None
+    guesses: int = 0
+    anchored: bool = False
+    causal: tuple[bool, ...] = ()
+    markov: MarkovConfig | None = None
+    scales: Scales = (1.0, 1.0, None)
+
+    @property
+    def block(self) -> int:
+        """Rows of a whole block, its anchor first."""
+        return self.guesses + (not self.anchored)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's layers whose inputs it reads."""
+        return tuple(int(name.removeprefix("layer.")) for name in self.names if name != "final")
+
+    @property
+    def needs(self) -> FeatureRequest:
+        """What the target's passes must hand over."""
+        return FeatureRequest("final" in self.names, self.layers)
+
+    @property
+    def first(self) -> int:
+        """The first position that has keys, and the first layer that norms what its attention reads: EAGLE's rows are
+        made of the feature before, normed apart from their tokens."""
+        return int(self.generation > 0)
+
+    def norms(self, width: int, stored: Sequence[str]) -> dict[str, int]:
+        """Those outside the layers, and their sizes; with the two of EAGLE-3 that its first layer has. width: of a
+        feature. stored: the tensors that there are."""
+        hidden, count = self.layer.hidden_size, len(self.names)
+        if self.generation == 0:
+            return dict.fromkeys(("hidden_norm", "norm"), hidden)
+        if self.generation == 1:
+            more = "layernorms" in self.flags or any(f"{name}.weight" in stored for name in _MORE_NORMS[::2])
+            return dict.fromkeys(_MORE_NORMS if more else (), hidden)
+        sizes = dict.fromkeys(("layers.0.input_layernorm", "layers.0.hidden_norm", "norm"), hidden)
+        each = (f"fc_norm.{index}" for index in range(count if "fc_norm" in self.flags else 0))
+        whole = {"input_norm": width * count} if "norm_before_fc" in self.flags else {}
+        return {**sizes, **dict.fromkeys(each, width), **whole}
+
+    def reading(self, layers: Sequence[int]) -> HeadConfig:
+        """The same, of a head that reads the inputs of these layers."""
+        return replace(self, names=tuple(f"layer.{layer}" for layer in layers))
+
+    def other_layers(self, depth: int) -> list[tuple[int, ...]]:
+        """How else the layers might be meant, for a target of ``depth``: counted otherwise, or the authors' choice."""
+        named = [tuple(layer + shift for layer in self.layers) for shift in (1, -1)]
+        if self.generation and len(self.layers) == 3:
+            named += [(2, depth // 2, depth - 3), (3, depth // 2 + 1, depth - 2)]
+        known = (each for each in dict.fromkeys(named) if each and each != self.layers)
+        return [each for each in known if 0 <= min(each) <= max(each) <= depth]
+
+    @classmethod
+    def read(cls, directory: Path, target: ModelConfig, layers: Sequence[int] | None = None) -> HeadConfig:
+        """The configuration in ``directory``; ``layers`` overrides the target layers it names.
+
+        Raises ConfigError naming the file and the key.
+        """
+        read = Published.read(directory)
+        fields, layer = read.fields, ModelConfig.of_llama(read.layer)
+        if "vocab_size" in read.layer.values or read.layout.kind == "eagle":
+            _check(fields, "made for a vocabulary of {}, but the target's is {}", layer.vocab_size, target.vocab_size)
+        made = (_dflash if read.layout.kind == "dflash" else _eagle)(read, layer, target, layers)
+        return replace(made, scales=_scales(fields, target.stack))
+
+
+def _eagle(read: Published, layer: ModelConfig, target: ModelConfig, layers: Sequence[int] | None) -> HeadConfig:
+    fields, layout, depth, vocab = read.fields, read.layout, target.num_layers, layer.vocab_size
+    if fields.get("parallel_drafting"):
+        raise fields.error("a head that drafts in parallel (parallel_drafting) is not supported")
+    own = layer.hidden_size if layout.generation == 1 else target.hidden_size
+    made = fields.integer("target_hidden_size", own)
+    _check(fields, "made for a hidden size of {}, but the target's is {}", made, target.hidden_size)
+    names: tuple[str, ...] = ("final",)
+    if layout.generation == 3 and (layers is not None or fields.flag("use_aux_hidden_state", True)):
+        if layers is None and fields.get(layout.mixes) is None and depth < _LEAST_LAYERS:
+            raise fields.error(
+                f"{layout.mixes} is missing, and a target of {depth} layers has no default layers; name them with "
+                "--draft-layers"
+            )
+        names = read.features([2, depth // 2, depth - 3], depth, layers)
+    return HeadConfig(
+        layer=layer,
+        draft_vocab=vocab if layout.generation == 1 else fields.integer("draft_vocab_size", vocab),
+        names=names,
+        generation=layout.generation,
+        flags=frozenset(key for key in FLAGS if fields.flag(key, False)),
+        mask=fields.integer("mask_token_id", minimum=0, most=target.vocab_size - 1) if layout.parallel else None,
+        guesses=_proposed(fields) if layout.parallel else 0,
+    )
+
+
+def _proposed(fields: Fields) -> int:
+    """As many tokens as the proposal has."""
+    proposed = (fields.section("speculators_config") or fields).get("proposal_methods")
+    first = proposed[0] if isinstance(proposed, list) and proposed else {}
+    said = Fields(first if isinstance(first, dict) else {}, fields.where)
+    return said.integer("speculative_tokens", 8, most=MAX_NODES - 1)
+
+
+def _dflash(read: Published, layer: ModelConfig, target: ModelConfig, layers: Sequence[int] | None) -> HeadConfig:
+    fields, depth = read.fields, target.num_layers
+    made = fields.integer("num_target_layers", depth)
+    _check(fields, "made for a target of {} layers, but this one has {}", made, depth)
+    layer, causal = _windows(read, layer)
+    if (mask := fields.integer("mask_token_id", minimum=0)) >= target.vocab_size:
+        raise fields.error(f"mask_token_id is {mask}, but the target has {target.vocab_size} tokens")
+    # The authors' choice: as many as there are layers, from the second to the third from the end.
+    most = max(1, layer.num_layers - 1)
+    chosen = [1 + round(number * (depth - 4) / most) for number in range(layer.num_layers)]
+    anchored = fields.flag("sample_from_anchor", read.layout.anchored)
+    return HeadConfig(
+        layer=layer,
+        draft_vocab=fields.integer("draft_vocab_size", target.vocab_size),
+        names=read.features(chosen, depth, layers),
+        generation=0,
+        mask=mask,
+        guesses=fields.integer("block_size", minimum=2, most=MAX_NODES) - (not anchored),
+        anchored=anchored,
+        causal=causal,
+        markov=_markov(fields) if read.layout.markov else None,
+    )
+
+
+def _check(fields: Fields, what: str, made: int, target: int) -> None:
+    if made != target:
+        raise fields.error(what.format(made, target))
+
+
+def _scales(fields: Fields, target: Stack) -> Scales:
+    """As the target's, which may be shared."""
+    keys = "input_embedding_scale", "output_multiplier", "final_logit_softcapping"
+    theirs = [fields.optional_number(key) for key in keys]
+    ours = target.embedding_scale, target.logit_scale, target.logit_cap
+    for key, own, shared in zip(keys, theirs, ours, strict=True):
+        if own is not None and not math.isclose(own, shared or 0.0, rel_tol=1e-3):
+            raise fields.error(f"{key} is {own:g}, but the target's is {shared}: the head was made for another model")
+    return theirs[0] or 1.0, theirs[1] or 1.0, theirs[2]
+
+
+def _markov(fields: Fields) -> MarkovConfig | None:
+    """By the defaults of speculators."""
+    kind = str(fields.get("markov_head_type") or "vanilla")
+    if kind not in KINDS:
+        raise fields.error(f"markov_head_type {kind!r} is not supported; supported: {', '.join(KINDS)}")
+    rank = fields.integer("markov_rank", 256, minimum=0)
+    return MarkovConfig(kind, rank) if rank else None
+
+
+def _windows(read: Published, layer: ModelConfig) -> tuple[ModelConfig, tuple[bool, ...]]:
+    """The layers with their windows, and which are causal: sliding ones, unless the configuration says otherwise."""
+    fields, count = read.fields, layer.num_layers
+    slides = layer_types(read.layer) or (read.layout.slides,) * count
+    window = read.layer.integer("sliding_window") if any(slides) else None
+    causal = slides if read.layout.causal and not fields.flag("sliding_window_non_causal", False) else (False,) * count
+    for key in ("causal", "is_causal"):
+        causal = causal if fields.get(key) is None else (bool(fields.get(key)),) * count
+    return layer.with_windows([window if sliding else None for sliding in slides]), causal

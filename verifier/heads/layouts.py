@@ -1,0 +1,206 @@
+"""The layouts that heads are published in, as data: by what each is known, and what its files put where.
+
+The layers' own keys are those of a Llama or Qwen3 configuration. Layers, heads and blocks are counted from the tensor
+names, since published configurations are wrong about them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from foresay.verifier.heads.files import stored_names
+from foresay.verifier.model.fields import Fields
+
+Kind = Literal["medusa", "eagle", "dflash"]
+#: Keys of config.json, one of which suffices; and their values that count, None for any that is neither null nor false.
+Marks = Mapping[str, tuple[object, ...] | None]
+
+#: Files that a head's repository may hold beside those of a model.
+PATTERNS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One of them.
+
+    own, layer: the sections of what is the head's and of its layers' keys, if they are not at the top. mixes: the key
+    that lists the target's layers. counts: whether it numbers their inputs or outputs; either: files do not say, and a
+    list that begins with 1 is one of outputs (SGLang's). normed: the last layer's output is read after the final norm.
+    generation: of EAGLE. parallel: P-EAGLE. markov: DSpark. slides, anchored: whether all layers slide, and the
+    anchor guesses too, where the file does not say. causal: whether sliding layers are.
+    """
+
+    kind: Kind
+    marks: Marks
+    own: str | None = None
+    layer: str | None = None
+    mixes: str = ""
+    counts: Literal["inputs", "outputs", "either"] = "inputs"
+    normed: bool = False
+    generation: Literal[1, 3] = 3
+    parallel: bool = False
+    markov: bool = False
+    slides: bool = False
+    anchored: bool = False
+    causal: bool = True
+
+
+_TYPE, _NESTED = "speculators_model_type", "transformer_layer_config"
+_AUX, _EAGLE_AUX, _TARGET = "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids", "target_layer_ids"
+_EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3ForCausalLMEagle3", "Eagle3Speculator")
+_DSPARK = {"architectures": ("Qwen3DSparkModel",), "markov_rank": None, "projector_type": ("dspark",)}
+_DFLASH2 = {"architectures": ("DFlash2DraftModel",)}
+_DFLASH = {"architectures": ("DFlashDraftModel", *_DFLASH2["architectures"]), "dflash_config": None}
+
+#: The first one that a configuration bears a mark of.
+LAYOUTS = (
+    # The authors' (Medusa-2 too), vLLM's.
+    Layout("medusa", {"model_type": ("medusa",), "medusa_num_heads": None}),
+    # speculators'.
+    Layout("eagle", {_TYPE: ("eagle",)}, layer=_NESTED, generation=1),
+    Layout("eagle", {_TYPE: ("eagle3",)}, layer=_NESTED, mixes=_EAGLE_AUX, counts="either"),
+    Layout("eagle", {_TYPE: ("peagle",)}, layer=_NESTED, mixes=_EAGLE_AUX, counts="either", parallel=True),
+    Layout("dflash", {_TYPE: ("dspark",)}, layer=_NESTED, mixes=_AUX, markov=True, anchored=True),
+    Layout("dflash", {_TYPE: ("dflash", "dflash2")}, layer=_NESTED, mixes=_AUX),
+    Layout("eagle", {_TYPE: None}),
+    # DeepSpec's and z-lab's, transformers'.
+    Layout("dflash", _DSPARK, "dflash_config", mixes=_TARGET, counts="outputs", markov=True, anchored=True),
+    Layout("dflash", _DFLASH, "dflash_config", mixes=_TARGET, counts="outputs", normed=True),
+    Layout(
+        "dflash", {"model_type": ("muse_glimmer_assistant",)},
+        mixes=_TARGET, counts="outputs", normed=True, slides=True, causal=False,
+    ),
+    # The authors' and NeMo's; SpecForge's.
+    Layout(
+        "eagle", {"architectures": _EAGLE3, "draft_vocab_size": None, "eagle_config": None, _EAGLE_AUX: None},
+        "eagle_config", mixes=_EAGLE_AUX, counts="either",
+    ),
+)  # fmt: skip
+#: EAGLE-1, EAGLE-2 and HASS, a Llama configuration: known by the matrix that mixes feature and embedding.
+EAGLE1 = Layout("eagle", {}, generation=1)
+
+#: What would be computed otherwise, by marks.
+REFUSED: tuple[tuple[Marks, str], ...] = (
+    ({"kv_lora_rank": None, "attention_mode": ("mla",)}, "multi-head latent attention (kv_lora_rank)"),
+    (
+        {_TYPE: ("dflash2",), **_DFLASH2, "selector_rank": None},
+        "DFlash2 (convolutions, a selector of candidates)",
+    ),
+    ({"dspark_backbone_conv_enabled": None}, "convolutions (dspark_backbone_conv_enabled)"),
+)
+_TYPES = "a head of type {} is not supported; supported: eagle, eagle3, peagle, dflash, dspark and Medusa heads"
+
+#: What nested configurations leave out, since it is the class's default: by model_type.
+_QWEN3 = {"vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32, "head_dim": 128}
+_DEFAULTS: dict[object, dict[str, Any]] = {"qwen3": {**_QWEN3, "max_position_embeddings": 32_768}}
+#: Beginnings of tensor names, and what they are here; the first that fits. ``model.`` before them is left out.
+RENAMED = (
+    ("midlayer.", "layers.0."),
+    ("transformer.input_layernorm.", "fused_layernorm."),
+    ("transformer.", "layers.0."),
+    ("fusion_fc.", "fc."),
+    ("hidden_layernorm.", "fused_layernorm."),
+    ("embed_layernorm.", "embedding_layernorm."),
+    ("lm_head_layernorm.", "pre_lm_head_layernorm."),
+    ("encoder.fc.", "fc."),
+    ("encoder.output_norm_enc.", "hidden_norm."),
+)
+#: The same of Medusa's heads, as patterns: vLLM's blocks, and its output matrices, which the authors number as blocks.
+MEDUSA_NAMES = (
+    (r"^(medusa_heads?\.)+", ""),
+    (r"^blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)$", r"\1.\2.linear.\3"),
+    (r"^lm_heads\.(\d+)\.weight$", r"\1.weight"),
+)
+#: What nobody computes with: buffers, parts of the target, what estimates acceptance (chances are calibrated by what
+#: comes, :mod:`foresay.drafters.calibration`).
+IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight|confidence_head\.proj\.(weight|bias))$")
+_LAYER = re.compile(r"^(?:model\.)*layers\.(\d+)\.")
+
+
+def short(name: str) -> str:
+    """A tensor's name, of whatever layout, as it is here."""
+    while name.startswith("model."):
+        name = name.removeprefix("model.")
+    return next((ours + name[len(first) :] for first, ours in RENAMED if name.startswith(first)), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A head's configuration. fields: its own keys, of its section before those at the top. layer: its layers'."""
+
+    layout: Layout
+    fields: Fields
+    layer: Fields
+
+    @classmethod
+    def read(cls, directory: Path) -> Published:
+        """Of the head in ``directory``. Raises ConfigError, naming the file, for what is not computed."""
+        fields = Fields.read(directory / "config.json")
+        layout = _layout_of(fields) or EAGLE1
+        fields = _joined(fields, layout.own)
+        for marks, what in REFUSED:
+            if _bears(fields, marks):
+                raise fields.error(f"{what} is not supported")
+        for value in (fields.get(_TYPE) if layout.layer is None else None, fields.get("projector_type")):
+            if value not in (None, "dflash", "dspark"):
+                raise fields.error(_TYPES.format(value))
+        layer = fields if layout.layer is None else fields.section(layout.layer) or Fields({}, fields.where)
+        values = {**_DEFAULTS.get(layer.get("model_type"), {}), **layer.values}
+        return cls(layout, fields, Fields({**values, "num_hidden_layers": _layer_count(directory)}, layer.where))
+
+    def features(self, default: list[int], depth: int, layers: Sequence[int] | None = None) -> tuple[str, ...]:
+        """The target's features that are read. default: the layers where none are listed. depth: how many there are.
+        layers: whose inputs are read, whatever is listed."""
+        layout, ids = self.layout, self.fields.get(self.layout.mixes) if layers is None else list(layers)
+        ids = default if ids is None else ids
+        if not isinstance(ids, list) or not ids or not all(type(number) is int for number in ids):
+            raise self.fields.error(f"{layout.mixes} must be a list of layer numbers, got {ids!r}")
+        outputs = layers is None and (layout.counts == "outputs" or (layout.counts == "either" and ids[0] == 1))
+        if not all(0 <= number + outputs <= depth for number in ids):
+            raise self.fields.error(
+                f"{layout.mixes} is {ids}, but the target has {depth} layers: the head was made for another model"
+            )
+        normed = layout.normed and layers is None
+        return tuple("final" if normed and number + 1 == depth else f"layer.{number + outputs}" for number in ids)
+
+
+def kind_of(directory: Path) -> Kind | None:
+    """The kind of head in ``directory``; None for a model (or something unknown)."""
+    fields = Fields.read(directory / "config.json")
+    if any(directory.glob("medusa_lm_head.*")):
+        return "medusa"
+    if layout := _layout_of(fields):
+        return layout.kind
+    names = stored_names(directory)
+    # A pickle is not opened for that: models are not read from pickles, so one layer tells enough.
+    return "eagle" if ("fc.weight" in names if names else fields.get("num_hidden_layers") == 1) else None
+
+
+def _layout_of(fields: Fields) -> Layout | None:
+    return next((one for one in LAYOUTS if _bears(_joined(fields, one.own), one.marks)), None)
+
+
+def _bears(fields: Fields, marks: Marks) -> bool:
+    for key, values in marks.items():
+        found = fields.get(key)
+        found = found[0] if isinstance(found, list) and len(found) == 1 else found
+        if found in values if values is not None else found not in (None, False):
+            return True
+    return False
+
+
+def _joined(fields: Fields, section: str | None) -> Fields:
+    """A section's keys before those at the top."""
+    own = fields.get(section) if section else None
+    inside = {key: value for key, value in own.items() if value is not None} if isinstance(own, dict) else {}
+    return Fields({**fields.values, **inside}, fields.where)
+
+
+def _layer_count(directory: Path) -> int:
+    """The layers by the tensors' names; a pickle, whose names are not read here, has one."""
+    found = (_LAYER.match(name) for name in stored_names(directory))
+    return max((int(match[1]) for match in found if match), default=0) + 1
