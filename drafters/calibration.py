@@ -56,6 +56,10 @@ _PIECES, _KNOTS_ROOM = len(_KNOTS) + 1, 32
 _ROOM = 1000.0
 
 
+#: Depth, log chances of the candidates, which one came, and whether it was one of a chain.
+_Trial = tuple[int, Floats, NDArray[np.bool_], bool]
+
+
 def kind_of(sampling: SamplingParams) -> int:
     """Which way of drawing this is."""
     return 0 if sampling.greedy else 1 if sampling.temperature <= 0.75 else 2
@@ -72,12 +76,13 @@ class Calibration:
         self.active = True
         self.trials = np.zeros((KINDS, DEPTHS, RANKS))
         self.hits = np.zeros((KINDS, DEPTHS, RANKS))
+        self._firsts = np.zeros((2, KINDS, DEPTHS))  # trials and hits of first choices below first choices alone
         self._binned = np.zeros((2, KINDS, DEPTHS, GROUPS, len(_ODDS)))
         self._lines = np.repeat(BEGINNING[:, None], DEPTHS + 1, axis=1)
         self._pieces = [_pieces(lines[1:]) for lines in self._lines]
-        self._chains = [_chain(self.hits[kind], self.trials[kind]) for kind in range(KINDS)]
+        self._chains = [_chain(self._firsts[:, kind]) for kind in range(KINDS)]
         self._usual = [_usual(self.hits[kind], self.trials[kind]) for kind in range(KINDS)]
-        self._seen: list[list[tuple[int, Floats, NDArray[np.bool_]]]] = [[] for _ in range(KINDS)]
+        self._seen: list[list[_Trial]] = [[] for _ in range(KINDS)]
         self._steps, self._fit_at = 0, FIRST_FIT
 
     def pieces(self, kind: int) -> NDArray[np.float32]:
@@ -86,9 +91,12 @@ class Calibration:
             return _IDENTITY
         return self._pieces[kind]
 
-    def saw(self, kind: int, depth: int, chances: Floats, hit: NDArray[np.bool_]) -> None:
-        """A trial below an accepted node: [k] log chances of the candidates (NaN if unknown), and which one came."""
-        self._seen[kind].append((min(depth, DEPTHS - 1), chances, hit))
+    def saw(self, kind: int, depth: int, chances: Floats, hit: NDArray[np.bool_], chain: bool = True) -> None:
+        """A trial below an accepted node: [k] log chances of the candidates (NaN if unknown), and which one came.
+
+        chain: whether all nodes above it were first choices.
+        """
+        self._seen[kind].append((min(depth, DEPTHS - 1), chances, hit, chain))
 
     def step(self) -> None:
         """A step is over: now and then, fit."""
@@ -98,7 +106,7 @@ class Calibration:
             self.fit()
 
     def chain(self, kind: int, levels: int) -> tuple[float, ...]:
-        """[levels] the chance of each node of a chain to be hit, by how often first choices were."""
+        """[levels] the chance of each node of a chain to be hit, by how often first choices below such were."""
         return self._chains[kind][:levels]
 
     def usual(self, kind: int, depth: int, ranks: int) -> Floats:
@@ -129,9 +137,9 @@ class Calibration:
         lines[1:] = _fitted(trials, hits, lines[1:], lines[:1], _HOLD_DEPTH)
         self._pieces[kind] = _pieces(lines[1:])
 
-    def _count(self, kind: int, seen: Sequence[tuple[int, Floats, NDArray[np.bool_]]]) -> None:
+    def _count(self, kind: int, seen: Sequence[_Trial]) -> None:
         """Sort trials into the bins; what lay there fades."""
-        depths, rows, hits = zip(*seen, strict=True)
+        depths, rows, hits, chains = zip(*seen, strict=True)
         lengths = np.array([len(row) for row in rows])
         depth, chance = np.repeat(depths, lengths), np.concatenate(rows)
         rank = np.arange(len(depth)) - np.repeat(lengths.cumsum() - lengths, lengths)
@@ -150,7 +158,12 @@ class Calibration:
             of_kind = counts[kind]
             of_kind *= KEPT
             of_kind += np.bincount(cell[valid], minlength=of_kind.size).reshape(of_kind.shape)
-        self._chains[kind] = _chain(self.hits[kind], self.trials[kind])
+        first = np.array([came[0] for came in hits])
+        of_chain = np.array(chains)
+        for counts_of, valid in zip(self._firsts[:, kind], (of_chain, of_chain & first), strict=True):
+            counts_of *= KEPT
+            counts_of += np.bincount(np.array(depths)[valid], minlength=DEPTHS)
+        self._chains[kind] = _chain(self._firsts[:, kind])
         self._usual[kind] = _usual(self.hits[kind], self.trials[kind])
 
 
@@ -192,9 +205,11 @@ class Curves:
         return Pieces(self._knots, slopes, shifts, _PIECES, -_ROOM)
 
 
-def _chain(hits: Floats, trials: Floats) -> tuple[float, ...]:
-    """The chance of each node of the longest chain. hits, trials: [depth, rank]."""
-    rates = (hits[:, 0] + 0.5) / (trials[:, 0] + 1.0)
+def _chain(counts: Floats) -> tuple[float, ...]:
+    """The chance of each node of the longest chain. counts: [2, depth], trials and hits."""
+    trials, hits = counts
+    of_all = (hits.sum() + _HOLD_USUAL * _USUAL[0]) / (trials.sum() + _HOLD_USUAL)
+    rates = (hits + _HOLD_USUAL * of_all) / (trials + _HOLD_USUAL)
     chances: list[float] = rates[np.minimum(np.arange(MAX_NODES), DEPTHS - 1)].cumprod().tolist()
     return tuple(chances)
 

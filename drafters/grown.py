@@ -145,12 +145,14 @@ class Grown:
         path: nodes of the tree that were committed, their samples already in the sequence's tokens; -1 for tokens that
         were no node, at the end.
         """
-        first = len(self.sequence.tokens) - len(path)
+        first, chain = len(self.sequence.tokens) - len(path), True
         for depth, (node, (expanded, tokens, chances)) in enumerate(zip(path, self.looked, strict=False)):
             if node < 0 or self.kept[node] not in expanded:
                 break
             row = expanded.index(self.kept[node]) % len(tokens)
-            self.calibration.saw(self.kind, depth, chances[row], tokens[row] == self.sequence.tokens[first + depth])
+            hit = tokens[row] == self.sequence.tokens[first + depth]
+            self.calibration.saw(self.kind, depth, chances[row], hit, chain)
+            chain = chain and bool(hit[0])
         self.calibration.step()
 
     def rows_of(self, path: list[int]) -> list[int]:

@@ -24,7 +24,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Curves
+from foresay.drafters.calibration import Calibration, Curves, kind_of
 from foresay.drafters.candidates import adjusts, by_path
 from foresay.drafters.grown import Grown
 from foresay.drafters.growth import Growth, Level, Passes, Plan, levels
@@ -33,7 +33,7 @@ from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
-from foresay.spec.tree import DraftTree, TreeShape
+from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 from foresay.verifier.graphs.capture import Capture, Direct, recorded, recorded_bytes
 from foresay.verifier.graphs.proposer import Taken
 from foresay.verifier.graphs.rows import TextEnds
@@ -46,6 +46,8 @@ _GREEDY = SamplingParams(temperature=0.0)
 _LEAST_ROOM = 1024
 #: Levels that are kept beside those captured ahead, those used last: each has logits and activations of its own.
 _MOST_LEVELS = 24
+#: Chains are recorded for a multiple of so many levels: shorter ones are their beginnings.
+_CHAIN = 4
 
 
 class Levels:
@@ -77,10 +79,10 @@ class Levels:
         """What a recording of them keeps."""
         return recorded_bytes(self._replay)
 
-    def whole(self) -> list[Level]:
-        """Grow them; returns their levels."""
-        self._replay()
-        return self._growth.levels
+    def first(self, levels: int) -> list[Level]:
+        """Grow so many of their levels without a stop; returns them."""
+        self._replay.run(0, 2 * levels)
+        return self._growth.levels[:levels]
 
     def parts(self, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
         """Grow them level by level. change: is given the logits that each level will be grown from."""
@@ -184,6 +186,10 @@ class TreeDrafter(ABC):
         """How many of its logits count: it may have more than the target has tokens. None: all."""
         return vocab_size if self.token_ids is None else None
 
+    def chain_chances(self, sequence: SequenceState, levels: int) -> Sequence[float]:
+        """See :class:`foresay.spec.protocols.Chains`."""
+        return self.calibration.chain(kind_of(sequence.sampling), levels)
+
     @cached_property
     def _host_ids(self) -> Tensor | None:
         """Brought to the host when first needed, since an outline of a drafter has none to bring."""
@@ -221,10 +227,10 @@ class TreeDrafter(ABC):
         if not at.plan.shape.is_chain:
             at.curves.write(self.calibration, [grown.kind for grown in growing])
         adjusting = any(adjusts(sequence, 0) for sequence in sequences)
-        if adjusting or shape.price is not None or levels > shape.levels:
+        if adjusting or shape.price is not None:
             self._watched(growing, at, adjusting)
         else:
-            for level in at.whole():
+            for level in at.first(shape.levels):
                 _add(growing, level)
         for sequence in sequences:
             self.began(sequence)
@@ -280,6 +286,8 @@ class TreeDrafter(ABC):
                 if place >= self._ahead:
                     self._levels.append(self._levels.pop(place))
                 return made
+        if shape.is_chain and self.capture is Direct and not self.ahead:
+            shape = self.limited(TreeShape.chain(min(-(-shape.levels // _CHAIN) * _CHAIN, MAX_NODES - 1)))
         plan = Plan(shape, kind.count, self.device, self.dynamic, self.free, self.columns(vocab_size), kind.apart)
         state = StepState(kind.count, kind.pages, self._page_size, self.reach(shape.levels), self.device)
         made = Levels(plan, self, state, recorded if compiled(state.lengths) else self.capture)

@@ -157,6 +157,15 @@ class CatchesUp(Protocol):
 
 
 @runtime_checkable
+class Chains(Protocol):
+    """A :class:`Drafter` that knows how often its chains come, and drafts them faster than trees that grow."""
+
+    def chain_chances(self, sequence: SequenceState, levels: int) -> Sequence[float]:
+        """The chance of each node of a chain of so many levels to be accepted."""
+        ...
+
+
+@runtime_checkable
 class LooksUp(Protocol):
     """A :class:`Drafter` that looks the text up, and often finds nothing."""
 

@@ -23,7 +23,7 @@ from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import OPEN
 from foresay.spec.engine import Engine
 from foresay.spec.price import Price
-from foresay.spec.protocols import Drafter, FeatureRequest, Rows, Verifier
+from foresay.spec.protocols import Chains, Drafter, FeatureRequest, Rows, Verifier
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
@@ -155,7 +155,7 @@ class ProfileRun:
         engine.scheduler.shape = shape
         engine.step()
         trace = engine.trace
-        return trace.seconds if trace is not None and trace.rows == shape.nodes else None
+        return trace.seconds if trace is not None and (trace.rows == shape.nodes or shape.price) else None
 
     @staticmethod
     def _begin(engine: Engine, room: int) -> None:
@@ -261,10 +261,11 @@ class ProfileRun:
 
     def _draft_cost(self, drafter: Drafter, most: int) -> DraftCost:
         one, tree = TreeShape.chain(1), DRAFTED.limited(most)
-        # One that may grow as it likes, though not beyond a level: what that needs is made now, and not for a request.
+        # One that may grow as it likes, though not beyond a level: what it takes more than a chain is deciding that.
         opened = replace(OPEN.limited(most), price=Price(math.inf, np.zeros(2)))
         times = self.turns(drafter, list(dict.fromkeys((one, tree, opened))))
-        first, deep = (median(spent["propose"] for spent in times[s]) if s in times else None for s in (one, tree))
+        took = {shape: median(spent["propose"] for spent in each) for shape, each in times.items()}
+        first, deep = took.get(one), took.get(tree)
         if first is None:  # no room to draft anything
             return DraftCost()
         # A pass of more rows costs more, as the target's own passes show.
@@ -272,7 +273,8 @@ class ProfileRun:
         row = max(0.0, more - less) / (less * max(rows - 1, 1))
         beyond, beside = tree.levels - 1, tree.nodes - 1 - tree.levels
         level = first if deep is None or not beyond else max(0.0, deep - first) / (beyond + row * beside)
-        return DraftCost(max(0.0, first - level), level, row * level)
+        deciding = max(0.0, took.get(opened, first) - first) if isinstance(drafter, Chains) else 0.0
+        return DraftCost(max(0.0, first - level), level, row * level, deciding=deciding)
 
 
 class _Filler:

@@ -24,7 +24,7 @@ from foresay.server.engine.drafters.registry import entry_of
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
-from foresay.spec.budget.members import OPEN, Member
+from foresay.spec.budget.members import MODEL_LEVELS, OPEN, Member
 from foresay.spec.price import Price
 from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import PREDICTED_LEVELS
@@ -76,12 +76,13 @@ class Drafting:
         return cls(CombinedDrafter(budget), budget, budget.shape, cost)
 
     def shapes(self) -> list[tuple[Drafter, TreeShape]]:
-        """Each drafter, and the largest tree that it is asked for."""
+        """Each drafter, and the largest trees and chains that it is asked for."""
         if self.budget is None:
             return [(drafter, self.shape) for drafter in members_of(self.drafter).values()]
         opened = replace(OPEN, price=Price(0.0, np.zeros(1)))
-        members = self.budget.members.values()
-        return [(one.drafter, self.budget.pinned or opened.limited(one.levels)) for one in members if not one.looks]
+        asked = [opened, TreeShape.chain(MODEL_LEVELS)] if self.budget.pinned is None else [self.budget.pinned]
+        members = [one for one in self.budget.members.values() if not one.looks]
+        return [(one.drafter, shape.limited(one.levels)) for one in members for shape in asked]
 
 
 def _member(drafter: Drafter, profile_run: ProfileRun) -> Member:

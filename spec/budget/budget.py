@@ -93,7 +93,7 @@ class Budget(Observer):
         seconds = sum(trace.seconds.get(phase, 0.0) for phase in _OF_THE_TARGET)
         moved = self.cost.saw(trace.rows, trace.rows / len(results), context, seconds)
         for member in self._models.values():  # what moves all steps moves models at rest too: it is mostly the machine
-            member.cost.slower *= moved
+            member.slowed(moved)
             parts = [
                 (part, min(len(part), len(v.tree)) - 1)
                 for v in results
@@ -105,7 +105,7 @@ class Budget(Observer):
                 levels = max(levels_of(part) for part, _ in parts)
                 # Nodes that were not worth their rows were hardly rows of the draft either.
                 more = sum(nodes for _, nodes in parts) - levels + self._unread.get(member.name, 0)
-                member.cost.saw(levels, drafted, max(0, more))
+                member.costs(not any(part.grown for part, _ in parts)).saw(levels, drafted, max(0, more))
 
     def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; what it showed stays with the members."""
@@ -158,7 +158,8 @@ class Budget(Observer):
         behind = {name: of.cost.reading(step.unread[name] * (1 - 1 / _SPREAD)) for name, of in self._models.items()}
         chosen = self._exploration.due(ways, step.pace, reading, behind)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
-        self.why = Why((chosen, *(way for way in ways if way.kind != chosen.kind)), looked, chosen is not ways[0])
+        others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # of each kind the best
+        self.why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
         self.leader.see(self.why)
         for name, member in self._models.items():
             member.idle = 0 if name == ways[0].model else member.idle + 1
@@ -190,7 +191,7 @@ class Planning:
     ) -> Planning:
         """For these sequences."""
         pairs = list(zip(able, cases, strict=True))
-        estimates = [case.estimate(sequence.most_levels) for sequence, case in pairs]
+        estimates = [case.estimate(sequence) for sequence, case in pairs]
         pace = sum(case.pace(seconds[1]) for case in cases)
         unread = {name: sum(of.rest(s) for s, case in pairs if name in case.models) for name, of in members.items()}
         return cls(members, able, cases, estimates, seconds, pace, unread)
@@ -201,8 +202,9 @@ class Planning:
             return weigh_pinned(self.estimates, self.seconds, self._drafting, pinned)
         return weigh(self.estimates, self.seconds, self._drafting, self.pace)
 
-    def _drafting(self, name: str, levels: float, nodes: float) -> float:
-        return self.members[name].cost.seconds(levels, max(0.0, nodes - levels) + self.unread[name] / _SPREAD)
+    def _drafting(self, name: str, levels: float, nodes: float, chain: bool) -> float:
+        cost = self.members[name].costs(chain)
+        return cost.seconds(levels, max(0.0, nodes - levels) + self.unread[name] / _SPREAD)
 
     def plans(self, why: Why, pinned: TreeShape | None) -> list[Plan]:
         """What each sequence drafts of the way that was chosen."""
@@ -216,7 +218,7 @@ class Planning:
             best = case.found.best(found)
             shares.append(Share(best.drafter, shape_of(best), best))
         if tree.levels:
-            shape = self._open(way, index) if pinned is None else pinned
+            shape = pinned or (TreeShape.chain(round(tree.levels)) if way.chain else self._open(way, index))
             shares.append(Share(way.model, shape.limited(sequence.most_levels)))
         return Plan.of(shares, why)
 

@@ -144,17 +144,19 @@ def _off(seconds: float, expected: float) -> float:
 @dataclass(slots=True)
 class DraftCost:
     """Seconds of one draft: for being asked, for each level, and for each row of the draft's passes beside one a level:
-    siblings, and tokens that were written while it rested. slower: how much longer drafts take lately than measured."""
+    siblings, and tokens that were written while it rested. slower: how much longer drafts take lately than measured.
+    deciding: for each level after which the host decides whether there is to be another one."""
 
     start: float = 0.0
     level: float = 0.0
     token: float = 0.0
     slower: float = 1.0
+    deciding: float = 0.0
 
     @property
     def each(self) -> float:
         """Seconds of one more level."""
-        return self.slower * self.level
+        return self.slower * (self.level + self.deciding)
 
     def reading(self, tokens: float) -> float:
         """Seconds that so many tokens more take to catch up with."""

@@ -31,13 +31,15 @@ class Exploration:
         """
         best = ways[0]
         allowed = PROBING * best.seconds
-        for way in ways[1:]:
-            if way.model and way.model != best.model and way.kind[1] == best.kind[1]:
-                self._saved[way.model] = self._saved.get(way.model, 0.0) + allowed + min(allowed, reading[way.model])
-                lost = max(way.seconds - best.seconds, (best.worth - way.worth) / pace)  # as if it brought nothing
-                if self._saved[way.model] >= lost + behind[way.model]:
-                    self._saved[way.model] = 0.0
-                    return way
+        # Of each model its best; of the best way's own, its trees if those are chains, or the other way round.
+        others = {way.model: way for way in reversed(ways[1:]) if way.model and way.kind[1] == best.kind[1]}
+        for model, way in reversed(others.items()):
+            more = min(allowed, reading[model]) if model != best.model else 0.0
+            self._saved[model] = self._saved.get(model, 0.0) + allowed + more
+            lost = max(way.seconds - best.seconds, (best.worth - way.worth) / pace)  # as if it brought nothing
+            if self._saved[model] >= lost + behind[model]:
+                self._saved[model] = 0.0
+                return way
         return best
 
 

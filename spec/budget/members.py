@@ -10,13 +10,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from foresay.spec.budget.claims import Salts
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.weigh import ExpectedTree
-from foresay.spec.protocols import CatchesUp, Drafter, LooksUp
+from foresay.spec.protocols import CatchesUp, Chains, Drafter, LooksUp
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 
@@ -57,11 +57,14 @@ class Promises:
         tokens, nodes, deep = self.brings
         return ExpectedTree(min(self.kept * tokens, levels), nodes, min(deep, levels))
 
-    def saw(self, expected: ExpectedTree, came: int) -> None:
-        """A tree was drafted whose nodes' chances add up to these tokens, and so many of them came."""
-        self._trees += 1
-        step = max(_MOVED, 1.0 / (_TREES + self._trees))
-        self.brings = ExpectedTree(*(old + step * (new - old) for old, new in zip(self.brings, expected, strict=True)))
+    def saw(self, expected: ExpectedTree, came: int, chain: bool = False) -> None:
+        """A tree was drafted whose nodes' chances add up to these tokens, and so many of them came. chain: it was one,
+        and says nothing of what trees bring that grow."""
+        if not chain:
+            self._trees += 1
+            step = max(_MOVED, 1.0 / (_TREES + self._trees))
+            pairs = zip(self.brings, expected, strict=True)
+            self.brings = ExpectedTree(*(old + step * (new - old) for old, new in pairs))
         self._came = _LEFT * self._came + came
         self._promised = _LEFT * self._promised + expected.tokens
 
@@ -69,7 +72,10 @@ class Promises:
 @dataclass(slots=True, eq=False)
 class Member:
     """One drafter. levels: the most it drafts. salts: what was shown of the claims of one that looks things up.
-    promises: of a model. idle: steps since it was last taken for the best, if only to be seen."""
+    promises: of a model. idle: steps since it was last taken for the best, if only to be seen.
+
+    chain_cost: of a model's chains, which are drafted without a stop; that of all its trees where it does not say how
+    often chains come."""
 
     drafter: Drafter
     looks: bool
@@ -78,6 +84,8 @@ class Member:
     salts: Salts = field(default_factory=Salts)
     promises: Promises = field(default_factory=Promises)
     idle: int = 0
+    chain_cost: DraftCost = field(init=False)
+    _chains: Chains | None = field(init=False, default=None)
     _catches_up: CatchesUp | None = field(init=False, default=None)
     _looks_up: LooksUp | None = field(init=False, default=None)
 
@@ -85,6 +93,8 @@ class Member:
         # Asked once: it takes longer than all that is asked of the drafter then.
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
         self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None
+        self._chains = self.drafter if isinstance(self.drafter, Chains) else None
+        self.chain_cost = self.cost if self._chains is None else replace(self.cost, deciding=0.0)
 
     @property
     def name(self) -> str:
@@ -99,6 +109,27 @@ class Member:
     def rest(self, sequence: SequenceState) -> int:
         """Tokens that it has to catch up with, beside the last one, before it can draft."""
         return 0 if self._catches_up is None else max(0, self._catches_up.unread(sequence) - 1)
+
+    def costs(self, chain: bool) -> DraftCost:
+        """Of its chains, or of trees that grow."""
+        return self.chain_cost if chain else self.cost
+
+    def slowed(self, factor: float) -> None:
+        """All that it drafts takes so many times as long as before."""
+        for cost in (self.cost, self.chain_cost)[: 1 + (self._chains is not None)]:
+            cost.slower *= factor
+
+    def chain(self, sequence: SequenceState) -> list[float]:
+        """The chances of a chain's nodes; none where nobody knows them."""
+        if self._chains is None:
+            return []
+        kept = self.promises.kept
+        chances = self._chains.chain_chances(sequence, min(sequence.most_levels, self.levels))
+        return [min(1.0, kept * chance) for chance in chances]
+
+    def saw(self, tree: DraftTree, expected: ExpectedTree, came: int) -> None:
+        """See :meth:`Promises.saw`."""
+        self.promises.saw(expected, came, chain=self._chains is not None and not tree.grown)
 
     def find(self, sequences: Sequence[SequenceState]) -> list[DraftTree | None]:
         """What looking up finds for each of them; None for nothing."""

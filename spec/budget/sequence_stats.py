@@ -91,10 +91,11 @@ class SequenceStats:
         """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts."""
         return max(self.came / self.spent if self.spent else 0.0, 1.0 / plain)
 
-    def estimate(self, levels: int) -> Estimate:
-        """What could be drafted, no deeper than ``levels``."""
+    def estimate(self, sequence: SequenceState) -> Estimate:
+        """What could be drafted for it."""
+        levels, chains = sequence.most_levels, {name: of.chain(sequence) for name, of in self.models.items()}
         trees = {name: of.promises.expected(min(levels, of.levels)) for name, of in self.models.items()}
-        return Estimate(self.found.chances, trees, _BESIDE * (1.0 - self.found.first))
+        return Estimate(self.found.chances, trees, _BESIDE * (1.0 - self.found.first), chains)
 
     def learn(self, result: VerifyResult) -> None:
         """See what was right of all that was proposed, verified or not."""
@@ -109,7 +110,7 @@ class SequenceStats:
                 if part.drafter in self.models and len(part) > 1:
                     promised = sum(tree.chances[1:]) if len(tree.chances) == len(tree) else result.accepted
                     expected = ExpectedTree(promised, len(tree) - 1, levels_of(part))
-                    self.models[part.drafter].promises.saw(expected, result.accepted)
+                    self.models[part.drafter].saw(part, expected, result.accepted)
 
 
 def begun(sequence: SequenceState, members: Mapping[str, Member]) -> SequenceStats:

@@ -45,12 +45,14 @@ class Estimate(NamedTuple):
     """What could be drafted for one sequence.
 
     found: the chances of nodes that were looked up, likeliest first. trees: of each model, by name, alone. beside: of
-    their tokens, the share that comes although found nodes stand beside them.
+    their tokens, the share that comes although found nodes stand beside them. chains: of each model, the chances of a
+    chain's nodes, empty where they are not known.
     """
 
     found: Sequence[float] = ()
     trees: Mapping[str, ExpectedTree] = {}
     beside: float = 1.0
+    chains: Mapping[str, Sequence[float]] = {}
 
     def tree(self, model: str, beside: bool) -> ExpectedTree:
         """What a model brings; nothing if it is not to be asked."""
@@ -59,11 +61,17 @@ class Estimate(NamedTuple):
             return ExpectedTree(expected.tokens * self.beside, expected.nodes, expected.levels)
         return expected
 
+    def alone(self, model: str, shape: TreeShape) -> float:
+        """The tokens that a model brings with this shape, as far as that is known."""
+        chain = self.chains.get(model, ()) if shape.is_chain else ()
+        return sum(chain[: shape.levels]) if chain else self.trees[model].tokens
+
 
 class CandidatePlan(NamedTuple):
     """One way of drafting at its best size. model: "" for what was found alone. found: of each sequence, how many found
     nodes; trees: what is expected of the model's. tokens, seconds: expected of the step. nodes: drafted ones that are
-    verified, of all sequences. worth: tokens beyond those that come in the same time at the pace."""
+    verified, of all sequences. worth: tokens beyond those that come in the same time at the pace. chain: whether the
+    model drafts chains, without a stop, rather than trees that grow."""
 
     model: str
     found: tuple[int, ...]
@@ -72,6 +80,7 @@ class CandidatePlan(NamedTuple):
     seconds: float
     nodes: int
     worth: float
+    chain: bool = False
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -79,8 +88,8 @@ class CandidatePlan(NamedTuple):
         return self.model, any(self.found)
 
 
-#: Seconds of a draft by the model's name, levels and nodes.
-DraftSeconds = Callable[[str, float, float], float]
+#: Seconds of a draft by the model's name, levels and nodes, and whether it is a chain.
+DraftSeconds = Callable[[str, float, float, bool], float]
 
 
 def weigh(
@@ -99,7 +108,8 @@ def weigh(
         for beside in (False, True)[: 1 + looked]:
             trees = [estimate.tree(model, beside) for estimate in estimates]
             ways.append(_way(found if beside else [()] * len(found), trees, model, seconds, drafting, pace))
-    kinds = {way.kind: way for way in reversed(ways)}
+        ways += _chains([estimate.chains.get(model, ()) for estimate in estimates], model, seconds, drafting, pace)
+    kinds = {(way.kind, way.chain): way for way in reversed(ways)}
     return sorted(kinds.values(), key=attrgetter("worth"), reverse=True)
 
 
@@ -111,11 +121,15 @@ def weigh_pinned(
     pinned = [
         Estimate(
             estimate.found[:nodes],
-            {name: ExpectedTree(tree.tokens, nodes, levels) for name, tree in estimate.trees.items()},
+            {name: ExpectedTree(estimate.alone(name, shape), nodes, levels) for name in estimate.trees},
         )
         for estimate in estimates
     ]
-    ways = [way for way in weigh(pinned, seconds, drafting, 0.0) if not all(way.kind)]
+
+    def drafted(name: str, levels: float, nodes: float, _: bool) -> float:
+        return drafting(name, levels, nodes, shape.is_chain)
+
+    ways = [way for way in weigh(pinned, seconds, drafted, 0.0) if not all(way.kind)]
     return sorted(ways, key=lambda way: (way.nodes > 0, way.tokens / way.seconds), reverse=True)
 
 
@@ -142,10 +156,36 @@ def _way(
     asked = tuple(_first(tree, taken[index, True]) for index, tree in enumerate(trees))
     spent = seconds[rows + count]
     if model:
-        spent += drafting(model, max(tree.levels for tree in asked), sum(tree.nodes for tree in asked))
+        spent += drafting(model, max(tree.levels for tree in asked), sum(tree.nodes for tree in asked), False)
     tokens = rows + sum(chance for chance, _, _ in pool[:count])
     counts = tuple(taken[index, False] for index in range(rows))
     return CandidatePlan(model, counts, asked, tokens, spent, count, tokens - pace * spent)
+
+
+def _chains(
+    chains: Sequence[Sequence[float]],
+    model: str,
+    seconds: Sequence[float],
+    drafting: DraftSeconds,
+    pace: float,
+) -> list[CandidatePlan]:
+    """Chains of the length that is worth most, the same for all sequences: a level is drafted for all of them at once.
+    None for a model that does not say how often its chains come."""
+    rows, sums, best = len(chains), [list(accumulate(chain, initial=0.0)) for chain in chains], list[CandidatePlan]()
+    most = rows + sum(each[-1] for each in sums)
+    for levels in range(1, max(map(len, chains)) + 1):
+        trees = [(each[min(levels, len(each) - 1)], min(levels, len(each) - 1)) for each in sums]
+        tokens, nodes = rows + sum(tokens for tokens, _ in trees), sum(nodes for _, nodes in trees)
+        if rows + nodes >= len(seconds):
+            break
+        spent = seconds[rows + nodes] + drafting(model, levels, nodes, True)
+        if best and most - pace * spent <= best[0].worth:  # all that is left could not make up for it
+            break
+        worth = tokens - pace * spent
+        if not best or worth > best[0].worth:
+            asked = tuple(ExpectedTree(tokens, nodes, nodes) for tokens, nodes in trees)
+            best = [CandidatePlan(model, (0,) * rows, asked, tokens, spent, nodes, worth, True)]
+    return best
 
 
 @lru_cache(maxsize=64)

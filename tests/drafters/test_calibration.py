@@ -76,7 +76,7 @@ def test_a_new_one_changes_little() -> None:
             found = calibrated(calibration, kind, depth, chances)
             assert found[:, 1:] == pytest.approx(chances[:, 1:], abs=0.02)
             assert np.all(found[:, 0] > chances[:, 0])
-    assert calibration.chain(0, 3) == pytest.approx((0.5, 0.25, 0.125))
+    assert calibration.chain(0, 3) == pytest.approx((0.55, 0.55**2, 0.55**3))
 
 
 @pytest.mark.parametrize(("slope", "shift"), [(1.0, 2.0), (0.6, 0.5), (1.5, -1.0)])
@@ -181,6 +181,17 @@ def test_a_chain_goes_by_how_often_first_choices_were_hit() -> None:
         calibration.step()
     assert calibration.chain(2, 3) == pytest.approx((0.8, 0.4, 0.1), abs=0.03)
     assert calibrated(calibration, 2, 0, np.log([[0.3]])) == calibrated(Calibration(), 2, 0, np.log([[0.3]]))
+
+
+def test_a_chain_goes_by_first_choices_below_first_choices_alone() -> None:
+    """Below second ones they come more seldom."""
+    calibration = Calibration()
+    for step in range(4 * FIT_EVERY):
+        calibration.saw(0, 0, np.log([0.5, 0.4]), came(2, step % 2), chain=True)
+        calibration.saw(0, 1, np.log([0.5, 0.4]), came(2, 0 if step % 2 == 0 else -1), chain=step % 2 == 0)
+        calibration.step()
+    assert calibration.chain(0, 2) == pytest.approx((0.5, 0.5), abs=0.02)
+    assert calibration.usual(0, 1, 1) == pytest.approx([0.5], abs=0.05)
 
 
 def test_its_memory_is_bounded() -> None:

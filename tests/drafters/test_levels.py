@@ -9,11 +9,12 @@ import pytest
 import foresay.drafters.levels
 from foresay.drafters.levels import _Kind
 from foresay.kvpaging import PagePool
+from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.capture import Replay, Work, recorded
 from tests.same_tokens.models import engine_of
 from tests.same_tokens.runs import assert_same, jobs_of, plain
-from tests.same_tokens.witness import run
+from tests.same_tokens.witness import Job, run
 
 MOST = 16
 
@@ -54,3 +55,17 @@ def test_those_that_were_used_last_are_kept(pair, recordings, monkeypatch) -> No
     for count in (1, 2, 1, 4, 1):
         drafter._made(TreeShape.chain(1), models.vocab_size, _Kind(count, 4, apart=False, priced=False))
     assert len(recordings) == 3
+
+
+def test_chains_are_drafted_without_a_stop_and_shorter_ones_from_the_recording_of_longer_ones(
+    pair, recordings, monkeypatch
+) -> None:
+    monkeypatch.setattr(foresay.drafters.levels.Levels, "parts", None)
+    models = pair("llama2")
+    engine = engine_of(models.target, models.draft_model, TreeShape.chain(2), max_seqs=1, tokens=512)
+    for length in (2, 3, 1, 4):
+        engine.scheduler.shape = TreeShape.chain(length)
+        params = SamplingParams(temperature=0.8, seed=length, max_tokens=20, ignore_eos=True)
+        jobs = [Job(f"{length}", [3, 1, 4, 1, 5], params)]
+        assert_same(plain(models.target, jobs), run(engine, jobs))
+        assert len(recordings) == 1

@@ -244,6 +244,11 @@ def test_a_recording_is_cut_where_the_host_looks() -> None:
     numbers[:] = 1
     made()
     assert numbers.tolist() == [10, 10]
+    numbers[:] = 1
+    made.run(0, 2)
+    assert numbers.tolist() == [5, 5]
+    made.run(2, 3)
+    assert numbers.tolist() == [10, 10]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,26 @@ class Slow(Foresight):
         return made
 
 
+class Deciding(Slow):
+    """Grows its trees by their price, for which it takes ten milliseconds more."""
+
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+        priced = any(shape.price for shape in shapes)
+        time.sleep(0.01 * priced)
+        return super().propose(sequences, [TreeShape.chain(1)] if priced else shapes)
+
+    def chain_chances(self, sequence: SequenceState, levels: int) -> Sequence[float]:
+        return [0.5] * levels
+
+
+def test_what_deciding_takes_after_a_level_is_a_price_of_trees_that_grow() -> None:
+    _, profile_run = rehearsed()
+    cost = profile_run.draft_cost(Deciding(12), 12)
+    assert cost.deciding == pytest.approx(0.01, rel=0.01)
+    assert cost.each == pytest.approx(0.03, rel=0.01)
+    assert rehearsed()[1].draft_cost(Slow(12), 12).deciding == 0.0
+
+
 def grown(cost: DraftCost, levels: int) -> float:
     """What is expected of the tree that was measured."""
     tree = TreeShape((4, 4, 3, 3)).limited(levels)

@@ -25,6 +25,23 @@ def asked(
     return [one.model if one is not ways[0] else "" for one in done]
 
 
+def test_trees_are_tried_where_chains_are_best_and_the_other_way_round() -> None:
+    """Of a model that is not the best, the better of the two alone."""
+    chain, tree = way("m", -0.5)._replace(chain=True), way("m", -0.4)
+    for ways in ([chain, tree, PLAIN], [tree._replace(worth=0.6), chain, PLAIN]):
+        exploration, names = Exploration(), {"m": 5.0}
+        done = [exploration.due(ways, 1.0, names, {"m": 0.0}) for _ in range(4000)]
+        lost = max(ways[1].seconds - ways[0].seconds, ways[0].worth - ways[1].worth)
+        assert {one.model for one in done} == {"m"}
+        assert lost * sum(one is not ways[0] for one in done) == pytest.approx(
+            sum(PROBING * one.seconds for one in [ways[0]] * 4000), rel=0.1
+        )
+    exploration = Exploration()
+    ways = [PLAIN, chain._replace(worth=-0.1), tree._replace(worth=-0.2)]
+    done = [exploration.due(ways, 1.0, {"m": 0.0}, {"m": 0.0}) for _ in range(4000)]
+    assert {id(one) for one in done} == {id(PLAIN), id(ways[1])}
+
+
 @pytest.mark.parametrize("lost", [0.05, 0.5, 2.0])
 def test_what_asking_loses_stays_below_its_share(lost: float) -> None:
     done = asked(Exploration(), [PLAIN, way("m", lost)], 8000)

@@ -12,8 +12,9 @@ import pytest
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.cost import DraftCost
-from foresay.spec.budget.members import RESTING, Member
+from foresay.spec.budget.members import RESTING, Member, Promises
 from foresay.spec.budget.plan import NO_PLAN, Plan, Share
+from foresay.spec.budget.weigh import ExpectedTree
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence, VerifyResult
 from foresay.spec.trace import StepTrace
@@ -35,6 +36,13 @@ class Reader(Parrot):
 
     def unread(self, sequence: SequenceState) -> int:
         return 65
+
+
+class Chained(Parrot):
+    """Says how often its chains come."""
+
+    def chain_chances(self, sequence: SequenceState, levels: int) -> Sequence[float]:
+        return [0.8**depth for depth in range(1, levels + 1)]
 
 
 def model(seconds: float = 0.1, parrot: type[Parrot] = Parrot) -> Member:
@@ -197,3 +205,29 @@ def test_beside_what_was_found_levels_and_rows_are_dearer() -> None:
     assert beside is not None
     assert beside.level > 1.3 * alone.level
     assert np.all(np.array(beside.rows) >= np.array(alone.rows))
+
+
+def test_a_chain_is_planned_whole_where_deciding_level_by_level_is_not_worth_it() -> None:
+    """Its cost is corrected by what chains take, and what it brings says nothing of trees."""
+    cost = DraftCost(0.1, 0.1, 0.01, deciding=0.3)
+    member = Member.model(Chained("model", MODEL), cost)
+    assert member.chain_cost.seconds(3) == pytest.approx(0.4) and member.cost.seconds(3) == pytest.approx(1.3)
+    budget, one = budget_of(member, timed=True), sequence()
+    budget.cost, one.limit = CostModel([1, 64], [1.0, 4.0]), 10_000
+    (plan,) = budget.plan([one])
+    shape = model_share(plan).shape
+    assert shape.is_chain and shape.price is None and 3 < shape.levels < 12
+    assert budget.why is not None and [way.kind for way in budget.why.ways] == [("model", False), ("", False)]
+    chain = DraftTree.chain([7, 3, 6], "model", (1.0, 0.8, 0.64))
+    for _ in range(100):
+        budget.stepped(*came(one, plan, chain, [3, 6, 1], 2, plan=0.0, propose=0.6, forward=1.0))
+        (plan,) = budget.plan([one])
+    assert member.chain_cost.seconds(2) == pytest.approx(0.6, rel=0.1)
+    assert member.promises.brings == Promises().brings and member.promises.kept > 1.0
+    assert member.cost.seconds(2) < 1.1, "as much as at the start, but for what the whole machine does"
+
+
+def test_a_model_whose_trees_pay_for_deciding_grows_them() -> None:
+    budget = budget_of(Member.model(Chained("model", MODEL), DraftCost(0.1, 0.1, 0.01, deciding=-0.1)))
+    budget.members["model"].promises.brings = ExpectedTree(4.0, 4.0, 2.0)
+    assert model_share(budget.plan([sequence()])[0]).shape.price is not None

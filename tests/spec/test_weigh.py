@@ -12,12 +12,12 @@ from foresay.spec.budget.weigh import CandidatePlan, DraftSeconds, Estimate, Exp
 from foresay.spec.tree import TreeShape
 
 
-def free(name: str, levels: float, nodes: float) -> float:
+def free(name: str, levels: float, nodes: float, chain: bool) -> float:
     return 0.0
 
 
 def priced(prices: dict[str, float]) -> DraftSeconds:
-    return lambda name, levels, nodes: prices[name]
+    return lambda name, levels, nodes, chain: prices[name]
 
 
 def offers_of(rng: random.Random, sequences: int) -> list[Estimate]:
@@ -131,11 +131,11 @@ def test_no_more_rows_are_taken_than_are_known() -> None:
 def test_a_pinned_shape_is_drafted_by_whoever_is_best_at_it() -> None:
     estimate = Estimate([0.5, 0.3], {"small": ExpectedTree(2.4, 9.0, 9.0)}, 0.5)
     seconds, shape = [1.0 + 0.1 * rows for rows in range(20)], TreeShape.chain(3)
-    asked: list[tuple[float, float]] = []
+    asked: list[tuple[float, float, bool]] = []
 
     def best(price: float) -> CandidatePlan:
-        def drafting(name: str, levels: float, nodes: float) -> float:
-            asked.append((levels, nodes))
+        def drafting(name: str, levels: float, nodes: float, chain: bool) -> float:
+            asked.append((levels, nodes, chain))
             return price
 
         return weigh_pinned([estimate], seconds, drafting, shape)[0]
@@ -144,6 +144,44 @@ def test_a_pinned_shape_is_drafted_by_whoever_is_best_at_it() -> None:
     assert (dear.kind, dear.found) == (("", True), (2,))
     assert (cheap.kind, cheap.nodes) == (("small", False), 3)
     assert (cheap.tokens, cheap.seconds) == pytest.approx((3.4, 1.5))
-    assert set(asked) == {(3, 3)}
+    assert set(asked) == {(3, 3, True)}
     assert best(100.0).nodes, "somebody drafts who has anything to say"
     assert not weigh_pinned([Estimate()], seconds, free, shape)[0].nodes
+
+
+def test_a_chain_is_as_long_as_its_levels_and_rows_are_worth() -> None:
+    """And a tree is weighed beside it, which takes more time: the host decides after each of its levels."""
+    trees = {"small": ExpectedTree(1.2, 4.0, 2.0)}
+    estimate = Estimate((), trees, chains={"small": [0.6, 0.4, 0.2, 0.1]})
+    seconds = [1.0 + 0.05 * rows for rows in range(20)]
+
+    def best(deciding: float, level: float) -> list[CandidatePlan]:
+        def drafting(name: str, levels: float, nodes: float, chain: bool) -> float:
+            return (level if chain else level + deciding) * levels
+
+        return weigh([estimate], seconds, drafting, pace=1.0)
+
+    chain, tree, none = best(deciding=0.1, level=0.1)
+    assert (chain.chain, tree.chain, none.model) == (True, False, "")
+    assert chain.trees == (ExpectedTree(pytest.approx(1.2), 3, 3),)  # type: ignore[arg-type]
+    assert (chain.nodes, chain.tokens, chain.seconds) == pytest.approx((3, 2.2, 1.2 + 0.3))
+    assert best(deciding=0.1, level=0.3)[0].nodes == 2
+    assert not best(deciding=0.0, level=0.05)[-1].model
+    assert best(deciding=-0.1, level=0.1)[0].chain is False
+
+
+def test_chains_of_several_are_drafted_together_each_as_long_as_it_may_be() -> None:
+    one, two = Estimate(chains={"m": [0.9, 0.8, 0.7]}), Estimate(chains={"m": [0.9]})
+    one, two = (each._replace(trees={"m": ExpectedTree(0.1, 1.0, 1.0)}) for each in (one, two))
+    way = weigh([one, two, Estimate()], [1.0] * 64, lambda *_: 0.1, pace=1.0)[0]
+    assert way.chain
+    assert [tree.nodes for tree in way.trees] == [3, 1, 0]
+    few = weigh([one, two], [1.0] * 5, lambda *_: 0.1, pace=1.0)[0]
+    assert few.nodes == 2, "no more rows than are known"
+
+
+def test_a_pinned_chain_brings_what_chains_do() -> None:
+    estimate = Estimate((), {"m": ExpectedTree(2.0, 9.0, 3.0)}, chains={"m": [0.5, 0.25, 0.125]})
+    seconds = [1.0] * 20
+    assert weigh_pinned([estimate], seconds, free, TreeShape.chain(2))[0].tokens == pytest.approx(1.75)
+    assert weigh_pinned([estimate], seconds, free, TreeShape((2, 1)))[0].tokens == pytest.approx(3.0)

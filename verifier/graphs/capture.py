@@ -29,8 +29,8 @@ class Replay(Protocol):
         """All of it."""
         ...
 
-    def run(self, part: int) -> None:
-        """What lies between two stops; the parts are run in order."""
+    def run(self, part: int, end: int | None = None) -> None:
+        """What lies between two stops; the parts are run in order. end: run all before this one without a stop."""
         ...
 
 
@@ -75,11 +75,12 @@ class Direct:
         for _ in self._work():
             pass
 
-    def run(self, part: int) -> None:
-        """On to the next stop."""
+    def run(self, part: int, end: int | None = None) -> None:
+        """On to the next stop, or over those before ``end``."""
         if not part:
             self._going = self._work()
-        next(self._going, None)
+        for _ in range(part, end or part + 1):
+            next(self._going, None)
 
 
 class CudaGraphs:
@@ -122,9 +123,10 @@ class CapturedGraphs:
         for graph in self.graphs:
             graph.replay()
 
-    def run(self, part: int) -> None:
-        """One of them."""
-        self.graphs[part].replay()
+    def run(self, part: int, end: int | None = None) -> None:
+        """One of them, or all before ``end``."""
+        for graph in self.graphs[part : end or part + 1]:
+            graph.replay()
 
 
 @dataclass(frozen=True, slots=True)

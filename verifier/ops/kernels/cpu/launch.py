@@ -43,7 +43,7 @@ class Recording:
         self._rooms: list[_Room] = []
         self._own: set[int] = set()
         self._parts: list[list[_Step]] = [[]]
-        self._whole: list[_Step] = []
+        self._joined: dict[tuple[int, int], list[_Step]] = {}
 
     def add(self, address: int, arguments: tuple[Argument, ...], code: object) -> None:
         """One entry more."""
@@ -84,23 +84,17 @@ class Recording:
     def close(self) -> None:
         """Nothing is added any more."""
         self._table = np.array(self._entries, dtype=np.int64).reshape(-1)
-        for each in (each for part in self._parts for each in part):
-            last = self._whole[-1] if self._whole else None
-            if isinstance(each, _Kernels) and isinstance(last, _Kernels):
-                self._whole[-1] = _Kernels(last.first, last.count + each.count)
-            else:
-                self._whole.append(each)
 
     def __call__(self) -> None:
         """Run all entries."""
-        self._run(self._whole)
+        self.run(0, len(self._parts))
 
-    def run(self, part: int) -> None:
-        """Run the entries between two cuts."""
-        self._run(self._parts[part])
-
-    def _run(self, steps: Sequence[_Step]) -> None:
-        for each in steps:
+    def run(self, part: int, end: int | None = None) -> None:
+        """Run the entries between two cuts, or all from one cut to another: ``end`` counts parts."""
+        between = part, end or part + 1
+        if between not in self._joined:
+            self._joined[between] = _joined(self._parts[slice(*between)])
+        for each in self._joined[between]:
             if isinstance(each, _Kernels):
                 threads.run(self._table.ctypes.data + each.first * _PAIR, each.count)
             else:
@@ -118,6 +112,18 @@ class _Kernels:
 
 #: Kernels, or an op of torch.
 _Step = _Kernels | Callable[[], object]
+
+
+def _joined(parts: Sequence[Sequence[_Step]]) -> list[_Step]:
+    """The same without the cuts between them."""
+    steps: list[_Step] = []
+    for each in (each for part in parts for each in part):
+        last = steps[-1] if steps else None
+        if isinstance(each, _Kernels) and isinstance(last, _Kernels):
+            steps[-1] = _Kernels(last.first, last.count + each.count)
+        else:
+            steps.append(each)
+    return steps
 
 
 class _Room:
