@@ -56,6 +56,22 @@ def test_the_verdict_needs_texts_and_a_first_guess_that_is_mostly_right(texts, r
     assert verdict(Judged([Depth(2.0, 0.7, right), Depth(2.0, 0.1, 0.1)], texts, 60 * texts)).startswith(said)
 
 
+def test_texts_for_a_target_that_chats_are_pointed_out(target, prompts, tmp_path, capsys) -> None:
+    chatty = shutil.copytree(target, tmp_path / "chatty")
+    (chatty / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(json.dumps({"messages": [{"role": "user", "content": "says the fox"}]}))
+
+    def said(prompts: Path, out: str) -> list[str]:
+        words = f"train medusa --target {chatty} --prompts {prompts} --out {tmp_path}/{out} --samples 2 --length 14"
+        assert main([*words.split(), "--steps", "1"]) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if "without a chat" in line]
+
+    [line] = said(prompts, "texts")
+    assert line.startswith("3 prompts without a chat: the target continues such a text as it is.")
+    assert said(chats, "chats") == []
+
+
 def test_a_run_stopped_while_it_writes_keeps_the_texts_that_are_complete(target, prompts, tmp_path, capsys) -> None:
     words = (
         f"train medusa --target {target} --prompts {prompts} --out {tmp_path}/head --samples 70 --length 20 --steps 2"
