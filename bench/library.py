@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresay.verifier.model.config import FINAL_NORM
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.nodes import BEFORE, DOWN, GATE_UP, MODULES, OUTPUT, QKV
-from foresay.verifier.model.weights import FINAL_NORM, LayerWeights, ModelWeights, places
+from foresay.verifier.model.nodes import BEFORE, DOWN, GATE_UP, OUTPUT, QKV
+from foresay.verifier.model.weights import LayerWeights, ModelWeights, places
 
 
 def weights_of(decoder: Decoder) -> ModelWeights:
@@ -83,7 +84,7 @@ class Library:
     @torch.inference_mode()
     def products(self) -> None:
         """Its products alone, each weight once."""
-        layers = [[layer.matrices[name] for name in MODULES] for layer in self.weights.layers]
+        layers = [list(layer.matrices.values()) for layer in self.weights.layers]
         for weight in (*(each for layer in layers for each in layer), self.weights.lm_head):
             functional.linear(weight[:1], weight)
 

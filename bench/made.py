@@ -29,7 +29,6 @@ from foresay.verifier.heads.layer import HeadLayer
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import MODULES
 from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.model.weights import LayerWeights, allocate, places
 from foresay.verifier.ops.norm import Norm
@@ -162,7 +161,7 @@ def _eagle(
     layer = ModelShape("eagle3", sizes, head_dim, target.config.vocab_size).config(source, target.max_positions)
     node = replace(layer.first, norms=replace(layer.first.norms, before_attention=None))
     held = LayerWeights(
-        {name: torch.cat([of(module) for module in modules]) for name, modules in MODULES.items()},
+        {one.name: torch.cat([of(module) for module in one.rows]) for one in node.products(layer.hidden_size)},
         biases={},
         vectors={f"{name}.weight": of(name) for name in ("post_attention_layernorm",)},
     )

@@ -16,6 +16,7 @@ from foresay.drafters.heads.lesson import Lesson
 from foresay.drafters.training.prompts import Messages, Prompt, read_prompts
 from foresay.spec.errors import ConfigurationError
 from foresay.verifier.model.checkpoint import Checkpoint
+from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError, code_refused
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.hub import BESIDE, LINK
@@ -189,6 +190,7 @@ def _of_gguf(directory: Path, dtype: torch.dtype) -> Any:
 
     values = Fields.read(directory / "config.json").values
     made = getattr(transformers, values["architectures"][0])
+    less_one = ModelConfig.from_directory(directory).less_one
     config = made.config_class(**{key: each for key, each in values.items() if key != "quantization_config"})
     model = made(config).to(dtype)
     with torch.no_grad():
@@ -197,7 +199,8 @@ def _of_gguf(directory: Path, dtype: torch.dtype) -> Any:
             with checkpoint.opened(file) as opened:
                 for name in opened.offset_keys():
                     tensor = opened.get_tensor(name)
-                    model.get_parameter(name).copy_(tensor if isinstance(tensor, Tensor) else tensor.plain())
+                    whole = tensor if isinstance(tensor, Tensor) else tensor.plain()
+                    model.get_parameter(name).copy_(whole - int(name in less_one))
     return model
 
 

@@ -85,8 +85,10 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
     config, checkpoint = ModelConfig.from_directory(directory), Checkpoint.open(directory)
     writer, floats = writer_of(file, config, tokens), {}
     with checkpoint.opened(checkpoint.files[0]) as tensors:
-        for seed, name in enumerate(tensors.offset_keys()):
+        for seed, name in enumerate(filter(checkpoint.tensors.__contains__, tensors.offset_keys())):
             floats[name] = _added(writer, config, name, tensors.get_tensor(name).float(), kind, seed)
+    if writer.arch == "muse-glimmer":
+        _add_norms_of_heads(writer, config)
     write(writer)
     save_file({name: tensor.contiguous() for name, tensor in floats.items()}, directory / SINGLE)
 
@@ -97,13 +99,22 @@ def _added(writer: Any, config: ModelConfig, name: str, tensor: Tensor, kind: Ty
     turned = heads and gguf_of(writer.arch).in_pairs
     tensor = in_pairs(tensor, heads) if turned else tensor
     if tensor.dim() == 1:
-        writer.add_tensor(there, (tensor + config.stack.norm.less_one * there.endswith("norm.weight")).numpy())
+        writer.add_tensor(there, (tensor + (name in config.less_one)).numpy())
         found = tensor
     else:
         of = kind(there)
         raw, found = blocks_of(tensor, of, seed)
         writer.add_tensor(there, raw, raw_dtype=gguf.GGMLQuantizationType[of])
     return back(found, heads) if turned else found
+
+
+def _add_norms_of_heads(writer: Any, config: ModelConfig) -> None:
+    """As the converter makes them: of queries the factor, of keys ones."""
+    factor = config.first.attention.scale * config.head_dim**0.5
+    for number in range(config.num_layers):
+        for kind, value in (("q", factor), ("k", 1.0)):
+            numbers = np.full(config.head_dim, value, dtype=np.float32)
+            writer.add_tensor(f"blk.{number}.attn_{kind}_norm.weight", numbers)
 
 
 def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None = None) -> Any:
@@ -128,9 +139,10 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     numbers = {
         writer.add_attn_logit_softcapping: attention.softcap,
         writer.add_final_logit_softcapping: config.stack.logit_cap,
-        writer.add_attention_scale: attention.scale if attention.scale != config.head_dim**-0.5 else None,
+        writer.add_attention_scale: attention.scale if writer.arch == "granite" else None,
         writer.add_residual_scale: config.first.share,
-        writer.add_embedding_scale: config.stack.embedding_scale,
+        writer.add_embedding_scale: config.stack.embedding_scale if writer.arch == "granite" else None,
+        writer.add_attn_temperature_scale: attention.query_scaling and attention.query_scaling.beta,
         writer.add_logit_scale: 1 / config.stack.logit_scale if writer.arch == "granite" else config.stack.logit_scale,
     }
     for add, number in numbers.items():
@@ -143,7 +155,13 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
-    add = {int: writer.add_uint32, bool: writer.add_bool, str: writer.add_string, list: writer.add_array}
+    add = {
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        bool: writer.add_bool,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
     add[type(value)](key, value)
 
 
@@ -152,10 +170,12 @@ def _add_scaling(writer: Any, config: ModelConfig) -> None:
         case LinearScaling(factor=factor):
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(factor)
-        case YarnScaling(factor=factor, original_positions=original):
+        case YarnScaling(factor=factor, original_positions=original, mscale_all_dim=share):
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(factor)
             writer.add_rope_scaling_orig_ctx_len(original)
+            if share is not None:
+                writer.add_rope_scaling_yarn_log_mul(share)
         case LongScaling(short=short, long=long, original_positions=original, attention_factor=scale):
             writer.add_rope_scaling_orig_ctx_len(original)
             writer.add_rope_scaling_attn_factors(scale)

@@ -17,8 +17,11 @@ from transformers import (
     SiglipVisionConfig,
 )
 
+from foresay.server.engine.parameters import quantized
 from foresay.spec.protocols import Rows
 from foresay.spec.tree import DraftTree
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.written import write
 from tests.verifier.families import FAMILIES, config_of, randomise
 from tests.verifier.reading import Reader, load_decoder, paths, random_parents, random_tokens, random_tree
 
@@ -87,16 +90,20 @@ IMAGES = {
         ("ministral3", Mistral3ForConditionalGeneration, Mistral3Config, PixtralVisionConfig),
     ],
 )
-def test_of_a_model_of_texts_and_images_the_texts_part_is_read(tmp_path, family, kind, config, images) -> None:
+def test_of_a_model_of_texts_and_images_the_texts_part_is_loaded(tmp_path, family, kind, config, images) -> None:
     inside = config_of(family, sliding_window=24 if family == "gemma3" else None)
     oracle = kind(config(text_config=inside, vision_config=images(**IMAGES), tie_word_embeddings=family == "gemma3"))
     oracle.eval()
     randomise(oracle.model.language_model, 0)
-    oracle.save_pretrained(tmp_path)
+    oracle.save_pretrained(tmp_path / "whole")
     tokens = random_tokens(random.Random(2), 40, 300)
     with torch.inference_mode():
         expected = oracle(input_ids=torch.tensor([tokens])).logits[0]
-    assert (Reader(load_decoder(tmp_path, FP32)).alone(tokens) - expected).abs().max() < 1e-4
+    assert (Reader(load_decoder(tmp_path / "whole", FP32)).alone(tokens) - expected).abs().max() < 1e-4
+    config = quantized(ModelConfig.from_directory(tmp_path / "whole"), "int8", "--quantize")
+    write(tmp_path / "whole", config, tmp_path / "int8", lambda done: None)
+    narrow = Reader(load_decoder(tmp_path / "int8", FP32)).alone(tokens)
+    assert torch.equal(narrow, Reader(load_decoder(tmp_path / "whole", FP32, quantize="int8")).alone(tokens))
 
 
 @pytest.mark.parametrize("scatter", [False, True], ids=["in_a_row", "scattered"])

@@ -22,6 +22,7 @@ from foresay.verifier.model.rope_config import RopeConfig, YarnScaling
 
 log = logging.getLogger("foresay.models")
 
+FINAL_NORM = "model.norm"
 FLOATS = "bfloat16, float16, float32"
 
 
@@ -100,6 +101,17 @@ class ModelConfig:
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """The rotary embeddings of its layers, each once; None where there is a layer that has none."""
         return tuple(dict.fromkeys(layer.attention.rope for layer in self.stack.layers))
+
+    @property
+    def less_one(self) -> frozenset[str]:
+        """The tensors that safetensors files keep less one, and GGUF files whole."""
+        inside = (
+            (f"model.layers.{number}.{vector.name}", vector)
+            for number, layer in enumerate(self.stack.layers)
+            for vector in layer.vectors(self.hidden_size)
+        )
+        last = ((vector.name, vector) for vector in self.stack.norm.vectors(FINAL_NORM, self.hidden_size))
+        return frozenset(name for name, vector in (*inside, *last) if vector.less_one)
 
     @classmethod
     def from_directory(cls, path: str | Path) -> ModelConfig:

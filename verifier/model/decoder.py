@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import DOWN, GATE_UP, HEAD_GATE, OUTPUT, QKV, SINKS, Attention, Layer, NormKind
 from foresay.verifier.model.rope import RopeTable, pairs_apart
-from foresay.verifier.model.weights import FINAL_NORM, LayerWeights, ModelWeights
+from foresay.verifier.model.weights import LayerWeights, ModelWeights
 from foresay.verifier.ops.linear import Gate
 from foresay.verifier.ops.norm import Norm
 from foresay.verifier.ops.rope import HeadNorms, Rotation

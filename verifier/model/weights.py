@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.nodes import Layer, Vector
@@ -34,7 +34,7 @@ from foresay.verifier.model.stored import Misfit, Stored, put, stored
 #: Told how much has been read, from 0 to 1.
 Progress = Callable[[float], None]
 
-EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(slots=True)
@@ -76,22 +76,15 @@ def load(
     """
     checkpoint = Checkpoint.open(Path(directory))
     weights = allocate(config, dtype, device, _of_matrices(checkpoint, dtype, torch.device(device)))
-    places = _fitting(checkpoint, config, weights)
-    _read(checkpoint, places, progress or (lambda share: None), fp16=dtype is torch.float16)
+    fitting = _fitting(checkpoint, config, weights)
+    _read(checkpoint, fitting, progress or (lambda share: None), fp16=dtype is torch.float16)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
     if checkpoint.gguf is None:  # there they are whole
-        _add_ones(config, weights)
+        for name, place in places(config, weights):
+            if name in config.less_one and isinstance(place, Tensor):
+                place.add_(1.0)
     return weights
-
-
-def _add_ones(config: ModelConfig, weights: ModelWeights) -> None:
-    """To what files keep less one."""
-    for layer, held in zip(config.stack.layers, weights.layers, strict=True):
-        for vector in layer.vectors(config.hidden_size):
-            held.vectors[vector.name] += vector.less_one
-    for vector in config.stack.norm.vectors(FINAL_NORM, config.hidden_size):
-        weights.final_norm[vector.name] += vector.less_one
 
 
 def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.dtype:

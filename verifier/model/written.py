@@ -19,6 +19,7 @@ from torch import Tensor
 
 from foresay.verifier.model.checkpoint import INDEX, Checkpoint
 from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.families import unwrapped
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
@@ -66,7 +67,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, progress: Progress) ->
     total, done = sum(tensor.nbytes for tensor in checkpoint.tensors.values()), 0
     for file in checkpoint.files:
         with checkpoint.opened(file) as tensors:
-            for name in tensors.offset_keys():
+            for name in filter(checkpoint.tensors.__contains__, tensors.offset_keys()):
                 tensor = tensors.get_tensor(name)
                 if not (config.tie_word_embeddings and name == LM_HEAD):
                     yield name, tensor
@@ -136,7 +137,7 @@ class _Files:
 
 
 def _write_config(directory: Path, config: ModelConfig, matrices: Iterable[str], out: Path) -> None:
-    values = dict(Fields.read(directory / "config.json").values)
+    values = dict(unwrapped(Fields.read(directory / "config.json")).values)
     modules = {name.removesuffix(".weight"): _inner(config, name) for name in matrices}
     values["quantization_config"] = quantization_config(config, modules)
     if HEAD in modules:

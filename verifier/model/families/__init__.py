@@ -34,7 +34,7 @@ INSIDE = {
     "gemma3_text": "Gemma3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
-    "muse_glimmer_text": muse.NAME,
+    "muse_glimmer_text": "MuseGlimmerForConditionalGeneration",
 }
 
 

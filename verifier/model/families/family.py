@@ -37,6 +37,14 @@ class Gguf:
     values: Callable[[Fields, int], dict[str, Any]] = lambda fields, head_dim: {}
 
 
+#: What most of them call the norms of sandwiches.
+SANDWICH_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """models: what people call those it has. stack: of a configuration. defaults: what absent keys mean (null ones are

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from foresay.verifier.model.families.family import (
+    SANDWICH_NAMES,
     Family,
     Gguf,
     attention,
@@ -86,8 +87,12 @@ _PATTERN = 6
 
 def _gguf3(fields: Fields, head_dim: int) -> dict[str, Any]:
     """What llama.cpp knows of Gemma 3 itself."""
-    pattern = fields.integer("attention.sliding_window_pattern", _PATTERN)
-    return {"sliding_window_pattern": pattern, "query_pre_attn_scalar": _scalar(fields, head_dim, largest=62)}
+    pattern = fields.get("attention.sliding_window_pattern")
+    return {
+        "sliding_window_pattern": _PATTERN if isinstance(pattern, list) else pattern or _PATTERN,
+        "query_pre_attn_scalar": _scalar(fields, head_dim, largest=62),
+        "rope_local_base_freq": fields.number("rope.freq_base_swa", 10_000.0),
+    }
 
 
 def _gguf2(fields: Fields, head_dim: int) -> dict[str, Any]:
@@ -102,13 +107,10 @@ def _scalar(fields: Fields, head_dim: int, largest: int) -> int:
     return whole if fields.integer("block_count") == largest else head_dim
 
 
-_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+_GGUF2 = Gguf("gemma2", SANDWICH_NAMES, windowed=True, values=_gguf2)
+_GGUF3 = Gguf("gemma3", SANDWICH_NAMES, windowed=True, values=_gguf3)
 
 FAMILIES = {
-    "Gemma2ForCausalLM": Family("Gemma 2", gemma2, _GEMMA2, Gguf("gemma2", _NAMES, windowed=True, values=_gguf2)),
-    "Gemma3ForCausalLM": Family("Gemma 3", gemma3, _GEMMA3, Gguf("gemma3", _NAMES, windowed=True, values=_gguf3)),
+    "Gemma2ForCausalLM": Family("Gemma 2", gemma2, _GEMMA2, _GGUF2),
+    "Gemma3ForCausalLM": Family("Gemma 3", gemma3, _GEMMA3, _GGUF3),
 }

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from foresay.verifier.model.families.family import (
+    SANDWICH_NAMES,
     Family,
+    Gguf,
     attention,
     biases,
     layer_count,
@@ -24,12 +29,13 @@ def muse_glimmer(fields: Fields) -> Stack:
     norm = rms_norm(fields, wide=True, less_one=True)
     behind = NormKind(fields.number("post_norm_eps", 1e-8), wide=True, less_one=True)
     plain = rms_norm(fields, wide=True, weighted=False)
+    of_heads = replace(plain, weighted=fields.flag(_WEIGHTED, False))
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     head_dim = fields.integer("head_dim", 128)
     own = (
         attention(
             fields, rope, scale=fields.number("qk_scale_factor", 3.87) * head_dim**-0.5,
-            window=window(fields) if sliding else None, biases=has, norm=HeadNorm(plain), gated=True,
+            window=window(fields) if sliding else None, biases=has, norm=HeadNorm(of_heads), gated=True,
         )
         for sliding, rope in zip(layer_types(fields) or apart, ropes_by_theta(fields, apart), strict=True)
     )  # fmt: skip
@@ -43,8 +49,21 @@ def muse_glimmer(fields: Fields) -> Stack:
     )
 
 
+#: GGUF files have weights for the norms of heads, with ``qk_scale_factor`` in those of queries.
+_WEIGHTED = "qk_norm_weights"
+
+
+def _gguf_values(fields: Fields, head_dim: int) -> dict[str, Any]:
+    return {
+        _WEIGHTED: True,
+        "qk_scale_factor": 1.0,
+        "output_multiplier": fields.number("logit_scale"),
+        "final_logit_softcapping": fields.optional_number("final_logit_softcapping"),
+    }
+
+
+_GGUF = Gguf("muse-glimmer", {**SANDWICH_NAMES, "attn_gate": "self_attn.gate_proj"}, in_pairs=True, windowed=True,
+             values=_gguf_values)  # fmt: skip
 _ABSENT = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 2048}
 
-#: The name that its texts' part has here: files have the whole model alone.
-NAME = "MuseGlimmerTextModel"
-FAMILIES = {NAME: Family("Muse Glimmer", muse_glimmer, _ABSENT)}
+FAMILIES = {"MuseGlimmerForConditionalGeneration": Family("Muse Glimmer", muse_glimmer, _ABSENT, _GGUF)}

@@ -39,14 +39,17 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "sliding_window": fields.get("attention.sliding_window"),
+        "layer_types": _kinds(fields),
         "dtype": _dtype(file),
         "rope_parameters": {
             "rope_theta": fields.number("rope.freq_base", 10_000.0),
             **_scaling(file, fields, head_dim),
             **_rotated(fields, head_dim),
         },
-        **gguf_of(file.architecture).values(fields, head_dim),
     }
+    for key, own in gguf_of(file.architecture).values(fields, head_dim).items():
+        values[key] = {**values[key], **own} if isinstance(own, dict) else own
+    values["rope_parameters"] = _by_kind(fields, values)
     types = {
         ours(name, file.architecture).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()
     }
@@ -57,6 +60,25 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     if rules:
         values["quantization_config"] = {"quant_method": "gguf", "modules": rules}
     return values
+
+
+def _kinds(fields: Fields) -> list[str] | None:
+    """config.json's ``layer_types``, where a file says of each layer whether it slides."""
+    slides = fields.get("attention.sliding_window_pattern")
+    if not isinstance(slides, list):
+        return None
+    return ["sliding_attention" if sliding else "full_attention" for sliding in slides]
+
+
+def _by_kind(fields: Fields, values: dict[str, Any]) -> dict[str, Any]:
+    """The rotary embedding; in some families layers that slide have one of their own."""
+    rope: dict[str, Any] = values["rope_parameters"]
+    local = values.pop("rope_local_base_freq", None)
+    if local is not None:
+        return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": local}}
+    if fields.get("rope.freq_base_swa") not in (None, rope["rope_theta"]):
+        raise fields.error("rope.freq_base_swa is not supported for this architecture")
+    return rope
 
 
 def _own_fields(file: GgufFile) -> Fields:
@@ -160,11 +182,13 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
     for key in ("beta_fast", "beta_slow"):
         if (found := fields.optional_number(f"rope.scaling.yarn_{key}")) is not None:
             values[key] = found
+    if (share := fields.get("rope.scaling.yarn_log_multiplier")) not in (None, 0.0):
+        values |= {"mscale": 1.0, "mscale_all_dim": share}
     return values
 
 
 #: What llama.cpp does beyond YaRN as it was published.
-_YARN_BEYOND = ("yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "attn_factor")
+_YARN_BEYOND = ("yarn_ext_factor", "yarn_attn_factor", "attn_factor")
 
 
 def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> Iterator[list[Any]]:

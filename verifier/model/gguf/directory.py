@@ -25,7 +25,7 @@ from foresay.verifier.ops.kernels.cpu import kept
 
 _TOKENIZER, _ABOUT = "tokenizer.json", "tokenizer_config.json"
 #: Of what is made of a file; changed where that would be another.
-_VERSION = "2"
+_VERSION = "3"
 
 
 def directory_of(file: Path) -> Path:
