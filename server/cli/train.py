@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -157,7 +158,9 @@ def run(config: None, arguments: Namespace) -> int:
     check_model_name(f"--target {arguments.target}", arguments.target)
     from foresay.drafters.training.prompts import read_prompts
     from foresay.server.cli.progress import Stages, say
+    from foresay.server.host.child import PASSIVE
 
+    os.environ.update(PASSIVE | os.environ)
     prompts = read_prompts(arguments.prompts)
     say(plan(arguments, len(prompts)))
     with Stages() as stages:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,18 @@ def test_the_command_trains_and_says_how_good_it_is(target, prompts, tmp_path, c
 )
 def test_the_verdict_needs_texts_and_a_first_guess_that_is_mostly_right(texts, right, said) -> None:
     assert verdict(Judged([Depth(2.0, 0.7, right), Depth(2.0, 0.1, 0.1)], texts, 60 * texts)).startswith(said)
+
+
+def test_threads_sleep_while_they_wait_for_each_other(target, prompts, tmp_path) -> None:
+    """Beside other programs, spinning takes most of the time. OpenMP reads the variable as torch is imported."""
+    words = f"train draft --target {target} --prompts {prompts} --out {tmp_path}/d --depth 3"  # refused, after torch
+    code = (
+        f"import os, sys; from foresay.server.cli.main import main; assert 'torch' not in sys.modules; "
+        f"main({words.split()}); assert 'torch' in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "passive\n", done.stderr
 
 
 def test_texts_for_a_target_that_chats_are_pointed_out(target, prompts, tmp_path, capsys) -> None:
