@@ -31,7 +31,7 @@ from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.model.weights import LayerWeights, allocate, places
-from foresay.verifier.ops.norm import Norm
+from foresay.verifier.ops.records import Norm
 from foresay.verifier.paged_model import PagedModel
 
 BUNDLED = Path(foresay.server.__file__).parent / "bundled"

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES
-from foresay.verifier.ops.level import Pieces
+from foresay.verifier.ops.records import Pieces
 
 Floats = NDArray[np.float64]
 

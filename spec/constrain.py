@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -27,13 +27,56 @@ from torch.nn import functional
 
 from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.names import GRAMMAR
-from foresay.spec.protocols import Constraint
 from foresay.spec.tree import DraftTree
 
 #: A grammar that is slow may not make drafting slow: after this, the rest of a tree is drafted without it.
 _MOST_SECONDS = 0.02
 
 Result = TypeVar("Result")
+
+
+class Constraint(Protocol):
+    """What one sequence's output must match (a grammar), seen from the committed text.
+
+    It begins before the first output token. Trees come as host lists: ``tokens[0]`` is the root (already committed, or
+    the prompt's last token), ``parents[0]`` is -1 and every other parent comes before its child. None of the methods
+    but ``advance`` changes what the constraint knows. One that raises ends its sequence, and no other, with an error
+    that says what was raised.
+
+    In a step the calls come in this order, one at a time: ``forced``, ``fork`` (by drafters that let a copy follow what
+    they draft), ``legal`` (if anything was drafted), ``masks``, ``advance`` (unless the sequence has ended). Tokens may
+    be any the model has, stop tokens among them.
+    """
+
+    def forced(self, most: int) -> list[int]:
+        """Tokens that the grammar leaves no choice about, at most ``most``: free drafts.
+
+        Drafts only: each is sampled under its mask all the same, so one that could be something else costs nothing but
+        its row.
+        """
+        ...
+
+    def legal(self, tokens: list[int], parents: list[int]) -> list[bool]:
+        """Which nodes the grammar could reach; a node below an illegal one is illegal. The root is legal."""
+        ...
+
+    def masks(self, tokens: list[int], parents: list[int]) -> Tensor | None:
+        """int32[N, ceil(V / 32)]: bit ``t % 32`` of word ``t // 32`` says that token t may follow the node.
+
+        All bits are set where nothing is constrained. None if that is so everywhere. Tokens past the last word are not
+        allowed. Called in another thread, while the target computes. A node without a bit ends the run at its token,
+        and the next step, whose root it is, asks again: so one may be left out for want of time. At the root that ends
+        the sequence with an error.
+        """
+        ...
+
+    def advance(self, tokens: list[int]) -> None:
+        """These tokens were committed."""
+        ...
+
+    def fork(self) -> Constraint:
+        """An independent copy in the same state."""
+        ...
 
 
 class Guarded:

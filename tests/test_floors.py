@@ -80,9 +80,9 @@ def package_of(name: str) -> str:
 
 
 @cache
-def graph() -> dict[str, list[str]]:
-    """The modules of the server, each with those that it imports."""
-    paths = {dotted(path): path for path in files_of("server")}
+def graph(floor: str = "server") -> dict[str, list[str]]:
+    """The modules of a floor, floors within it included, each with those of them that it imports."""
+    paths = {dotted(path): path for path in sorted((ROOT / floor).rglob("*.py"))}
     return {name: list(dict.fromkeys(_modules(imports_of(path), paths))) for name, path in paths.items()}
 
 
@@ -174,8 +174,10 @@ def test_the_rooms_of_the_server_import_downwards() -> None:
     assert [path.name for path in ROOT.glob("server/*.py")] == ["__init__.py"]
 
 
-def test_no_modules_of_the_server_import_each_other() -> None:
-    assert cycle(graph()) == []
+@pytest.mark.parametrize("floor", sorted(OURS))
+def test_no_modules_of_a_floor_import_each_other(floor: str) -> None:
+    assert graph(floor)
+    assert cycle(graph(floor)) == []
 
 
 def test_what_climbs_is_seen() -> None:

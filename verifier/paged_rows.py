@@ -20,7 +20,8 @@ from torch import Tensor
 from foresay.kvpaging import WindowPages
 from foresay.spec.protocols import Rows
 from foresay.spec.tree import MAX_NODES
-from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.tree_attention import find_places
 from foresay.verifier.staged import Column, Staged
 
 
@@ -146,7 +147,7 @@ class WrittenRows:
         rows, wanted, sequences = there["counts"].split(1)
         paged = PagedRows(there[pages + "tables"], self._size, there["lengths"], there["offsets"], there["words"])
         paged.texts, paged.sequences = there["texts"], sequences
-        places = paged.found(self.sizes.rows, rows)
+        places = find_places(paged, self.sizes.rows, rows)
         groups = (Group(slice(0, self.sizes.rows), paged),)
         return StaticRows(there["tokens"], places.positions, places.own, groups, there["wanted"], rows, wanted)
 

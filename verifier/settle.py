@@ -21,9 +21,9 @@ from foresay.spec.protocols import Sampled
 from foresay.spec.sample import Unsampled
 from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.graphs.proposer import DeviceTree
-from foresay.verifier.ops.accept import AcceptedPaths, accept_paths
+from foresay.verifier.ops.accept import accept_paths
 from foresay.verifier.ops.move import move_paths
-from foresay.verifier.ops.sample import SAMPLING, RowSampling, SamplingColumns
+from foresay.verifier.ops.records import SAMPLING, AcceptedPaths, RowSampling, SamplingColumns
 from foresay.verifier.ops.take import take_rows
 from foresay.verifier.paged_rows import StaticRows
 from foresay.verifier.staged import Column, Staged

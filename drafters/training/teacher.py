@@ -18,8 +18,10 @@ from foresay.spec.errors import ConfigurationError
 from foresay.verifier.model.checkpoint import Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError, code_refused
+from foresay.verifier.model.families import WRAPPED
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.hub import BESIDE, LINK
+from foresay.verifier.model.gguf.parts import LINK
+from foresay.verifier.model.hub import BESIDE
 
 #: The state behind the last norm, which the output matrix reads.
 FINAL = "final"
@@ -189,6 +191,8 @@ def _of_gguf(directory: Path, dtype: torch.dtype) -> Any:
     import transformers
 
     values = Fields.read(directory / "config.json").values
+    if values["architectures"][0] in WRAPPED:
+        raise ModelError("heads cannot be trained for the texts' part of a model of texts and images yet")
     made = getattr(transformers, values["architectures"][0])
     less_one = ModelConfig.from_directory(directory).less_one
     config = made.config_class(**{key: each for key, each in values.items() if key != "quantization_config"})

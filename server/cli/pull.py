@@ -51,7 +51,8 @@ def fetched(name: str) -> Path:
     if (known := of_short_name(name)) is not None:
         return fetch.fetched(known, "NAME")
     from foresay.verifier.heads.kind import PATTERNS, kind_of  # imports torch
-    from foresay.verifier.model.hub import LINK, resolve
+    from foresay.verifier.model.gguf.parts import LINK
+    from foresay.verifier.model.hub import resolve
 
     directory = resolve(name, flag="NAME")
     if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may be stored as others

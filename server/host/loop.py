@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from foresay.server.host import frames
 from foresay.server.host.frames import Link
 from foresay.server.text.grammars.compiler import GrammarCompiler, Pending
+from foresay.spec.constrain import Constraint
 from foresay.spec.engine import Engine
 from foresay.spec.errors import InvalidRequest
-from foresay.spec.protocols import Constraint
 from foresay.spec.request import Delta, Request
 from foresay.spec.trace import ShadowReport
 

@@ -20,7 +20,8 @@ from foresay.drafters.calibration import (
     kind_of,
 )
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.level import Above, keep_children
+from foresay.verifier.ops.level import keep_children
+from foresay.verifier.ops.records import Above
 
 
 def logistic(odds: np.ndarray) -> np.ndarray:

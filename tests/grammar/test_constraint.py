@@ -16,8 +16,8 @@ from foresay.server.text.grammars.compiler import MOST_KEPT, GrammarCompiler, to
 from foresay.server.text.grammars.constraint import GrammarFailed, LlguidanceConstraint
 from foresay.server.text.grammars.fields import choice_grammar, lark_grammar, regex_grammar
 from foresay.server.text.grammars.schema import ANY_OBJECT, BOUNDED, schema_grammar
+from foresay.spec.constrain import Constraint
 from foresay.spec.errors import InvalidRequest
-from foresay.spec.protocols import Constraint
 from foresay.spec.request import Grammar
 from tests.grammar.oracle import DONE, ENDS, SIZE, TARGET, THINK, allowed, bits, compiler, tokenizer
 from tests.server.conftest import sentencepiece_tokenizer

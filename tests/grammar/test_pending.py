@@ -17,9 +17,9 @@ from foresay.server.host.frames import Link
 from foresay.server.host.loop import Loop
 from foresay.server.text.grammars.compiler import GrammarCompiler, Pending
 from foresay.server.text.grammars.constraint import LlguidanceConstraint
+from foresay.spec.constrain import Constraint
 from foresay.spec.engine import Engine
 from foresay.spec.errors import InvalidRequest
-from foresay.spec.protocols import Constraint
 from foresay.spec.request import Delta, Grammar, Request
 from foresay.spec.sampling import SamplingParams
 from tests.grammar.oracle import compiler

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.children import MOST
 from foresay.verifier.ops.children import best_children as reference
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.sample import RowSampling
+from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},
@@ -23,8 +22,8 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.5},
     {"top_k": 1},
     {"top_k": 20},
-    {"top_k": MOST},
-    {"top_k": MOST + 1},
+    {"top_k": MOST_CHILDREN},
+    {"top_k": MOST_CHILDREN + 1},
     {"top_p": 0.9},
     {"top_p": 0.05},
     {"top_p": 0.9999},
@@ -67,11 +66,11 @@ def rows_of(scales: list[float], width: int) -> Tensor:
 class ChildrenCases:
     """Who inherits them has fixtures: ``find``, and ``small_pieces``, many of a row though the vocabulary is small."""
 
-    @pytest.mark.parametrize("count", [1, 7, MOST])
+    @pytest.mark.parametrize("count", [1, 7, MOST_CHILDREN])
     @pytest.mark.usefixtures("small_pieces")
     def test_every_kind_of_row(self, count, find) -> None:
         chances = assert_found_alike(find, rows_of([0.2, 2.0, 4.0] * (len(KINDS) // 3), 150), KINDS, count)
-        assert count < MOST or (chances == -math.inf).any(), "some filters leave fewer"
+        assert count < MOST_CHILDREN or (chances == -math.inf).any(), "some filters leave fewer"
 
     @pytest.mark.parametrize("width", [1, 2, 64, 65, 200])
     @pytest.mark.usefixtures("small_pieces")
@@ -99,7 +98,7 @@ class ChildrenCases:
         logits[0, ::3] *= -1.0  # zeros of both signs
         logits[0] = logits[0].clamp(max=0.0)
         kinds: list[dict[str, Any]] = [{"temperature": 0.0}] * 3 + [{"top_k": 3}, {"top_k": 5, "min_p": 0.5}]
-        assert_found_alike(find, logits[: len(kinds)], kinds, MOST)
+        assert_found_alike(find, logits[: len(kinds)], kinds, MOST_CHILDREN)
 
     @pytest.mark.parametrize("kind", [{"temperature": 0.0}, {}, {"top_k": 9, "top_p": 0.9}, {"top_p": 0.9}], ids=str)
     @pytest.mark.usefixtures("small_pieces")

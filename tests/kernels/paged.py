@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.ops import quantized
-from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.records import PagedRows
 from tests.verifier.reading import random_parents
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.ops.kernels import chunk_attention, key_blocks, tree_attention
-from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.records import PagedRows
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_launches
 
 

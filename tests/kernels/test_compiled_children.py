@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from foresay.verifier.ops.children import MOST
 from foresay.verifier.ops.kernels import children, planes
+from foresay.verifier.ops.records import MOST_CHILDREN
 from tests.kernels.compiling import CAPABILITIES, compile_kernel
 
 FLOATS = ("logits", "temperature", "top_ps", "min_ps", "floats", "chances")
@@ -20,8 +20,8 @@ SIZES = {"size": "i32", "width": "i32", "blocks": "i32", "count": "i32"}
 @pytest.mark.parametrize("own_ids", [False, True], ids=("same ids", "own ids"))
 def test_children(own_ids, capability, tmp_path) -> None:
     for kernel, warps, constants in (
-        (children.rank, children.RANK_WARPS, {"MOST": MOST, "BLOCK": 1024}),
-        (children.merge, children.MERGE_WARPS, {"MOST": MOST, "MERGE": planes.MERGE}),
+        (children.rank, children.RANK_WARPS, {"MOST": MOST_CHILDREN, "BLOCK": 1024}),
+        (children.merge, children.MERGE_WARPS, {"MOST": MOST_CHILDREN, "MERGE": planes.MERGE}),
     ):
         types = {name: kind for name, kind in (TYPES | SIZES).items() if name in kernel.arg_names}
         none = {} if own_ids else {"token_ids": None}

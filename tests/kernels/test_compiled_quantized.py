@@ -9,8 +9,8 @@ import torch
 
 from foresay.verifier.ops.kernels import linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.linear import Gate
 from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.records import Gate
 from tests.kernels.compiling import Compiled, compile_launches
 from tests.kernels.test_compiled_linear import INSTRUCTION, NAMES, products
 

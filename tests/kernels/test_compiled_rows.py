@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from foresay.verifier.ops.kernels import gate, logits, norm, rotate, take
-from foresay.verifier.ops.linear import Partials
-from foresay.verifier.ops.norm import Norm
+from foresay.verifier.ops.records import Norm, Partials
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)

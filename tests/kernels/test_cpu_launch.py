@@ -21,7 +21,8 @@ from foresay.verifier.ops.kernels.cpu.threads import Threads, give_way, use, wan
 from foresay.verifier.ops.kernels.cpu.traced import ReadsNumbers
 from foresay.verifier.ops.kernels.cpu.types import I64
 from foresay.verifier.ops.kernels.cpu.walk import PLACES, walker
-from foresay.verifier.ops.norm import Norm, add_norm
+from foresay.verifier.ops.norm import add_norm
+from foresay.verifier.ops.records import Norm
 
 
 @pytest.fixture(autouse=True, params=[1, 2, 4])

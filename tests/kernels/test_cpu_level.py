@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.level import Above, Kept, Pieces, keep_children, known_tokens, positions_below
+from foresay.verifier.ops.level import keep_children, known_tokens, positions_below
+from foresay.verifier.ops.records import Above, Kept, Pieces
 
 pytestmark = pytest.mark.usefixtures("any_processor")
 KNOTS = torch.cat((torch.linspace(-20, -0.1, 27), torch.full((5,), math.inf)))

@@ -14,7 +14,8 @@ from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu import sample as pieces
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import recording
-from foresay.verifier.ops.sample import RowSampling, sample_rows
+from foresay.verifier.ops.records import RowSampling
+from foresay.verifier.ops.sample import sample_rows
 from tests.kernels.on_device import test_sample
 from tests.kernels.on_device.test_sample import *  # noqa: F403
 from tests.kernels.on_device.test_sample import Drawing, asked, rows_of, wanted

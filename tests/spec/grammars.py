@@ -1,4 +1,4 @@
-"""Grammars in a few lines, as :class:`foresay.spec.protocols.Constraint`: a random automaton over token ids, and odd
+"""Grammars in a few lines, as :class:`foresay.spec.constrain.Constraint`: a random automaton over token ids, and odd
 tokens."""
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from foresay.kvpaging import PagePool, PrefixIndex
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
+from foresay.spec.constrain import Constraint
 from foresay.spec.engine import Engine
 from foresay.spec.observer import Observer
-from foresay.spec.protocols import Constraint, Drafter
+from foresay.spec.protocols import Drafter
 from foresay.spec.request import Delta, EngineInfo, Progress, Request, TokenLogprobs
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler

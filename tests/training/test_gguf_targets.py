@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from foresay.drafters.training.teacher import _of_gguf
+from foresay.verifier.model.errors import ModelError
 from foresay.verifier.model.hub import resolve
 from tests.verifier.families import FAMILIES, make
 from tests.verifier.gguf_files import all_of, cache_of_its_own, convert
@@ -27,3 +28,9 @@ def test_its_logits(tmp_path, monkeypatch, family, shape) -> None:
     found, tokens = _of_gguf(resolve(tmp_path / "x.gguf"), torch.float32).eval(), torch.arange(3, 40)[None]
     with torch.inference_mode():
         assert (found(tokens).logits - oracle(tokens).logits).abs().max() < 1e-3
+
+
+def test_a_model_of_texts_and_images_is_refused(tmp_path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["MuseGlimmerForConditionalGeneration"]}')
+    with pytest.raises(ModelError, match="texts and images"):
+        _of_gguf(tmp_path, torch.float32)

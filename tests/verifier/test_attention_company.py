@@ -11,7 +11,8 @@ from torch import Tensor
 
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu import threads
-from foresay.verifier.ops.tree_attention import PagedRows, tree_attention
+from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.tree_attention import tree_attention
 from tests.combinations import pairwise
 from tests.kernels.paged import Bench, Sequence, kept
 from tests.verifier.conftest import PROCESSORS
@@ -53,7 +54,7 @@ def attended(
     query, keys, values, rows = laid_out
     keys, values, options["scales"] = kept(keys, values, stored)
     options["sinks"] = torch.linspace(4.0, -3.0, query.shape[1]) if sinks else None
-    return tree_attention(query, keys, values, replace(rows, _places=None), SCALE, **options)
+    return tree_attention(query, keys, values, replace(rows, places=None), SCALE, **options)
 
 
 def same(left: Tensor, right: Tensor) -> bool:

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from foresay.spec.sample import BROKEN
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.children import MOST, best_children
+from foresay.verifier.ops.children import best_children
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.lay_out import lay_out
 from foresay.verifier.ops.recent import advance, text_ends
-from foresay.verifier.ops.sample import RowSampling, sample_rows
+from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
+from foresay.verifier.ops.sample import sample_rows
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},
@@ -68,7 +69,7 @@ def test_a_small_vocabulary_draws_what_the_targets_would_with_the_rest_ruled_out
     assert torch.equal(sampled, sample_rows(widened(logits, token_ids), sampling))
 
 
-@pytest.mark.parametrize("count", [1, 3, MOST])
+@pytest.mark.parametrize("count", [1, 3, MOST_CHILDREN])
 def test_children_by_the_targets_ids(count) -> None:
     token_ids, kinds = some_ids(300), KINDS * 8
     logits, sampling = logits_of(len(kinds), 300), asked(kinds)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
-from foresay.verifier.ops.linear import Gate
+from foresay.verifier.ops.records import Gate
 from tests.combinations import pairwise
 from tests.simulated.device import DEVICE, simulated
 from tests.verifier.conftest import PROCESSORS, by_processor

@@ -14,10 +14,10 @@ from foresay.kvpaging.ops import as_bytes, quantized
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.gate import gate_heads
 from foresay.verifier.ops.kernels.cpu.launch import recording
-from foresay.verifier.ops.linear import Partials
 from foresay.verifier.ops.logits import finish_logits
-from foresay.verifier.ops.norm import Norm, add_norm, embed, norm
-from foresay.verifier.ops.rope import HeadNorms, Rotation, rotate_and_store
+from foresay.verifier.ops.norm import add_norm, embed, norm
+from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
+from foresay.verifier.ops.rope import rotate_and_store
 from tests.combinations import pairwise
 from tests.verifier.conftest import PROCESSORS
 from tests.verifier.reading import threads

@@ -13,7 +13,8 @@ from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.tree import DraftTree
 from foresay.verifier.model.sizes import KVShape
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.tree_attention import PagedRows, tree_attention
+from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.tree_attention import tree_attention
 from tests.verifier.reading import random_parents, scattered
 
 SCALE = 0.3
@@ -74,7 +75,7 @@ def test_scores_are_capped_and_a_sink_takes_its_share(computed: Callable[[], Abs
     scale = 6.0 / 9.0 / WIDTH
     with computed():
         found = tree_attention(query, keys, values, rows, scale, softcap=2.0, sinks=sinks)
-        rows._places = None
+        rows.places = None
         late = tree_attention(query, keys, values, rows, scale, first=2, softcap=2.0, sinks=sinks)
     torch.testing.assert_close(found[2], wanted[:, None].expand(-1, WIDTH), rtol=1e-6, atol=0)
     assert late[2].all() and not late[:2].any()

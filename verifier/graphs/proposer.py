@@ -21,7 +21,7 @@ from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.ops.accept import AcceptedPaths
+from foresay.verifier.ops.records import AcceptedPaths
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.lay_out import lay_out
 from foresay.verifier.ops.recent import text_ends
-from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.tree_attention import find_places
 from foresay.verifier.paged_rows import Group, StaticRows
 
 
@@ -60,7 +61,7 @@ def rows_of(
     if compiled(lengths):  # its attention has to find both anyway
         if live:
             known, paged.sequences = state.live_rows(count), state.live_rows(1)
-        places = paged.found(rows, known)
+        places = find_places(paged, rows, known)
         positions, slots = places.positions, places.own
     else:
         positions, slots = lay_out(tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from foresay.kvpaging import WindowPages
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.accept import AcceptedPaths
 from foresay.verifier.ops.level import positions_below
 from foresay.verifier.ops.recent import advance
-from foresay.verifier.ops.sample import RowSampling
+from foresay.verifier.ops.records import AcceptedPaths, RowSampling
 
 
 @dataclass(frozen=True, slots=True)

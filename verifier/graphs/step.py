@@ -32,7 +32,8 @@ from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.paged_pass import paged_pass
 from foresay.verifier.ops.accept import real_parents, report
-from foresay.verifier.ops.sample import RowSampling, sample_rows
+from foresay.verifier.ops.records import RowSampling
+from foresay.verifier.ops.sample import sample_rows
 from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.settle import accept_and_move
 
@@ -104,7 +105,7 @@ class SpeculativeStep:
 
     Where the host has to say which tokens may be sampled, it is launched in :meth:`parts`: at the stop ``seen`` holds
     the trees (int64[S, 2 N]: tokens, parents), and what is then in ``allowed`` (int32[S * N, ceil(V / 32)], as
-    :meth:`foresay.spec.protocols.Constraint.masks` packs it) may be sampled.
+    :meth:`foresay.spec.constrain.Constraint.masks` packs it) may be sampled.
     """
 
     def __init__(self, model: PagedModel, proposer: Proposer, state: StepState, sample: Drawing = sampled_ids) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from foresay.verifier.graphs.rows import chain_words
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.lay_out import lay_out
-from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.records import PagedRows
 from foresay.verifier.paged_rows import Group, StaticRows
 
 

@@ -18,7 +18,7 @@ from foresay.verifier.heads.markov import MarkovHead
 from foresay.verifier.heads.reader import HeadReader
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear, Matrix
-from foresay.verifier.ops.norm import Norm
+from foresay.verifier.ops.records import Norm
 
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight)$")
 #: transformers' names of what the authors call otherwise.

@@ -33,7 +33,8 @@ from foresay.verifier.heads.layer import PagedHead
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.rope import RopeTable
 from foresay.verifier.ops.level import known_tokens
-from foresay.verifier.ops.norm import Norm, norm, pair
+from foresay.verifier.ops.norm import norm, pair
+from foresay.verifier.ops.records import Norm
 from foresay.verifier.ops.take import take_rows
 from foresay.verifier.paged_rows import StaticRows, WrittenRows
 

@@ -19,7 +19,7 @@ from foresay.verifier.heads.layer import HeadLayer
 from foresay.verifier.heads.reader import HeadReader
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear, Matrix
-from foresay.verifier.ops.norm import Norm
+from foresay.verifier.ops.records import Norm
 
 #: What checkpoints carry and nobody computes with: buffers, parts of the target.
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight)$")

@@ -10,8 +10,8 @@ from foresay.verifier.model.decoder import PackedLayer
 from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.paged_pass import attended, placed
 from foresay.verifier.model.weights import LayerWeights
-from foresay.verifier.ops.norm import Norm, add_norm
-from foresay.verifier.ops.rope import Rotation
+from foresay.verifier.ops.norm import add_norm
+from foresay.verifier.ops.records import Norm, Rotation
 from foresay.verifier.paged_rows import StaticRows
 
 

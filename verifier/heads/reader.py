@@ -17,8 +17,8 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer
 from foresay.verifier.model.weights import LayerWeights
-from foresay.verifier.ops.norm import Norm
 from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.records import Norm
 
 
 class HeadReader:

@@ -17,8 +17,7 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import TYPES, GgufFile
 from foresay.verifier.model.gguf.names import CONFIGURATION, ours, theirs
-from foresay.verifier.model.gguf.parts import parts_of
-from foresay.verifier.model.hub import LINK
+from foresay.verifier.model.gguf.parts import LINK, parts_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")

@@ -17,9 +17,7 @@ from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import DOWN, GATE_UP, HEAD_GATE, OUTPUT, QKV, SINKS, Attention, Layer, NormKind
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
-from foresay.verifier.ops.linear import Gate
-from foresay.verifier.ops.norm import Norm
-from foresay.verifier.ops.rope import HeadNorms, Rotation
+from foresay.verifier.ops.records import Gate, HeadNorms, Norm, Rotation
 
 
 @dataclass(slots=True)

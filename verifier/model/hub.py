@@ -10,13 +10,11 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from foresay.verifier.model.errors import ModelNotFound
-from foresay.verifier.model.gguf.parts import chosen, first_of, parts_of
+from foresay.verifier.model.gguf.parts import LINK, chosen, first_of, parts_of
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
 
-#: What the file is called in a directory that was made of it.
-LINK = "model.gguf"
 #: A model's tokenizer and its habits, which every model of the same vocabulary may share.
 BESIDE = [
     "generation_config.json",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from foresay.verifier.model.errors import ModelError
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.hub import LINK
+from foresay.verifier.model.gguf.parts import LINK
 
 _NAME, _GGUF_NAME = "model.norm.weight", "output_norm.weight"
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
-from foresay.verifier.ops.linear import Gate, PackedWeight, Partials, packed_linear, unfinished_linear
+from foresay.verifier.ops.linear import PackedWeight, packed_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.records import Gate, Partials
 from foresay.verifier.ops.rounded import GROUP
 from foresay.verifier.ops.take import take_columns
 
@@ -66,7 +67,7 @@ class Linear:
         return made
 
     @property
-    def parts(self) -> tuple[PackedWeight, Tensor | None]:
+    def parts(self) -> tuple[PackedWeight | BlockedWeight, Tensor | None]:
         """The packed weight, and which number of a row each one of its is multiplied with; None: as they stand."""
         return self._packed, self._was
 
@@ -96,7 +97,9 @@ class Linear:
         return x if self._was is None else take_columns(x, self._was, count)
 
 
-def _packed(weight: Matrix, bias: Tensor | None, gated: Gate, compute: torch.dtype, rounds: bool) -> PackedWeight:
+def _packed(
+    weight: Matrix, bias: Tensor | None, gated: Gate, compute: torch.dtype, rounds: bool
+) -> PackedWeight | BlockedWeight:
     if isinstance(weight, QuantizedMatrix):
         kept = replace(weight, scales=_kept(weight.scales, torch.float32))
         if weight.device.type != "cpu":

@@ -22,7 +22,7 @@ from foresay.verifier.model.rope_config import (
     RopeConfig,
     YarnScaling,
 )
-from foresay.verifier.ops.rope import Rotation
+from foresay.verifier.ops.records import Rotation
 from foresay.verifier.ops.take import take_both, take_rows
 
 

@@ -6,37 +6,13 @@ captured graph. Stop ids and length limits stay with the host, which cuts the em
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from foresay.spec.accept import accept
 from foresay.spec.tree import DraftTree
 from foresay.verifier.ops.eager import compiled
-
-#: What fills the places behind a path.
-NO_NODE = -1
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptedPaths:
-    """The accepted paths of B sequences; int64 throughout.
-
-    lengths: [B], nodes on the path, 1 more than accepted drafts; 0 for a sequence without nodes. paths: [B, N], node
-    ids from the root down. emitted: [B, N], the tokens to append, the bonus token last. sources: [B, N], the slots of
-    the path's nodes, which the compaction moves down to the first ``lengths`` slots. All filled up with ``NO_NODE``.
-    """
-
-    lengths: Tensor
-    paths: Tensor
-    emitted: Tensor
-    sources: Tensor
-
-    @classmethod
-    def empty(cls, tokens: Tensor) -> AcceptedPaths:
-        """Room for the paths of trees whose tokens are [B, N]."""
-        return cls(tokens.new_zeros(len(tokens)), *(torch.full_like(tokens, NO_NODE) for _ in range(3)))
+from foresay.verifier.ops.records import AcceptedPaths
 
 
 def accept_paths(

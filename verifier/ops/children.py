@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.ops.eager import compiled
-from foresay.verifier.ops.sample import COLDEST, RowSampling, noise_of
-
-#: Children of one node at most; and the filters are looked for among so many of a row's likeliest tokens.
-MOST = 64
+from foresay.verifier.ops.records import COLDEST, MOST_CHILDREN, RowSampling
+from foresay.verifier.ops.sample import noise_of
 
 
 def best_children(
@@ -37,7 +35,7 @@ def best_children(
     Returns int64[N, count], tokens of the target, and fp32[N, count], log chances: the log softmax of what was ranked.
     A place for which no token is left has token 0 and minus infinity.
     """
-    assert 1 <= count <= MOST, "one node has 1 to 64 children"
+    assert 1 <= count <= MOST_CHILDREN, "one node has 1 to 64 children"
     if logits.is_cuda:
         from foresay.verifier.ops.kernels import children as kernels
 
@@ -68,11 +66,11 @@ def _noise(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None) -> T
 def _kept(scaled: Tensor, sampling: RowSampling) -> Tensor:
     """bool[N, V]: what the filters keep, decided among the likeliest."""
     likeliest, columns = scaled.sort(dim=-1, descending=True, stable=True)
-    likeliest, columns = likeliest[:, :MOST], columns[:, :MOST]
+    likeliest, columns = likeliest[:, :MOST_CHILDREN], columns[:, :MOST_CHILDREN]
     weights = (likeliest - likeliest[:, :1]).exp()
     ranks = torch.arange(weights.shape[1], device=weights.device)
     top_k, top_p = sampling.top_k[:, None], sampling.top_p[:, None]
-    by_k = (top_k > 0) & (top_k <= MOST)
+    by_k = (top_k > 0) & (top_k <= MOST_CHILDREN)
     allowed = ~by_k | (ranks < top_k)
     all_mass = (scaled - likeliest[:, :1]).exp().sum(dim=-1, keepdim=True)
     mass = (weights * allowed).sum(dim=-1, keepdim=True).where(by_k, all_mass)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from foresay.verifier.ops.eager import compiled
-from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.records import Partials
 
 
 def gate_heads(x: Tensor, gate: Tensor | Partials, count: Tensor | None = None) -> Tensor:

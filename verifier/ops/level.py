@@ -6,47 +6,12 @@ Legend: S sequences, F expanded nodes of a level, k children looked at below eac
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from foresay.verifier.ops.eager import compiled
-
-
-class Above(NamedTuple):
-    """The nodes that a level hangs below: scores fp32[S, F], log chances along their paths; words int64[S, F];
-    numbers int64[F], alike in all trees. Contiguous."""
-
-    scores: Tensor
-    words: Tensor
-    numbers: Tensor
-
-
-class Pieces(NamedTuple):
-    """Curves of straight pieces, by which a log chance x of the r-th best child becomes ``slope * x + shift``.
-
-    knots: fp32[32], rising, infinity behind the last. slopes, shifts: fp32[S, groups * pieces], contiguous; a child's
-    group is r, the last for all beyond; its piece is how many knots are below x. pieces: of a group. least: what is
-    lower counts as this.
-    """
-
-    knots: Tensor
-    slopes: Tensor
-    shifts: Tensor
-    pieces: int
-    least: float
-
-
-class Kept(NamedTuple):
-    """[S, W] each. tokens, int64. places: on which of the F nodes. parents: the numbers of those. scores: fp32, minus
-    infinity where no child was left. words: int64."""
-
-    tokens: Tensor
-    places: Tensor
-    parents: Tensor
-    scores: Tensor
-    words: Tensor
+from foresay.verifier.ops.records import Above, Kept, Pieces
 
 
 def keep_children(

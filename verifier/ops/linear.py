@@ -5,52 +5,23 @@ Legend: R rows, K inner width, O outer width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.ops.eager import compiled
-
-#: What is done to a product: nothing; ``act(gate) * up`` of its halves, act being ``x * sigmoid(x)`` or GELU as tanh
-#: approximates it; or, of all of it, ``relu(x) ** 2``.
-Gate = Literal["", "silu", "gelu", "relu2"]
-
-
-def turns_of(gated: Gate) -> int:
-    """How many outputs of a product become one number: two where one is the other's gate."""
-    return 2 if gated in ("silu", "gelu") else 1
-
-
-@dataclass(frozen=True, slots=True)
-class Partials:
-    """A product [R, O] whose segments are still to be added: in order, then the bias; then it is rounded.
-
-    sums: fp32[segments, R, O]. bias: [O] or None.
-    """
-
-    sums: Tensor
-    bias: Tensor | None
-
-    def finished(self, dtype: torch.dtype) -> Tensor:
-        """[R, O]."""
-        total = self.sums[0]
-        for segment in self.sums[1:]:
-            total = total + segment
-        return (total if self.bias is None else total + self.bias.float()).to(dtype)
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.records import Gate, Partials
 
 
 class PackedWeight(Protocol):
-    """A weight [O, K] with its bias, laid out for its device: everything that :func:`packed_linear` asks of one.
+    """A weight [O, K] with its bias, laid out for a CPU: everything that :func:`packed_linear` asks of one. A GPU's is
+    a :class:`~foresay.verifier.ops.kernels.blocked.BlockedWeight`.
 
     gated: what is done to the product.
     """
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether kernels of a GPU multiply it."""
 
     @property
     def outer(self) -> int:
@@ -78,14 +49,16 @@ class PackedWeight(Protocol):
         """[O]: the bias as it was."""
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor | Partials:
-        """As :func:`unfinished_linear`, by the kernels of its device."""
+        """As :func:`unfinished_linear`, by compiled kernels."""
 
     def segments(self) -> list[slice]:
-        """The parts of K that a GPU sums up apart; of a CPU's weight all of it."""
+        """The parts of K that are summed up apart: all of it is one."""
 
 
-def packed_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` of a packed weight, and what is done to it (:data:`Gate`).
+def packed_linear(
+    x: Tensor, weight: PackedWeight | BlockedWeight, dtype: torch.dtype, count: Tensor | None = None
+) -> Tensor:
+    """``x @ weight.T + bias`` of a packed weight, and what is done to it (:data:`~foresay.verifier.ops.records.Gate`).
 
     x: [R, K], contiguous. Returns [R, O], or [R, O / 2] of halves, rounded to ``dtype``. Sums are in fp32, and a row
     has the same bits with any number of rows. count: int64[1], of how many rows, read when it runs (of a CPU's kernels;
@@ -96,10 +69,15 @@ def packed_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Te
 
 
 def unfinished_linear(
-    x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Tensor | None = None
+    x: Tensor, weight: PackedWeight | BlockedWeight, dtype: torch.dtype, count: Tensor | None = None
 ) -> Tensor | Partials:
     """The same, but that a GPU leaves the sums of several segments, and the gate with them, to whoever reads it."""
-    if x.is_cuda or (not weight.on_gpu and compiled(x)):
+    if isinstance(weight, BlockedWeight):
+        if x.is_cuda:
+            from foresay.verifier.ops.kernels import linear as kernels
+
+            return kernels.product(x, weight, dtype)
+    elif compiled(x):
         return weight.product(x, dtype, count)
     if (whole := weight.rounded(x)) is not None:
         return finish(Partials(whole.unsqueeze(0), None), dtype, weight.gated)

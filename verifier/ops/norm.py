@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.level import known_tokens
-from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.records import Norm, Partials
 from foresay.verifier.ops.take import copy_rows, take_rows
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """How a row is normed, and the weights of that.
-
-    weight: [D], of the rows' dtype, to which a row is rounded before it is multiplied (Llama's order); or fp32, and it
-    is multiplied first (Gemma's order, and that of every LayerNorm in transformers). bias: [D], of the dtype of
-    ``weight``, added after that; None: nothing is added. centred: whether the mean of a row is subtracted first
-    (LayerNorm); False: the row is divided by its root mean square as it is (RMSNorm).
-    """
-
-    weight: Tensor
-    eps: float
-    bias: Tensor | None = None
-    centred: bool = False
 
 
 def norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:

@@ -5,12 +5,11 @@ Legend: S sequences, T tokens that are known of each text's end, F of them that 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.records import TextEnd
 
 
 def advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, taken: Tensor) -> None:
@@ -38,15 +37,6 @@ def _moved_on(recent: Tensor, emitted: Tensor, taken: Tensor) -> Tensor:
         return of_cpu.gather_recent(recent, emitted, taken)
     places = torch.arange(recent.shape[1], device=recent.device) + taken[:, None]
     return torch.cat([recent, emitted], dim=1).gather(1, places).clamp_(min=0)
-
-
-class TextEnd(NamedTuple):
-    """tokens: int64[S, F]. lengths: int32[S], the position of the first of them. roots: int64[S], which of all the
-    roots are."""
-
-    tokens: Tensor
-    lengths: Tensor
-    roots: Tensor
 
 
 def text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextEnd:

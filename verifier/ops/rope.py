@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from foresay.kvpaging.ops import store_rows
 from foresay.verifier.ops.eager import compiled
-from foresay.verifier.ops.linear import Partials
-from foresay.verifier.ops.norm import Norm, norm
+from foresay.verifier.ops.norm import norm
+from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
@@ -23,36 +20,6 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     half = heads.shape[-1] // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
     return swapped.mul_(signed_sin).addcmul_(heads, cos)
-
-
-class Rotation(NamedTuple):
-    """The angles of each row of a pass, by its position.
-
-    cos, signed_sin: [R, 1, D] as :func:`rotate` takes them. query_factor: [R], of the same dtype, what a row's queries
-    are multiplied by once they are rotated; None: nothing.
-    """
-
-    cos: Tensor
-    signed_sin: Tensor
-    query_factor: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """The norms of a layer's queries and keys.
-
-    query, key: weights, [D] each; where ``whole`` [Q * D] and [G * D]: all heads of a row are normed as one. after:
-    heads are normed once they are rotated, not before.
-    """
-
-    query: Tensor
-    key: Tensor
-    eps: float
-    whole: bool = False
-    after: bool = False
-
-    def __post_init__(self) -> None:
-        assert not (self.whole and self.after), "no model norms all heads as one after the rotation"
 
 
 def rotate_and_store(

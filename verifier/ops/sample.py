@@ -6,88 +6,14 @@ without a number on the host: so that it can be part of a captured graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
-
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from foresay.spec.noise import gumbel_row
 from foresay.spec.sample import BROKEN, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import compiled
-
-#: The tensors of :class:`RowSampling`.
-SAMPLING = {
-    "temperature": torch.float32,
-    "top_k": torch.int32,
-    "top_p": torch.float32,
-    "min_p": torch.float32,
-    "seeds": torch.int64,
-    "positions": torch.int64,
-}
-Numbers = NDArray[Any]
-_SIGNED, _MOST_OF_INT32 = 1 << 63, (1 << 31) - 1
-#: Below this temperature the sample is greedy, as in spec/sampling.py.
-COLDEST = 1e-30
-
-
-@dataclass(frozen=True, slots=True)
-class RowSampling:
-    """How each of N rows is sampled; all tensors [N], on the device of the logits.
-
-    temperature, top_p, min_p: fp32. top_k: int32, 0 or less is off. seeds: int64, the bits of the request's seed.
-    positions: int64, the absolute position of the token being sampled.
-    """
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seeds: Tensor
-    positions: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        rows: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        positions: Sequence[int],
-        device: torch.device | str = "cpu",
-    ) -> RowSampling:
-        """One entry per row in each argument; a seed is any integer, taken modulo 2**64."""
-        made = cls(*(torch.zeros(len(rows), dtype=dtype) for dtype in SAMPLING.values()))
-        columns = made.columns()
-        for row, (asked, seed) in enumerate(zip(rows, seeds, strict=True)):
-            columns.write(row, asked, seed, positions[row])
-        return made.to(torch.device(device))
-
-    def to(self, device: torch.device) -> RowSampling:
-        """The same there."""
-        return RowSampling(*(getattr(self, each.name).to(device) for each in fields(self)))
-
-    def columns(self) -> SamplingColumns:
-        """The same memory, to be written to by the host; of tensors of a CPU."""
-        return SamplingColumns(*(getattr(self, each.name).numpy() for each in fields(self)))
-
-
-class SamplingColumns(NamedTuple):
-    """What :class:`RowSampling` has."""
-
-    temperature: Numbers
-    top_k: Numbers
-    top_p: Numbers
-    min_p: Numbers
-    seeds: Numbers
-    positions: Numbers
-
-    def write(self, rows: int | slice, asked: SamplingParams, seed: int, positions: int | Sequence[int]) -> None:
-        """How these rows are sampled; a seed is any integer, taken modulo 2**64."""
-        self.temperature[rows], self.top_p[rows], self.min_p[rows] = asked.temperature, asked.top_p, asked.min_p
-        self.top_k[rows] = min(asked.top_k, _MOST_OF_INT32)
-        self.seeds[rows], self.positions[rows] = (seed + _SIGNED) % (2 * _SIGNED) - _SIGNED, positions
+from foresay.verifier.ops.records import RowSampling
 
 
 def sample_rows(

@@ -8,53 +8,25 @@ Legend: S sequences, R rows, H query heads, G kv heads, D head dim, P pages of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from foresay.kvpaging.ops import dequantized
 from foresay.verifier.ops.eager import compiled
-
-if TYPE_CHECKING:
-    from foresay.verifier.ops.kernels.cpu.places import Places
+from foresay.verifier.ops.records import PagedRows, Places
 
 
-@dataclass(slots=True)
-class PagedRows:
-    """Where rows and their keys are. All tensors on one device; nothing of their content decides a shape.
+def find_places(paged: PagedRows, rows: int, count: Tensor | None = None) -> Places:
+    """Where all keys are, looked for once: for kernels of a CPU. rows: R. count: int64[1], how many of them; None:
+    all."""
+    from foresay.verifier.ops.kernels.cpu import places
+    from foresay.verifier.ops.kernels.cpu.launch import counted
 
-    tables: int32[S, P], page ids; entries no row reaches may hold anything. page_size: slots of a page.
-    lengths: int32[S], committed tokens: their keys are in slots 0 .. length - 1 of the sequence.
-    offsets: int32[S + 1]: rows offsets[s] .. offsets[s + 1] - 1 are those of sequence s, rows behind are padding.
-    words: int64[R], ancestor words (bit i: node i, kept in slot length + i, is the row or above it); or None: the rows
-        are those of a text, one behind the other, kept in slots length, length + 1 and so on.
-    depths: int32[R], nodes above each row, which is at position length + depth. Not read where words is None.
-    texts: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU; None:
-        no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
-    """
-
-    tables: Tensor
-    page_size: int
-    lengths: Tensor
-    offsets: Tensor
-    words: Tensor | None = None
-    depths: Tensor | None = None
-    texts: Tensor | None = None
-    sequences: Tensor | None = None
-    _places: Places | None = None
-
-    def found(self, rows: int, count: Tensor | None = None) -> Places:
-        """Where all keys are, looked for once: for kernels of a CPU. rows: R. count: int64[1], how many of them; None:
-        all."""
-        from foresay.verifier.ops.kernels.cpu.launch import counted
-        from foresay.verifier.ops.kernels.cpu.places import find_places
-
-        if self._places is None:
-            self._places = find_places(self, rows, counted(count, rows))
-        return self._places
+    if paged.places is None:
+        paged.places = places.find_places(paged, rows, counted(count, rows))
+    return paged.places
 
 
 def tree_attention(
@@ -87,7 +59,7 @@ def tree_attention(
         from foresay.verifier.ops.kernels.cpu.launch import room
 
         mixed = room(query.shape, query.dtype)
-        places = rows.found(len(query), count)
+        places = find_places(rows, len(query), count)
         attention.attend(query, keys, values, scales, places, mixed, scale, window or 0, first, softcap, sinks)
         return mixed
     out = torch.zeros_like(query)

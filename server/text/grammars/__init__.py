@@ -8,5 +8,5 @@
         answers.py     all that a chat answer must match: tool calls, behind its reasoning
     in the engine process
         compiler.py    Grammar -> constraint, for one tokenizer, beside the steps
-        constraint.py  a foresay.spec.protocols.Constraint: the matcher at the committed text, walks over a drafted tree
+        constraint.py  a foresay.spec.constrain.Constraint: the matcher at the committed text, walks over a drafted tree
 """

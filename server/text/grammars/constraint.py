@@ -197,7 +197,7 @@ class Patience:
 
 
 class LlguidanceConstraint:
-    """A :class:`~foresay.spec.protocols.Constraint`. border: where the grammar begins.
+    """A :class:`~foresay.spec.constrain.Constraint`. border: where the grammar begins.
 
     fresh: makes another matcher of the same grammar, with an automaton of its own.
     """

@@ -12,6 +12,7 @@ from foresay.spec.sample import BROKEN
 from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.ops import accept as op
 from foresay.verifier.ops.kernels import accept
+from foresay.verifier.ops.records import NO_NODE
 from tests.spec.trees import random_tree, walk
 
 pytestmark = pytest.mark.gpu
@@ -72,7 +73,7 @@ def test_a_whole_chain_of_64_and_a_sequence_that_is_padding(device) -> None:
     assert found.lengths.tolist() == [64, 0]
     assert found.paths[0].tolist() == list(range(64)) and found.emitted[0].tolist() == list(range(1, 65))
     assert found.sources[0].tolist() == list(range(64))
-    assert (found.paths[1] == op.NO_NODE).all() and (found.emitted[1] == op.NO_NODE).all()
+    assert (found.paths[1] == NO_NODE).all() and (found.emitted[1] == NO_NODE).all()
 
 
 @pytest.mark.parametrize("width", [1, 6, MAX_NODES])
@@ -86,7 +87,7 @@ def test_what_the_host_reads_and_who_is_padding(width, device) -> None:
     for kernels, where in ((op, torch.device("cpu")), (accept, device)):
         there = {name: column.to(where) for name, column in inputs.items()}
         found = kernels.accept_paths(**there, live=live.to(where))
-        assert found.lengths.tolist()[1] == 0 and (found.paths[1] == op.NO_NODE).all()
+        assert found.lengths.tolist()[1] == 0 and (found.paths[1] == NO_NODE).all()
         outs.append(torch.zeros(4, 1 + 4 * width, dtype=torch.int64, device=where))
         columns = (there[name] for name in ("tokens", "parents", "nodes", "sampled"))
         kernels.report(found, *columns, outs[-1], -2)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.ops.kernels import children
-from foresay.verifier.ops.sample import RowSampling
+from foresay.verifier.ops.records import RowSampling
 from tests.kernels.children_cases import ChildrenCases, Find
 
 

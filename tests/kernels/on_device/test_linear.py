@@ -12,7 +12,7 @@ from torch.nn import functional
 from foresay.verifier.ops import linear as op
 from foresay.verifier.ops.kernels import blocked, linear, norm
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.norm import Norm
+from foresay.verifier.ops.records import Norm
 from tests.combinations import alternating
 from tests.kernels.on_device.conftest import DTYPES
 

@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from foresay.verifier.ops.kernels import blocked, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.linear import Gate, Partials, unfinished_linear
+from foresay.verifier.ops.linear import unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.records import Gate, Partials
 from tests.combinations import pairwise
 from tests.kernels.on_device.conftest import DTYPES
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of

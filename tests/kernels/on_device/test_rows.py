@@ -14,9 +14,7 @@ from foresay.verifier.ops import logits as logits_op
 from foresay.verifier.ops import norm as norm_op
 from foresay.verifier.ops import rope as rope_op
 from foresay.verifier.ops.kernels import gate, logits, norm, rotate, segments, take
-from foresay.verifier.ops.linear import Partials
-from foresay.verifier.ops.norm import Norm
-from foresay.verifier.ops.rope import HeadNorms, Rotation
+from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
 from tests.combinations import pairwise
 from tests.kernels.on_device.conftest import DTYPES
 

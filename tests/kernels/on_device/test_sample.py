@@ -18,7 +18,8 @@ from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels import planes, sample, settle
 from foresay.verifier.ops.kernels.search import search as search_rows
-from foresay.verifier.ops.sample import RowSampling, sample_rows
+from foresay.verifier.ops.records import RowSampling
+from foresay.verifier.ops.sample import sample_rows
 
 # numpy warns of what a GPU computes in silence: infinity minus infinity, where the result is not used.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")]

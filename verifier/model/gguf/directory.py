@@ -18,9 +18,8 @@ from foresay.verifier.model.errors import ConfigError, ModelNotFound
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.config import config_of, end_tokens, tokens_of
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.gguf.parts import parts_of
+from foresay.verifier.model.gguf.parts import LINK, parts_of
 from foresay.verifier.model.gguf.tokens import special_tokens, tokenizer_of
-from foresay.verifier.model.hub import LINK
 from foresay.verifier.ops.kernels.cpu import kept
 
 _TOKENIZER, _ABOUT = "tokenizer.json", "tokenizer_config.json"

@@ -15,6 +15,8 @@ from pathlib import Path
 from foresay.verifier.model.errors import ModelNotFound
 
 _PART = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
+#: What the file is called in a directory that was made of it.
+LINK = "model.gguf"
 #: Files of a model's eyes, which are not read.
 _PROJECTOR = "mmproj"
 

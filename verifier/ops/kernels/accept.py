@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foresay.verifier.ops.accept import AcceptedPaths
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.records import AcceptedPaths
 
 #: One ancestor word holds this many nodes.
 _WORD = 64

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.verifier.ops.linear import Gate, Partials
 from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
+from foresay.verifier.ops.records import Gate
 
 #: Numbers of a block that are tried; a tile of 16 bits is multiplied by 16 of them at least.
 LEAST_BLOCK = 16
@@ -44,12 +43,10 @@ ADDED = {"int8": 128, "int4": 8, UNSIGNED: 0}
 
 @dataclass(frozen=True, slots=True)
 class BlockedWeight:
-    """A :class:`~foresay.verifier.ops.linear.PackedWeight`. offsets: minimums, if there are two rows of steps, else
-    zeros. groups, block: G, B. bias: [O], of any dtype. then: of the product after attention, the weight that is
-    multiplied next, whose beginning it prefetches.
+    """A :class:`~foresay.verifier.ops.linear.PackedWeight` of a GPU. offsets: minimums, if there are two rows of
+    steps, else zeros. groups, block: G, B. bias: [O], of any dtype. then: of the product after attention, the weight
+    that is multiplied next, whose beginning it prefetches.
     """
-
-    on_gpu: ClassVar[bool] = True
 
     values: Tensor
     kind: str
@@ -144,12 +141,6 @@ class BlockedWeight:
     def plain_bias(self) -> Tensor | None:
         """[O]: the bias as it was."""
         return self.bias
-
-    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor | Partials:
-        """See :class:`~foresay.verifier.ops.linear.PackedWeight`. count: not read."""
-        from foresay.verifier.ops.kernels import linear as kernels
-
-        return kernels.product(x, self, dtype)
 
 
 def segments_of(outer: int, blocks: int, block: int) -> tuple[int, int]:

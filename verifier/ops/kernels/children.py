@@ -19,14 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foresay.verifier.ops.children import MOST
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.noise import gumbel_at, noise_key
 from foresay.verifier.ops.kernels.planes import COLDEST, MERGE, block_of, divisor_of
 from foresay.verifier.ops.kernels.search import INFINITY, NO_TOKEN, ordered, unordered
+from foresay.verifier.ops.records import MOST_CHILDREN
 
 if TYPE_CHECKING:
-    from foresay.verifier.ops.sample import RowSampling
+    from foresay.verifier.ops.records import RowSampling
 
 #: Less than any entry: what is in a list behind its end.
 _NOTHING = tl.constexpr(-(1 << 63))
@@ -227,11 +227,11 @@ def best_children(
     blocks = triton.cdiv(width, block)
     size = triton.cdiv(rows * blocks, 4) * 4
     floats = logits.new_empty(_PLANES, size)
-    noisy_lists, lists = (logits.new_empty(size, length, dtype=torch.int64) for length in (count, MOST))
+    noisy_lists, lists = (logits.new_empty(size, length, dtype=torch.int64) for length in (count, MOST_CHILDREN))
     tokens = logits.new_empty(rows, count, dtype=torch.int64)
     chances = logits.new_empty(rows, count)
     if rows:
-        s, sizes = sampling, (size, width, blocks, count, MOST)
+        s, sizes = sampling, (size, width, blocks, count, MOST_CHILDREN)
         asked = (token_ids, s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)
         handed = (floats, noisy_lists, lists)
         rank[(rows, blocks)](logits, *asked, *handed, *sizes, block, num_warps=RANK_WARPS, **chained())

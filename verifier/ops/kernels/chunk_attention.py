@@ -30,7 +30,7 @@ from foresay.verifier.ops.kernels.key_blocks import (
     tiles_of,
 )
 from foresay.verifier.ops.kernels.quantized_rows import as_stored
-from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.records import PagedRows
 
 
 @triton.jit(do_not_specialize=INTEGERS)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.segments import ROWS, as_read, product_at
-from foresay.verifier.ops.linear import Partials
+from foresay.verifier.ops.records import Partials
 
 _COLUMNS = 1024
 

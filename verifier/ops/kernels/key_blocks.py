@@ -20,7 +20,7 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels.chain import bring
 from foresay.verifier.ops.kernels.quantized_rows import widened
-from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.records import PagedRows
 
 #: Keys of a block.
 BLOCK = 64

@@ -32,7 +32,7 @@ from foresay.verifier.ops.kernels.blocked import FLOATS, TILE, BlockedWeight
 from foresay.verifier.ops.kernels.chain import capability, chained, wait_turn
 from foresay.verifier.ops.kernels.segments import GATES, ROWS, finish, finished, gated, squared
 from foresay.verifier.ops.kernels.tile import DOT, added, bring_tile, columns_of, nothing, tile_product
-from foresay.verifier.ops.linear import Gate, Partials, turns_of
+from foresay.verifier.ops.records import Gate, Partials, turns_of
 
 
 @dataclass(frozen=True, slots=True)

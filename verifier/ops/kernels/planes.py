@@ -10,11 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foresay.verifier.ops import sample as op
+from foresay.verifier.ops import records
 from foresay.verifier.ops.kernels.search import INFINITY, NO_TOKEN, first_largest
 
 #: Below this temperature the sample is greedy.
-COLDEST = tl.constexpr(op.COLDEST)
+COLDEST = tl.constexpr(records.COLDEST)
 #: Blocks of one row that are merged at once, and tokens listed per block.
 MERGE, CAP = 256, 32
 #: Winners that are weighed by the whole grid, the second by a guess, before one program goes on alone.

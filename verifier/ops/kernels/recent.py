@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
-from foresay.verifier.ops.recent import TextEnd
+from foresay.verifier.ops.records import TextEnd
 
 
 @triton.jit(do_not_specialize=["width", "nodes"])

@@ -15,8 +15,7 @@ from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.norm import inverse_rms, weighted
 from foresay.verifier.ops.kernels.quantized_rows import as_stored, narrowed, scale_of
 from foresay.verifier.ops.kernels.segments import ROWS, as_read, product_at
-from foresay.verifier.ops.linear import Partials
-from foresay.verifier.ops.rope import HeadNorms, Rotation
+from foresay.verifier.ops.records import HeadNorms, Partials, Rotation
 
 _HEADS = 8
 

@@ -54,7 +54,7 @@ from foresay.verifier.ops.kernels.search import INFINITY, NO_TOKEN, first_larges
 from foresay.verifier.ops.kernels.settle import settle
 
 if TYPE_CHECKING:
-    from foresay.verifier.ops.sample import RowSampling
+    from foresay.verifier.ops.records import RowSampling
 
 #: Tokens that the search takes at once. Twice as many do not fit into the registers of 16 or 32 warps.
 TILE = 4096

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
-from foresay.verifier.ops.linear import Gate, Partials, turns_of
+from foresay.verifier.ops.records import Gate, Partials, turns_of
 
 #: A kernel is not compiled again for numbers of rows that are 1 or even.
 ROWS = ("R",)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.norm import as_normed, block, normed, warps
-from foresay.verifier.ops.norm import Norm
+from foresay.verifier.ops.records import Norm
 
 
 @triton.jit

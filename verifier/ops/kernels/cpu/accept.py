@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.accept import NO_NODE, AcceptedPaths
 from foresay.verifier.ops.kernels.cpu import launch, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.types import I64
 from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.records import NO_NODE, AcceptedPaths
 
 #: Nodes of a tree at most.
 _NODES = 64

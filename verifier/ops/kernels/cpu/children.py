@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.children import MOST
 from foresay.verifier.ops.kernels.cpu import launch, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.largest import ROOM, Largest
@@ -27,9 +26,10 @@ from foresay.verifier.ops.kernels.cpu.listing import LOWEST, Asked, Call, Lister
 from foresay.verifier.ops.kernels.cpu.noise import PositionNoise
 from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.records import MOST_CHILDREN
 
 if TYPE_CHECKING:
-    from foresay.verifier.ops.sample import RowSampling
+    from foresay.verifier.ops.records import RowSampling
 
 #: Columns of a piece; the order of a row's sums follows from it.
 PIECE = 2048
@@ -87,7 +87,11 @@ class _Merger:
         self.call, self.lists = call, Largest(k, call.values, call.columns)
         self.best, self.likeliest = (Largest(k, k.array(F32, ROOM), k.array(I32, ROOM)) for _ in range(2))
         self.lister = Lister(call, self.best)
-        self.weights, self.kept, self.ids = k.array(F32, MOST), k.array(F32, MOST), k.array(I32, MOST)
+        self.weights, self.kept, self.ids = (
+            k.array(F32, MOST_CHILDREN),
+            k.array(F32, MOST_CHILDREN),
+            k.array(I32, MOST_CHILDREN),
+        )
 
     def write(self) -> Kernel:
         k, call = self.k, self.call
@@ -143,7 +147,7 @@ class _Merger:
             self._add_noise(asked)
             largest = or_zero(k.load(self.best.values, F32))
             mass = k.variable(k.constant(0.0, vector(F32)))
-            with k.loop(0, MOST, LANES) as at:
+            with k.loop(0, MOST_CHILDREN, LANES) as at:
                 mass.value = mass.value + k.exp(k.load(self.best.values, vector(F32), at) - largest)
             self._write_row(asked.row, largest + k.log(k.total(mass.value)))
         with k.when(whole.differs(0)):
@@ -156,7 +160,7 @@ class _Merger:
         """Write the likeliest that are kept, minus infinity for others; returns whether the filters are for naught."""
         k = self.k
         by_k = k.variable(k.constant(0.0, F32))
-        with k.loop(0, MOST, LANES) as at:
+        with k.loop(0, MOST_CHILDREN, LANES) as at:
             k.store(k.exp(k.load(self.likeliest.values, vector(F32), at) - top), self.weights, at)
             k.store(k.constant(LOWEST, vector(F32)), self.kept, at)
         with k.loop(0, asked.kept) as rank:
@@ -175,7 +179,7 @@ class _Merger:
         """Put what is kept in the order of its noisy logits."""
         k = self.k
         noise = PositionNoise(k, asked.seed, asked.position)
-        self._begin(self.best, k.constant(MOST))
+        self._begin(self.best, k.constant(MOST_CHILDREN))
         with k.loop(0, asked.kept, LANES) as at:
             columns = k.load(self.likeliest.columns, vector(I32), at)
             ids = columns

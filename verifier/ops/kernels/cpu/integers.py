@@ -19,7 +19,6 @@ Legend: R rows, K inner width, O outer width, G groups, B outputs of a block.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,8 +30,8 @@ from foresay.verifier.ops.kernels.cpu.launch import counted, room
 from foresay.verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from foresay.verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
 from foresay.verifier.ops.kernels.cpu.types import LANES
-from foresay.verifier.ops.linear import Gate, turns_of
 from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
+from foresay.verifier.ops.records import Gate, turns_of
 from foresay.verifier.ops.rounded import piece_of, rounded_product
 
 
@@ -43,8 +42,6 @@ class PackedIntegers:
     fp16 or None, [O / B][S][B]. bias: fp32 or None. pairs: whether pairs of bf16 are multiplied. rounds: whether inputs
     are rounded, and data lies as :mod:`~foresay.verifier.ops.kernels.cpu.rounded` has it.
     """
-
-    on_gpu: ClassVar[bool] = False
 
     data: Tensor
     scales: Tensor

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from foresay.verifier.ops.children import MOST
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.types import F32, I1, I16, I32, I64, LANES, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.records import MOST_CHILDREN
 
 #: Numbers that a list takes room for, of its values and of its columns.
-ROOM = LANES + MOST
+ROOM = LANES + MOST_CHILDREN
 
 
 class Largest:
@@ -26,7 +26,7 @@ class Largest:
         """values, columns: where the first list begins."""
         self._k, self._first = kernel, (values, columns)
         self._least = kernel.variable(kernel.constant(float("-inf"), F32))
-        self._number, self._count = (kernel.variable(kernel.constant(value)) for value in (0, MOST))
+        self._number, self._count = (kernel.variable(kernel.constant(value)) for value in (0, MOST_CHILDREN))
         self._offered = kernel.array(F32, LANES), kernel.array(I32, LANES)
 
     def turn_to(self, number: Value, count: Value) -> None:
@@ -50,7 +50,7 @@ class Largest:
         values, columns = self.list_at(number)
         for room, of, beyond, nothing in ((values, F32, float("inf"), float("-inf")), (columns, I32, -1, 0)):
             k.store(k.constant(beyond, vector(of)), room, -LANES)
-            for at in range(0, MOST, LANES):
+            for at in range(0, MOST_CHILDREN, LANES):
                 k.store(k.constant(nothing, vector(of)), room, at)
 
     def may_hold(self, values: Value) -> Value:

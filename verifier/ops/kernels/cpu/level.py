@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.children import MOST
 from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.largest import ROOM, Largest
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.types import F32, I16, I32, I64, LANES, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
-from foresay.verifier.ops.level import Above, Kept, Pieces
+from foresay.verifier.ops.records import MOST_CHILDREN, Above, Kept, Pieces
 
 LOWEST = float("-inf")
 #: Knots of curves, infinite ones among them.
@@ -24,7 +23,7 @@ def keep_children(
 ) -> Kept:
     """As :func:`foresay.verifier.ops.level.keep_children`."""
     (sequences, rows, looked), (front, count) = children.shape, (above.scores.shape[1], len(marks))
-    assert front <= MOST and looked <= MOST, "a tree has no more nodes"
+    assert front <= MOST_CHILDREN and looked <= MOST_CHILDREN, "a tree has no more nodes"
     kept = Kept(*(launch.room((sequences, count), of) for of in (torch.int64,) * 3 + (torch.float32, torch.int64)))
     knots, slopes, shifts, pieces, least = curves or (0, 0, 0, 0, 0.0)
     groups = 0 if curves is None else curves.slopes.shape[1] // pieces
@@ -86,7 +85,7 @@ class _Keeper:
         self.knots, self.slopes, self.shifts = (k.pointer(index) for index in range(7, 10))
         self.out = Kept(*(k.pointer(index) for index in range(10, 15)))  # type: ignore[arg-type]
         self.sequences, self.rows, self.front, self.looked, self.count = (k.number(index) for index in range(15, 20))
-        self.room = k.array(F32, MOST * MOST + LANES)
+        self.room = k.array(F32, MOST_CHILDREN * MOST_CHILDREN + LANES)
 
     def write(self, picked: bool) -> Kernel:
         k = self.k

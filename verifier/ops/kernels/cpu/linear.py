@@ -10,7 +10,6 @@ Legend: R rows, K inner width, O outer width, B outputs of a block (:mod:`~fores
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
 from foresay.verifier.ops.kernels.cpu.product import Product, Shape, block_of, filled, from_turns, in_blocks, in_turns
 from foresay.verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
-from foresay.verifier.ops.linear import Gate, turns_of
+from foresay.verifier.ops.records import Gate, turns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +29,6 @@ class PackedFloats:
     """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: of its own dtype. bias: fp32[O, filled up to
     blocks] or None. pairs: whether k lies in pairs.
     """
-
-    on_gpu: ClassVar[bool] = False
 
     data: Tensor
     bias: Tensor | None

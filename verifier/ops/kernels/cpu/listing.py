@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foresay.verifier.ops.children import MOST
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.largest import Largest
 from foresay.verifier.ops.kernels.cpu.noise import PositionNoise
 from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
-from foresay.verifier.ops.sample import COLDEST
+from foresay.verifier.ops.records import COLDEST, MOST_CHILDREN
 
 LOWEST = float("-inf")
 
@@ -33,9 +32,9 @@ class Call:
         heat, top_k, p, min_p, seed, position = (
             k.load(array, of, row) for array, of in zip(self.arrays, (F32, I32, F32, F32, I64, I64), strict=True)
         )
-        greedy, by_k = heat < COLDEST, (top_k > 0) & (top_k <= MOST)
+        greedy, by_k = heat < COLDEST, (top_k > 0) & (top_k <= MOST_CHILDREN)
         filters = (by_k | (p < 1.0) | (min_p > 0.0)) & greedy.equals(0)
-        kept = k.select(by_k, k.integer(top_k, I64), MOST)
+        kept = k.select(by_k, k.integer(top_k, I64), MOST_CHILDREN)
         return Asked(row, k.select(greedy, 1.0, heat), greedy, filters, by_k, kept, p, min_p, seed, position)
 
     def list_of(self, thread: Value, row: Value) -> Value:

@@ -13,9 +13,6 @@ Legend: S sequences, R rows, P pages of a table, N positions of a sequence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -24,9 +21,7 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.types import I1, I32, I64
 from foresay.verifier.ops.kernels.cpu.values import Value
-
-if TYPE_CHECKING:
-    from foresay.verifier.ops.tree_attention import PagedRows
+from foresay.verifier.ops.records import PagedRows, Places
 
 #: Nodes of a tree at most, and numbers that say of a row: its sequence, leading positions of that, nodes of its path.
 NODES, INFO = 64, 3
@@ -34,26 +29,6 @@ NODES, INFO = 64, 3
 ROWS, SPAN, UNIT = 16, 256, 7
 #: Rows of a pass whose spans are divided at most, and room for what comes of each of their rows in each span.
 _FEW, PARTS = 64, 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where the rows and the keys of a pass are, and what is to be done.
-
-    positions, own: int64[R], the position and the slot of each row; padding's are 0. slots: int32[S, N], of all
-    positions that texts have. info, int32[R, 3]: a row's sequence, how many leading positions of that it sees, nodes of
-    its path. paths: int32[R, 64], the slots of those. units, int32[.., 7]: first row, rows, first span, the span behind
-    the last; spans of these rows, in all; where their parts are, if they are several units, else -1; how many groups of
-    rows come before. number: int64[1], how many units there are.
-    """
-
-    positions: Tensor
-    own: Tensor
-    slots: Tensor
-    info: Tensor
-    paths: Tensor
-    units: Tensor
-    number: Tensor
 
 
 def find_places(paged: PagedRows, rows: int, count: Tensor) -> Places:

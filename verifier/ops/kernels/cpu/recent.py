@@ -10,7 +10,7 @@ from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.types import I32, I64
-from foresay.verifier.ops.recent import TextEnd
+from foresay.verifier.ops.records import TextEnd
 
 
 def gather_recent(recent: Tensor, emitted: Tensor, lengths: Tensor) -> Tensor:

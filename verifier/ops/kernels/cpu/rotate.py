@@ -16,7 +16,7 @@ from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.rows import inverse_rms, weighted_row
 from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
-from foresay.verifier.ops.rope import HeadNorms, Rotation
+from foresay.verifier.ops.records import HeadNorms, Rotation
 
 
 def rotate_and_store(
@@ -42,7 +42,7 @@ def rotate_and_store(
 
 @dataclass(frozen=True, slots=True)
 class _Norms:
-    """As :class:`~foresay.verifier.ops.rope.HeadNorms`. weight: the dtype of the weights."""
+    """As :class:`~foresay.verifier.ops.records.HeadNorms`. weight: the dtype of the weights."""
 
     eps: float
     weight: torch.dtype

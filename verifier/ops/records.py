@@ -1,0 +1,278 @@
+"""What ops and their kernels both know: the records that they are given and return, and a few bounds.
+
+It is apart from the ops since those import their kernels. Letters for sizes are those of the op's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from foresay.spec.sampling import SamplingParams
+
+#: What is done to a product: nothing; ``act(gate) * up`` of its halves, act being ``x * sigmoid(x)`` or GELU as tanh
+#: approximates it; or, of all of it, ``relu(x) ** 2``.
+Gate = Literal["", "silu", "gelu", "relu2"]
+
+
+def turns_of(gated: Gate) -> int:
+    """How many outputs of a product become one number: two where one is the other's gate."""
+    return 2 if gated in ("silu", "gelu") else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """A product [R, O] whose segments are still to be added: in order, then the bias; then it is rounded.
+
+    sums: fp32[segments, R, O]. bias: [O] or None.
+    """
+
+    sums: Tensor
+    bias: Tensor | None
+
+    def finished(self, dtype: torch.dtype) -> Tensor:
+        """[R, O]."""
+        total = self.sums[0]
+        for segment in self.sums[1:]:
+            total = total + segment
+        return (total if self.bias is None else total + self.bias.float()).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """How a row is normed, and the weights of that.
+
+    weight: [D], of the rows' dtype, to which a row is rounded before it is multiplied (Llama's order); or fp32, and it
+    is multiplied first (Gemma's order, and that of every LayerNorm in transformers). bias: [D], of the dtype of
+    ``weight``, added after that; None: nothing is added. centred: whether the mean of a row is subtracted first
+    (LayerNorm); False: the row is divided by its root mean square as it is (RMSNorm).
+    """
+
+    weight: Tensor
+    eps: float
+    bias: Tensor | None = None
+    centred: bool = False
+
+
+class Rotation(NamedTuple):
+    """The angles of each row of a pass, by its position.
+
+    cos, signed_sin: [R, 1, D] as :func:`foresay.verifier.ops.rope.rotate` takes them. query_factor: [R], of the same
+    dtype, what a row's queries are multiplied by once they are rotated; None: nothing.
+    """
+
+    cos: Tensor
+    signed_sin: Tensor
+    query_factor: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """The norms of a layer's queries and keys.
+
+    query, key: weights, [D] each; where ``whole`` [Q * D] and [G * D]: all heads of a row are normed as one. after:
+    heads are normed once they are rotated, not before.
+    """
+
+    query: Tensor
+    key: Tensor
+    eps: float
+    whole: bool = False
+    after: bool = False
+
+    def __post_init__(self) -> None:
+        assert not (self.whole and self.after), "no model norms all heads as one after the rotation"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the rows and the keys of a pass are, and what is to be done.
+
+    positions, own: int64[R], the position and the slot of each row; padding's are 0. slots: int32[S, N], of all
+    positions that texts have. info, int32[R, 3]: a row's sequence, how many leading positions of that it sees, nodes of
+    its path. paths: int32[R, 64], the slots of those. units, int32[.., 7]: first row, rows, first span, the span behind
+    the last; spans of these rows, in all; where their parts are, if they are several units, else -1; how many groups of
+    rows come before. number: int64[1], how many units there are.
+    """
+
+    positions: Tensor
+    own: Tensor
+    slots: Tensor
+    info: Tensor
+    paths: Tensor
+    units: Tensor
+    number: Tensor
+
+
+@dataclass(slots=True)
+class PagedRows:
+    """Where rows and their keys are. All tensors on one device; nothing of their content decides a shape.
+
+    tables: int32[S, P], page ids; entries no row reaches may hold anything. page_size: slots of a page.
+    lengths: int32[S], committed tokens: their keys are in slots 0 .. length - 1 of the sequence.
+    offsets: int32[S + 1]: rows offsets[s] .. offsets[s + 1] - 1 are those of sequence s, rows behind are padding.
+    words: int64[R], ancestor words (bit i: node i, kept in slot length + i, is the row or above it); or None: the rows
+        are those of a text, one behind the other, kept in slots length, length + 1 and so on.
+    depths: int32[R], nodes above each row, which is at position length + depth. Not read where words is None.
+    texts: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU; None:
+        no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
+    places: what :func:`foresay.verifier.ops.tree_attention.find_places` found; None: nothing was looked for.
+    """
+
+    tables: Tensor
+    page_size: int
+    lengths: Tensor
+    offsets: Tensor
+    words: Tensor | None = None
+    depths: Tensor | None = None
+    texts: Tensor | None = None
+    sequences: Tensor | None = None
+    places: Places | None = None
+
+
+#: The tensors of :class:`RowSampling`.
+SAMPLING = {
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "seeds": torch.int64,
+    "positions": torch.int64,
+}
+Numbers = NDArray[Any]
+_SIGNED, _MOST_OF_INT32 = 1 << 63, (1 << 31) - 1
+#: Below this temperature the sample is greedy, as in spec/sampling.py.
+COLDEST = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How each of N rows is sampled; all tensors [N], on the device of the logits.
+
+    temperature, top_p, min_p: fp32. top_k: int32, 0 or less is off. seeds: int64, the bits of the request's seed.
+    positions: int64, the absolute position of the token being sampled.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    positions: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> RowSampling:
+        """One entry per row in each argument; a seed is any integer, taken modulo 2**64."""
+        made = cls(*(torch.zeros(len(rows), dtype=dtype) for dtype in SAMPLING.values()))
+        columns = made.columns()
+        for row, (asked, seed) in enumerate(zip(rows, seeds, strict=True)):
+            columns.write(row, asked, seed, positions[row])
+        return made.to(torch.device(device))
+
+    def to(self, device: torch.device) -> RowSampling:
+        """The same there."""
+        return RowSampling(*(getattr(self, each.name).to(device) for each in fields(self)))
+
+    def columns(self) -> SamplingColumns:
+        """The same memory, to be written to by the host; of tensors of a CPU."""
+        return SamplingColumns(*(getattr(self, each.name).numpy() for each in fields(self)))
+
+
+class SamplingColumns(NamedTuple):
+    """What :class:`RowSampling` has."""
+
+    temperature: Numbers
+    top_k: Numbers
+    top_p: Numbers
+    min_p: Numbers
+    seeds: Numbers
+    positions: Numbers
+
+    def write(self, rows: int | slice, asked: SamplingParams, seed: int, positions: int | Sequence[int]) -> None:
+        """How these rows are sampled; a seed is any integer, taken modulo 2**64."""
+        self.temperature[rows], self.top_p[rows], self.min_p[rows] = asked.temperature, asked.top_p, asked.min_p
+        self.top_k[rows] = min(asked.top_k, _MOST_OF_INT32)
+        self.seeds[rows], self.positions[rows] = (seed + _SIGNED) % (2 * _SIGNED) - _SIGNED, positions
+
+
+#: Children of one node at most; and the filters are looked for among so many of a row's likeliest tokens.
+MOST_CHILDREN = 64
+
+
+class Above(NamedTuple):
+    """The nodes that a level hangs below: scores fp32[S, F], log chances along their paths; words int64[S, F];
+    numbers int64[F], alike in all trees. Contiguous."""
+
+    scores: Tensor
+    words: Tensor
+    numbers: Tensor
+
+
+class Pieces(NamedTuple):
+    """Curves of straight pieces, by which a log chance x of the r-th best child becomes ``slope * x + shift``.
+
+    knots: fp32[32], rising, infinity behind the last. slopes, shifts: fp32[S, groups * pieces], contiguous; a child's
+    group is r, the last for all beyond; its piece is how many knots are below x. pieces: of a group. least: what is
+    lower counts as this.
+    """
+
+    knots: Tensor
+    slopes: Tensor
+    shifts: Tensor
+    pieces: int
+    least: float
+
+
+class Kept(NamedTuple):
+    """[S, W] each. tokens, int64. places: on which of the F nodes. parents: the numbers of those. scores: fp32, minus
+    infinity where no child was left. words: int64."""
+
+    tokens: Tensor
+    places: Tensor
+    parents: Tensor
+    scores: Tensor
+    words: Tensor
+
+
+#: What fills the places behind a path.
+NO_NODE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedPaths:
+    """The accepted paths of B sequences; int64 throughout.
+
+    lengths: [B], nodes on the path, 1 more than accepted drafts; 0 for a sequence without nodes. paths: [B, N], node
+    ids from the root down. emitted: [B, N], the tokens to append, the bonus token last. sources: [B, N], the slots of
+    the path's nodes, which the compaction moves down to the first ``lengths`` slots. All filled up with ``NO_NODE``.
+    """
+
+    lengths: Tensor
+    paths: Tensor
+    emitted: Tensor
+    sources: Tensor
+
+    @classmethod
+    def empty(cls, tokens: Tensor) -> AcceptedPaths:
+        """Room for the paths of trees whose tokens are [B, N]."""
+        return cls(tokens.new_zeros(len(tokens)), *(torch.full_like(tokens, NO_NODE) for _ in range(3)))
+
+
+class TextEnd(NamedTuple):
+    """tokens: int64[S, F]. lengths: int32[S], the position of the first of them. roots: int64[S], which of all the
+    roots are."""
+
+    tokens: Tensor
+    lengths: Tensor
+    roots: Tensor
