@@ -65,7 +65,11 @@ class Lessons:
         for number, start in enumerate(range(0, len(self._texts), TEXTS_IN_FILE)):
             path, texts = file(number), self._texts[start : start + TEXTS_IN_FILE]
             if not path.exists():
-                files.save(path, [self._states(text) for text in texts])
+                states: list[Tensor] = []
+                for text in texts:
+                    states.append(self._states(text))
+                    shown(start + len(states))
+                files.save(path, states)
             self._known += files.load(path)
             shown(start + len(texts))
 

@@ -24,6 +24,7 @@ import msgspec
 from foresay.server.cli.command import Command
 from foresay.server.cli.generate import sampling_params
 from foresay.server.settings.config import BenchConfig, SamplingConfig
+from foresay.server.settings.units import counted
 from foresay.spec.acceptance import GAIN, ByDepth, by_place, tokens_per_step
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NONE, SUFFIX
@@ -242,8 +243,9 @@ def _head(report: dict[str, Any]) -> str:
     """What was measured."""
     asked, written = report["max_tokens"], [f"{one:g}" for one in report["written"]]
     shown = ", ".join(written) if len(written) <= _SHOWN else f"{mean(report['written']):.1f} on average"
-    prompts = f"{report['prompts']} prompts of {asked} tokens (written: {shown}), {report['rounds']} rounds"
-    return f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {prompts}"
+    prompts = f"{counted(report['prompts'], 'prompt')} of {counted(asked, 'token')} (written: {shown})"
+    measured = f"{prompts}, {counted(report['rounds'], 'round')}"
+    return f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {measured}"
 
 
 def _cells(one: dict[str, Any]) -> tuple[str, str, str]:
@@ -269,14 +271,17 @@ def _gain(way: dict[str, Any]) -> str:
 
 def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:
     """Which way to take, with the command for it; before that, what speaks against a row of the table."""
+    unsure: dict[str, list[str]] = {}
     for way in report["ways"]:
         if way["cannot_tell"]:
-            yield f"{way['draft']}: cannot tell how much it gains: {way['cannot_tell']}"
+            unsure.setdefault(way["cannot_tell"], []).append(way["draft"])
         if not way["same_tokens"]:
             yield f"{way['draft']}: {_same(way)}"
+    for why, names in unsure.items():
+        yield f"{', '.join(names)}: cannot tell how much {'it gains' if len(names) == 1 else 'each gains'}: {why}"
     winner = report["winner"]
     if winner is None:
-        yield "no drafter is certain to gain"
+        yield "no drafter is certain to gain, so keep the default, auto: it drafts only where it pays"
         return
     flags = ["--draft", winner]
     flags += [] if config.draft_tokens is None else ["--draft-tokens", str(config.draft_tokens)]
@@ -290,7 +295,7 @@ BENCH = Command(
     (
         "foresay bench",
         "foresay bench --draft ngram --temperature 0 --rounds 10",
-        "foresay bench Qwen/Qwen3-8B --compare suffix ngram auto --prompts prompts.jsonl --rounds 1",
+        "foresay bench Qwen/Qwen3-8B --compare auto Qwen/Qwen3-0.6B --prompts prompts.jsonl --rounds 1",
     ),
     BenchConfig,
     bench,

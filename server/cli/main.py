@@ -134,6 +134,8 @@ def build_parser(command: Command, everything: bool = False) -> Parser:
         hint = f"the other {len(settings_of(command.config)) - 1 - _common(command)} flags too"
         parser.add_argument("--help-all", action=_ShowAll, nargs=0, help=hint)
         _add_settings(parser, settings_of(command.config), everything)
+    else:
+        parser.add_argument("--help-all", action="help", help=SUPPRESS)  # --help shows all flags
     command.add_after_target(parser)
     parser.usage = " ".join([parser.prog, *_positionals(parser), "[flags]"])
     return parser

@@ -180,6 +180,8 @@ def _show_one(target: KnownTarget, machine: Machine) -> None:
         words, style = GROUPS[fitting(target, draft, machine)]
         out.print(f"{name:<{len(title)}}{_cells(_gib(_memory(target, draft, machine)))}  ", end="")
         out.print(words.partition(":")[0], style=style)
+    if not target.drafts:
+        out.print("No draft model or head is known for it; suffix drafts.")
     out.print(f"\nMemory: weights, working space, and a KV cache\nof {TOKENS:,} tokens.\n")
     _show_commands(out, target, machine)
 

@@ -25,7 +25,7 @@ from foresay.server.http.auth import is_loopback
 from foresay.server.http.life import BESIDE, CLOSING_SECONDS, run_server
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import cached_target, model_names
-from foresay.server.settings.units import span_in_words
+from foresay.server.settings.units import counted, span_in_words
 from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.request import EngineInfo
 from foresay.verifier.model.hub import resolve
@@ -64,7 +64,7 @@ def goodbye(answers: int, seconds: float | None) -> str:
     """The last line of a server. seconds: since it was ready; None if it never was."""
     if seconds is None:
         return "Foresay stopped before it was ready."
-    return f"Foresay stopped after {span_in_words(round(seconds))}: {answers:,} answer{'' if answers == 1 else 's'}."
+    return f"Foresay stopped after {span_in_words(round(seconds))}: {counted(answers, 'answer')}."
 
 
 def _leave_the_busy() -> None:

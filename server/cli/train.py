@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from foresay.drafters.training.settings import HELD_OUT
 from foresay.server.cli.command import Command
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, target_directory
+from foresay.server.settings.units import counted
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE, canonical
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from foresay.drafters.heads.lesson import Judged
+    from foresay.drafters.training.prompts import Prompt
     from foresay.drafters.training.settings import Settings
     from foresay.drafters.training.work import Work
     from foresay.verifier.model.config import ModelConfig
@@ -97,7 +100,13 @@ def _add_needed(parser: ArgumentParser) -> None:
         default="bundled",
         help="a short name such as smollm2, a hub id, a directory, a GGUF file, or bundled (default: bundled)",
     )
-    add("--prompts", type=Path, required=True, metavar="PATH", help="prompts for the target: .txt, .jsonl or a folder")
+    add(
+        "--prompts",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="prompts for the target: .jsonl of chats, .txt of texts to continue, or a folder",
+    )
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder; DIR.work beside it holds unfinished work")
     add(
         "--layers",
@@ -149,8 +158,11 @@ def run(config: None, arguments: Namespace) -> int:
     check_model_name(f"--target {arguments.target}", arguments.target)
     from foresay.drafters.training.prompts import read_prompts
     from foresay.server.cli.progress import Stages, say
+    from foresay.server.host.child import PASSIVE
 
-    say(plan(arguments, len(read_prompts(arguments.prompts))))
+    os.environ.update(PASSIVE | os.environ)
+    prompts = read_prompts(arguments.prompts)
+    say(plan(arguments, len(prompts)))
     with Stages() as stages:
         stages("finding the target")
         directory, model = _target(arguments.target)
@@ -161,7 +173,7 @@ def run(config: None, arguments: Namespace) -> int:
 
         work = Work(arguments.out, settings)
     try:
-        judged = _trained(settings, directory, device, model, work)
+        judged = _trained(settings, prompts, directory, device, model, work)
     except KeyboardInterrupt:
         print(f"foresay train: stopped{_kept(work, settings)}", file=sys.stderr)
         return _INTERRUPTED
@@ -179,7 +191,7 @@ def plan(arguments: Namespace, prompts: int) -> str:
     held_out = -(-arguments.samples // HELD_OUT)
     few = f"\nonly {held_out} of the texts will be held out to judge it: {_MORE}" if held_out < _FEWEST_JUDGED else ""
     return (
-        f"{prompts:,} prompt{'' if prompts == 1 else 's'}{uses}; {arguments.target} answers them in "
+        f"{counted(prompts, 'prompt')}{uses}; {arguments.target} answers them in "
         f"{arguments.samples:,} texts of up to {arguments.length:,} tokens; {arguments.kind} is trained on these for "
         f"{arguments.steps:,} steps of {arguments.batch} texts{few}"
     )
@@ -261,13 +273,26 @@ def _device(asked: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _trained(settings: Settings, directory: Path, device: str, model: ModelConfig, work: Work) -> Judged:
+def unasked(prompts: Sequence[Prompt], has_template: bool) -> str:
+    """A warning where texts are continued that may be meant as questions to a chat model; empty if there are none."""
+    texts = sum(isinstance(prompt.content, str) for prompt in prompts)
+    if not texts or not has_template:
+        return ""
+    return (
+        f"{counted(texts, 'prompt')} without a chat: the target continues such a text as it is. To have it answered as "
+        'in a chat, write {"messages": [{"role": "user", "content": "..."}]} in a .jsonl file'
+    )
+
+
+def _trained(
+    settings: Settings, prompts: Sequence[Prompt], directory: Path, device: str, model: ModelConfig, work: Work
+) -> Judged:
     import torch
     from transformers.utils import logging
 
     from foresay.drafters.training.run import Run
     from foresay.drafters.training.teacher import Teacher
-    from foresay.server.cli.progress import Stages
+    from foresay.server.cli.progress import Stages, say
     from foresay.spec.errors import ForesayError
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -278,6 +303,8 @@ def _trained(settings: Settings, directory: Path, device: str, model: ModelConfi
         with Stages() as stages:
             stages("loading the target")
             teacher = Teacher(directory, device, dtype)
+        if warning := unasked(prompts, teacher.tokenizer.chat_template is not None):
+            say(warning)
         return Run(settings, teacher, work)()
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
@@ -290,9 +317,8 @@ def _trained(settings: Settings, directory: Path, device: str, model: ModelConfi
 
 def table(judged: Judged, kind: str) -> str:
     """Held-out acceptance by depth, given that everything before was right."""
-    texts = f"{judged.texts} text{'' if judged.texts == 1 else 's'}"
     lines = [
-        f"judged on {texts} ({judged.tokens:,} tokens) that it did not learn from",
+        f"judged on {counted(judged.texts, 'text')} ({judged.tokens:,} tokens) that it did not learn from",
         "depth   accepted at T=0   at T=1   cross-entropy",
     ]
     for number, depth in enumerate(judged.depths, start=1):

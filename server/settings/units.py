@@ -22,6 +22,11 @@ def count_in_words(count: int) -> str:
     return str(count)
 
 
+def counted(number: int, what: str) -> str:
+    """``1 prompt``, ``2,304 prompts``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 #: Seconds of each unit; ``ms`` before ``m``, with which it begins.
 UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "h": 3600.0, "m": 60.0, "s": 1.0}
 _NUMBER = r"(?:[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})"

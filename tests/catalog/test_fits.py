@@ -132,6 +132,14 @@ def test_one_target_with_its_drafts_and_the_command(laptop, capsys) -> None:
     assert serve.startswith("  foresay serve Qwen/Qwen3-14B --draft Qwen/Qwen3-0.6B --quantize int8")
 
 
+def test_a_target_without_drafts_says_so(laptop, capsys) -> None:
+    without = "No draft model or head is known for it; suffix drafts."
+    assert main(["models", "smollm2"]) == 0
+    assert without in capsys.readouterr().out.splitlines()
+    assert main(["models", "qwen3-14b"]) == 0
+    assert without not in capsys.readouterr().out
+
+
 def test_one_that_does_not_fit_has_no_command(laptop, capsys) -> None:
     assert main(["models", "Qwen/Qwen2.5-72B-Instruct"]) == 0
     assert "not even in int4" in capsys.readouterr().out.splitlines()[-1]

@@ -83,7 +83,7 @@ def test_help_is_quick() -> None:
 def test_help_shows_every_setting_and_its_default(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = COMMANDS[name]
     with pytest.raises(SystemExit) as left:
-        main([name, "--help-all" if command.config else "--help"])
+        main([name, "--help-all"])
     assert left.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     for setting in settings_of(command.config).values() if command.config else ():
@@ -307,7 +307,7 @@ def test_bench_reports_both_ways_and_the_same_tokens(capsys: pytest.CaptureFixtu
     arguments = ["bench", "--rounds", "1", "--prompt", "Once upon a time", "--temperature", "0", *QUICK]
     assert main(arguments) == 0
     head, titles, drafted, plain, verdict = capsys.readouterr().out.splitlines()
-    assert head == "bundled, float32, temperature 0, 1 prompts of 12 tokens (written: 12), 1 rounds"
+    assert head == "bundled, float32, temperature 0, 1 prompt of 12 tokens (written: 12), 1 round"
     assert titles.split("  ")[-1] == "tokens per step"
     assert drafted.startswith("drafted by ngram ") and plain.startswith("plain decoding ") and plain.endswith(" 1.00")
     assert verdict.endswith("both wrote the same tokens")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,34 @@ def test_the_command_trains_and_says_how_good_it_is(target, prompts, tmp_path, c
 )
 def test_the_verdict_needs_texts_and_a_first_guess_that_is_mostly_right(texts, right, said) -> None:
     assert verdict(Judged([Depth(2.0, 0.7, right), Depth(2.0, 0.1, 0.1)], texts, 60 * texts)).startswith(said)
+
+
+def test_threads_sleep_while_they_wait_for_each_other(target, prompts, tmp_path) -> None:
+    """Beside other programs, spinning takes most of the time. OpenMP reads the variable as torch is imported."""
+    words = f"train draft --target {target} --prompts {prompts} --out {tmp_path}/d --depth 3"  # refused, after torch
+    code = (
+        f"import os, sys; from foresay.server.cli.main import main; assert 'torch' not in sys.modules; "
+        f"main({words.split()}); assert 'torch' in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "passive\n", done.stderr
+
+
+def test_texts_for_a_target_that_chats_are_pointed_out(target, prompts, tmp_path, capsys) -> None:
+    chatty = shutil.copytree(target, tmp_path / "chatty")
+    (chatty / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(json.dumps({"messages": [{"role": "user", "content": "says the fox"}]}))
+
+    def said(prompts: Path, out: str) -> list[str]:
+        words = f"train medusa --target {chatty} --prompts {prompts} --out {tmp_path}/{out} --samples 2 --length 14"
+        assert main([*words.split(), "--steps", "1"]) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if "without a chat" in line]
+
+    [line] = said(prompts, "texts")
+    assert line.startswith("3 prompts without a chat: the target continues such a text as it is.")
+    assert said(chats, "chats") == []
 
 
 def test_a_run_stopped_while_it_writes_keeps_the_texts_that_are_complete(target, prompts, tmp_path, capsys) -> None:

@@ -354,7 +354,7 @@ def test_every_text_comes_once_in_a_round_and_is_read_once(teacher, tmp_path, mo
         lessons.read(lambda number: tmp_path / f"{number}.pt", shown.append)
         monkeypatch.setattr(teacher, "states", None)  # nothing is read again
     kept = lessons.at(3, 5)
-    assert shown == [11, 11] and len(whole) == 11
+    assert shown == [*range(1, 12), 11, 11] and len(whole) == 11  # text by text, then all of a file at once
     assert torch.equal(kept.tokens, plain.tokens) and torch.equal(kept.counted, plain.counted)  # type: ignore[arg-type]
     counted = plain.counted
     assert counted is not None

@@ -32,7 +32,7 @@ from foresay.server.engine.parameters import quantized
 from foresay.server.engine.vocabulary import vocabulary
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, choose_draft, named_in, target_directory
-from foresay.server.settings.units import bytes_in_words, count_in_words
+from foresay.server.settings.units import bytes_in_words, count_in_words, counted
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.names import NONE
 from foresay.verifier.model.config import ModelConfig
@@ -299,7 +299,7 @@ def _note_texts(notes: Notes, numbers: list[Measured], exact: bool, reason: str)
     """Whether drafting changed a text, which it must not where the engine is exact."""
     runs = sum(one.runs for one in numbers)
     if all(one.same_tokens for one in numbers):
-        notes.ok("texts", f"{_counted(runs, 'text')}, the same with the drafter and without ({reason})", runs=runs)
+        notes.ok("texts", f"{counted(runs, 'text')}, the same with the drafter and without ({reason})", runs=runs)
     elif exact:
         notes.fail(
             "texts",
@@ -313,10 +313,6 @@ def _note_texts(notes: Notes, numbers: list[Measured], exact: bool, reason: str)
 def _verdict(notes: Notes) -> str:
     counts = {status: sum(finding.status == status for finding in notes.findings) for status in ("fail", "warn")}
     if counts["fail"]:
-        return f"This pair cannot work: {_counted(counts['fail'], 'fault')}."
-    doubts = f", with {_counted(counts['warn'], 'warning')}" if counts["warn"] else ""
+        return f"This pair cannot work: {counted(counts['fail'], 'fault')}."
+    doubts = f", with {counted(counts['warn'], 'warning')}" if counts["warn"] else ""
     return f"This pair can work{doubts}."
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -72,7 +72,7 @@ def in_words(hits: Tensor) -> str:
     """What to say of so many right first guesses, bool[R]; "" where they are enough."""
     if hits.float().mean() >= LEAST_AGREEMENT:
         return ""
-    return f"{agrees(hits)} (it may be made for another model, or read other layers)"
+    return f"{agrees(hits)} (it may be made for another model, read other layers, or have learned too little)"
 
 
 def clearly_better(hits: Tensor, others: Tensor) -> bool:
