@@ -47,11 +47,12 @@ def paged_pass(
             taken[f"layer.{index}"] = copy_rows(x, count)
         kept = rows.of_layer(store.is_windowed(index))
         mixed = attention(node.attention, layer, normed, rotations[index], kept, store.layer(index))
-        mixed = _branch(layer.output, mixed, layer.behind_attention, count)
+        branch = _branch(layer.output, mixed, layer.behind_attention, count)
         if node.beside:
-            add_norm(x, mixed, None, count, node.share)
+            add_norm(x, branch, None, count, node.share)
         else:
-            normed = add_norm(x, mixed, layer.before_mlp, count, node.share)
+            normed = add_norm(x, branch, layer.before_mlp, count, node.share)
+        del mixed, branch  # their memory is used again
         gated = layer.gate_up.gated(normed, count)
         normed = add_norm(x, _branch(layer.down, gated, layer.behind_mlp, count), next_norm, count, node.share)
     if len(decoder.layers) in asked.layers:
