@@ -120,7 +120,7 @@ class TrainedLayer(nn.Module):
             inner = read or width if product.name == QKV else product.inner
             for name, rows in product.rows.items():
                 self._put(name, nn.Linear(inner, rows, bias=product.bias))
-        for module, kind in zip(node.norms, (node.norm, node.behind or node.norm) * 2, strict=True):
+        for module, kind in zip(node.norms, (node.norm, node.after or node.norm) * 2, strict=True):
             if module is not None:
                 self._put(module, Norm(kind, width))
         if attention.norm is not None:
@@ -233,9 +233,9 @@ class TrainedLayer(nn.Module):
         norms = self.node.norms
         if self.node.attention.gated:
             seen = seen * self._product(HEAD_GATE, mixed)[0].sigmoid()
-        x = self._added(x, OUTPUT, seen, norms.behind_attention)
-        gated = self._gated(mixed if self.node.beside else self.normed(norms.before_mlp, x))
-        return self._added(x, DOWN, gated, norms.behind_mlp)
+        x = self._added(x, OUTPUT, seen, norms.after_attention)
+        gated = self._gated(mixed if self.node.parallel else self.normed(norms.before_mlp, x))
+        return self._added(x, DOWN, gated, norms.after_mlp)
 
     def _gated(self, x: Tensor) -> Tensor:
         activation, parts = _ACTIVATIONS[self.node.mlp.activation], self._product(GATE_UP, x)

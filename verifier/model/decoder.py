@@ -30,9 +30,9 @@ class PackedLayer:
     gate_up: Linear
     down: Linear
     before_attention: Norm | None
-    behind_attention: Norm | None
+    after_attention: Norm | None
     before_mlp: Norm | None
-    behind_mlp: Norm | None
+    after_mlp: Norm | None
     of_heads: HeadNorms | None
     sinks: Tensor | None
     head_gate: Linear | None = None
@@ -56,9 +56,9 @@ class PackedLayer:
             gate_up,
             linear(DOWN),
             around(layer.norms.before_attention),
-            around(layer.norms.behind_attention, layer.behind or layer.norm),
+            around(layer.norms.after_attention, layer.after or layer.norm),
             around(layer.norms.before_mlp),
-            around(layer.norms.behind_mlp, layer.behind or layer.norm),
+            around(layer.norms.after_mlp, layer.after or layer.norm),
             _norms_of_heads(layer.attention, weights.vectors, ones),
             weights.vectors.get(SINKS),
             linear(HEAD_GATE) if layer.attention.gated else None,
@@ -175,7 +175,7 @@ class Decoder:
 
     @property
     def head(self) -> Linear:
-        """The output head, H to V; it multiplies the state behind the final norm."""
+        """The output head, H to V; it multiplies the state after the final norm."""
         return self._head
 
     @property

@@ -3,8 +3,8 @@
 ::
 
     Stack   embedding x scale ── Layer ── Layer ── ... ── norm ── head x scale, capped
-    Layer   x += share * behind(attention(before(x)))       norms before, behind, or both (a sandwich)
-            x += share * behind(mlp(before(x)))             beside: both read the same before(x)
+    Layer   x += share * after(attention(before(x)))       norms before, after, or both (a sandwich)
+            x += share * after(mlp(before(x)))             parallel: both read the same before(x)
 
 Everything that has to know a model's shape (loading, checking, sizes, quantising, writing, GGUF, the forward pass)
 reads these records; a family (:mod:`foresay.verifier.model.families`) makes them of a config.json.
@@ -171,27 +171,27 @@ class Norms:
     """A layer's norms, by the names of their modules: of what attention and the MLP read, and of what they put out."""
 
     before_attention: str | None = None
-    behind_attention: str | None = None
+    after_attention: str | None = None
     before_mlp: str | None = None
-    behind_mlp: str | None = None
+    after_mlp: str | None = None
 
     def __iter__(self) -> Iterator[str | None]:
-        yield from (self.before_attention, self.behind_attention, self.before_mlp, self.behind_mlp)
+        yield from (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
 
 
-#: Llama's; Gemma's, on both sides; and, of OLMo 2, behind alone.
+#: Llama's; Gemma's, on both sides; and, of OLMo 2, after alone.
 BEFORE = Norms("input_layernorm", None, "post_attention_layernorm")
 SANDWICH = Norms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
-BEHIND = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Attention and an MLP, each added to the residual stream.
 
-    norm: how what they read is normed; behind: how what they put out is, None: alike. beside: the MLP reads what
+    norm: how what they read is normed; after: how what they put out is, None: alike. parallel: the MLP reads what
     attention reads. share: by what both are multiplied before they are added.
     """
 
@@ -199,9 +199,9 @@ class Layer:
     mlp: MLP
     norm: NormKind
     norms: Norms = BEFORE
-    beside: bool = False
+    parallel: bool = False
     share: float = 1.0
-    behind: NormKind | None = None
+    after: NormKind | None = None
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """In the order in which they are computed."""
@@ -209,7 +209,7 @@ class Layer:
 
     def vectors(self, hidden: int) -> Iterator[Vector]:
         """Its parameters besides those of the products."""
-        for name, kind in zip(self.norms, (self.norm, self.behind or self.norm) * 2, strict=True):
+        for name, kind in zip(self.norms, (self.norm, self.after or self.norm) * 2, strict=True):
             if name is not None:
                 yield from kind.vectors(name, hidden)
         yield from self.attention.vectors()

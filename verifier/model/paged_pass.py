@@ -47,14 +47,14 @@ def paged_pass(
             taken[f"layer.{index}"] = copy_rows(x, count)
         kept = rows.of_layer(store.is_windowed(index))
         mixed = attention(node.attention, layer, normed, rotations[index], kept, store.layer(index))
-        branch = _branch(layer.output, mixed, layer.behind_attention, count)
-        if node.beside:
+        branch = _branch(layer.output, mixed, layer.after_attention, count)
+        if node.parallel:
             add_norm(x, branch, None, count, node.share)
         else:
             normed = add_norm(x, branch, layer.before_mlp, count, node.share)
         del mixed, branch  # their memory is used again
         gated = layer.gate_up.gated(normed, count)
-        normed = add_norm(x, _branch(layer.down, gated, layer.behind_mlp, count), next_norm, count, node.share)
+        normed = add_norm(x, _branch(layer.down, gated, layer.after_mlp, count), next_norm, count, node.share)
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
     if asked.final:

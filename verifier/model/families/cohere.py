@@ -1,4 +1,4 @@
-"""Command R7B and Command A (Cohere 2): attention and MLP side by side behind one norm, by the standard deviation."""
+"""Command R7B and Command A (Cohere 2): attention and MLP in parallel after one norm, by the standard deviation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cohere2(fields: Fields) -> Stack:
         attention(fields, rope if sliding else None, window=window(fields) if sliding else None, biases=has)
         for sliding in every(fields, fields.integer("sliding_window_pattern", 4))
     )
-    layers = tuple(Layer(each, inner, norm, Norms("input_layernorm"), beside=True) for each in own)
+    layers = tuple(Layer(each, inner, norm, Norms("input_layernorm"), parallel=True) for each in own)
     return Stack(layers, norm, logit_scale=fields.number("logit_scale", 0.0625))
 
 

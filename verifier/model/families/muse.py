@@ -27,7 +27,7 @@ def muse_glimmer(fields: Fields) -> Stack:
     count = layer_count(fields)
     apart = [(count - 1 - layer) % 4 != 0 for layer in range(count)]
     norm = rms_norm(fields, wide=True, less_one=True)
-    behind = NormKind(fields.number("post_norm_eps", 1e-8), wide=True, less_one=True)
+    after = NormKind(fields.number("post_norm_eps", 1e-8), wide=True, less_one=True)
     plain = rms_norm(fields, wide=True, weighted=False)
     of_heads = replace(plain, weighted=fields.flag(_WEIGHTED, False))
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
@@ -41,7 +41,7 @@ def muse_glimmer(fields: Fields) -> Stack:
     )  # fmt: skip
     inner = mlp(fields, key="hidden_activation")
     return Stack(
-        tuple(Layer(each, inner, norm, SANDWICH, behind=behind) for each in own),
+        tuple(Layer(each, inner, norm, SANDWICH, after=after) for each in own),
         rms_norm(fields, wide=True),
         embedding_norm=plain,
         logit_scale=fields.number("output_multiplier", 0.19611613513818404),

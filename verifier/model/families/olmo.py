@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, Exaone 4: norms behind attention and the MLP alone, and of queries and keys."""
+"""OLMo 2 and 3, Exaone 4: norms after attention and the MLP alone, and of queries and keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from foresay.verifier.model.families.family import (
     window,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import BEHIND, OUTPUT, QKV, HeadNorm, Layer, Stack
+from foresay.verifier.model.nodes import AFTER, OUTPUT, QKV, HeadNorm, Layer, Stack
 from foresay.verifier.model.rope_config import read_rope
 
 
@@ -26,7 +26,7 @@ def olmo2(fields: Fields) -> Stack:
     """OLMo 2: queries and keys are normed over all heads."""
     norm, has = rms_norm(fields, wide=True), biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     own = attention(fields, read_rope(fields), biases=has, norm=HeadNorm(norm, whole=True))
-    return Stack((Layer(own, mlp(fields), norm, BEHIND),) * layer_count(fields), norm)
+    return Stack((Layer(own, mlp(fields), norm, AFTER),) * layer_count(fields), norm)
 
 
 def olmo3(fields: Fields) -> Stack:
@@ -41,7 +41,7 @@ def olmo3(fields: Fields) -> Stack:
         )
         for sliding in every(fields, 4)
     )  # fmt: skip
-    return Stack(tuple(Layer(each, inner, norm, BEHIND) for each in own), norm)
+    return Stack(tuple(Layer(each, inner, norm, AFTER) for each in own), norm)
 
 
 def _same_theta(fields: Fields) -> tuple[Any, Any]:
@@ -62,7 +62,7 @@ def exaone4(fields: Fields) -> Stack:
         )
         for sliding in slides
     )
-    return Stack(tuple(Layer(each, inner, norm, BEHIND) for each in own), norm)
+    return Stack(tuple(Layer(each, inner, norm, AFTER) for each in own), norm)
 
 
 def _pattern(fields: Fields) -> int:
