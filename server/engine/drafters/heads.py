@@ -85,13 +85,17 @@ class LayeredHead(Head):
             found.append(f"it was trained on texts of up to {known} tokens")
         return "; ".join(filter(None, found))
 
+    def _store(self, drafter: Any) -> Any:
+        """Where its keys and values are: with what it was given to read."""
+        return drafter.fed
+
     def _guessed(self, drafter: Any, target: PagedModel, table: PageTable, tokens: Tensor) -> str:
         """What ``trial.tried`` asks. Layers may be numbered by another convention, so the others are tried."""
         head = drafter.head
         others = head.config.other_layers(target.decoder.config.num_layers)
         forward = target.run([Rows(table, tokens, 0)], _all_layers(head.config.needs, others))
         text = tokens, forward.logits.argmax(dim=-1).cpu()
-        store = drafter.store if isinstance(drafter, EagleDrafter) else drafter.fed
+        store = self._store(drafter)
         hits = head.hits(forward.features, *text, table, store)
         found = {layers: head.reading(layers).hits(forward.features, *text, table, store) for layers in others}
         better = [layers for layers in found if clearly_better(hits, found[layers])]
@@ -189,6 +193,10 @@ class Eagle(LayeredHead):
 
     names, made = (EAGLE, EAGLE3, PEAGLE), EagleDrafter
     kind, trained = "eagle", EAGLE3
+
+    def _store(self, drafter: Any) -> Any:
+        """With nothing beside them."""
+        return drafter.store
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Its own KV, and the fused feature."""
