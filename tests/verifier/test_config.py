@@ -354,3 +354,10 @@ def test_absent_or_broken_file(tmp_path):
 def test_reading_a_config_imports_neither_torch_nor_transformers():
     code = "import sys, foresay.verifier.model.config; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("thetas", [[-5.0, 0], [1e4], [float("nan"), 0], [True, 0], "none"])
+def test_bases_by_layer_that_are_none_are_refused(read, thetas):
+    changes = {"architectures": ["GraniteSWAForCausalLM"], "num_hidden_layers": 2, "layer_rope_theta": thetas}
+    with pytest.raises(ConfigError, match="layer_rope_theta"):
+        read(LLAMA2_7B, **changes)

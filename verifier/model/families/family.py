@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.fields import LARGEST_FLOAT, Fields
 from foresay.verifier.model.nodes import MLP, Activation, Attention, NormKind, Stack
 from foresay.verifier.model.rope_config import LongScaling, RopeConfig, read_rope
 
@@ -125,13 +125,13 @@ def ropes_by_theta(fields: Fields, absent: Sequence[bool]) -> list[RopeConfig | 
     rope, thetas = read_rope(fields), fields.get("layer_rope_theta")
     if thetas is None:
         return [rope if rotates else None for rotates in absent]
-    if (
-        not isinstance(thetas, list)
-        or len(thetas) != len(absent)
-        or not all(type(one) in (int, float) for one in thetas)
-    ):
-        raise fields.error(f"layer_rope_theta must list a number for each of {len(absent)} layers, got {thetas!r}")
+    if not isinstance(thetas, list) or len(thetas) != len(absent) or not all(map(_is_theta, thetas)):
+        raise fields.error(f"layer_rope_theta must list 0 or a base above 1 for {len(absent)} layers, got {thetas!r}")
     return [replace(rope, theta=float(theta)) if theta else None for theta in thetas]
+
+
+def _is_theta(value: Any) -> bool:
+    return type(value) in (int, float) and (value == 0 or 1 < value <= LARGEST_FLOAT)
 
 
 def window(fields: Fields) -> int:
