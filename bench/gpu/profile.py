@@ -61,7 +61,7 @@ def watched(task: Task, made: Callable[[], Engine], name: str) -> dict[str, Any]
             host.append(dict(engine.trace.seconds) if engine.trace is not None else {})
         task.device.synchronize()
     events = list(found.events() or ())
-    spans = [(e.name, e.time_range.start, e.time_range.end) for e in events if e.device_type is kind]
+    spans = [(e.name, e.time_range.start, e.time_range.end) for e in events if e.device_type == kind]
     ran = sorted(spans, key=lambda span: span[1])
     task.lines.write(task.name, "kernels in place", in_place(ran), "name, us, us of nothing before", drafter=name)
     named, (busy, idle, longest) = [event.name for event in events], waits(ran)

@@ -42,18 +42,17 @@ class PackedLayer:
         """dtype: of activations. rounds: see :class:`~foresay.verifier.model.linear.Linear`."""
         weights = _turnable(layer.attention, weights)
 
-        def linear(name: str, gated: Gate = "", then: Linear | None = None) -> Linear:
-            return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, then, rounds)
+        def linear(name: str, gated: Gate = "") -> Linear:
+            return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds)
 
         def around(name: str | None, kind: NormKind = layer.norm) -> Norm | None:
             return None if name is None else norm_of(kind, name, weights.vectors, ones)
 
         ones = torch.ones(weights.matrices[OUTPUT].shape[0], dtype=dtype, device=weights.matrices[QKV].device)
-        gate_up = linear(GATE_UP, layer.mlp.activation)
         return cls(
             linear(QKV),
-            linear(OUTPUT, then=gate_up),
-            gate_up,
+            linear(OUTPUT),
+            linear(GATE_UP, layer.mlp.activation),
             linear(DOWN),
             around(layer.norms.before_attention),
             around(layer.norms.after_attention, layer.after or layer.norm),

@@ -30,8 +30,8 @@ class Linear:
     """``x @ weight.T + bias`` for x [R, in]. Owns its packed weight, [out, in], and computes on its device.
 
     dtype, device: of x and of what comes out; dtype is the weight's unless given. gated: what is done to the
-    product (:meth:`gated`). then: after attention, what is multiplied next: a GPU prefetches its weight. rounds: inputs
-    are rounded to 8 bits where the weight has kernels for that (:mod:`foresay.verifier.ops.rounded`).
+    product (:meth:`gated`). rounds: inputs are rounded to 8 bits where the weight has kernels for that
+    (:mod:`foresay.verifier.ops.rounded`).
     """
 
     __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")
@@ -42,7 +42,6 @@ class Linear:
         bias: Tensor | None = None,
         dtype: torch.dtype | None = None,
         gated: Gate = "",
-        then: Linear | None = None,
         rounds: bool = False,
     ) -> None:
         self.out_features, self.in_features = weight.shape
@@ -54,8 +53,6 @@ class Linear:
         if isinstance(weight, QuantizedMatrix):
             weight, self._was = weight.side_by_side()
         self._packed = _packed(weight, bias, gated, self.dtype, rounds)
-        if then is not None and isinstance(self._packed, BlockedWeight) and isinstance(then._packed, BlockedWeight):
-            self._packed = replace(self._packed, then=then._packed)
 
     @classmethod
     def of(cls, packed: PackedWeight, was: Tensor | None, dtype: torch.dtype) -> Linear:

@@ -186,7 +186,8 @@ def test_rows_are_quantised_on_the_way(heads, stored, dtype, device) -> None:
     case, (_, groups, dim) = _Attention(device, dtype, *heads), heads
     case.qkv[1] = 0.0
     case.qkv[2] *= 3e-4
-    case.qkv[3] *= torch.tensor(2.0).pow(torch.arange(-12, 4).repeat(dim)[:dim]).repeat(sum(heads[:2]) + groups)
+    powers = torch.tensor(2.0).pow(torch.arange(-12, 4).repeat(dim)[:dim]).repeat(sum(heads[:2]) + groups)
+    case.qkv[3] *= powers.to(device)
     case.qkv[4, -1] = torch.nan
 
     def run(kernel, part: slice, where: torch.device) -> tuple[Tensor, ...]:

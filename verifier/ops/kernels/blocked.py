@@ -44,9 +44,7 @@ ADDED = {"int8": 128, "int4": 8, UNSIGNED: 0}
 @dataclass(frozen=True, slots=True)
 class BlockedWeight:
     """A :class:`~foresay.verifier.ops.linear.PackedWeight` of a GPU. offsets: minimums, if there are two rows of
-    steps, else zeros. groups, block: G, B. bias: [O], of any dtype. then: of the product after attention, the weight
-    that is multiplied next, whose beginning it prefetches.
-    """
+    steps, else zeros. groups, block: G, B. bias: [O], of any dtype."""
 
     values: Tensor
     kind: str
@@ -57,7 +55,6 @@ class BlockedWeight:
     scales: Tensor | None = None
     offsets: Tensor | None = None
     steps: Tensor | None = None
-    then: BlockedWeight | None = None
 
     @classmethod
     def of(cls, weight: Tensor | QuantizedMatrix, bias: Tensor | None = None, gated: Gate = "") -> BlockedWeight:

@@ -2,8 +2,8 @@
 
 Every kernel of ours begins alike: it lets the next one be brought up, and waits until the one before it is done, so
 that nothing of a step is read or written earlier. As each waits for the one before, which waited itself, a kernel that
-is done has all those before it done too. What never changes, weights, is asked for ahead of that: a product brings the
-beginning of its weight into the L2 while what is before it, norm, rotation or attention, leaves memory idle.
+is done has all those before it done too. What never changes, weights, is asked for ahead of that: a norm's, and the
+beginning of a product's, which it brings into the L2 while what is before it leaves memory idle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PDL = os.environ.get("TRITON_PDL", "1") != "0"
 
 @triton.jit
 def wait_turn(CHAINED: tl.constexpr):
-    """What every kernel does first."""
+    """What every kernel does before it reads what is not constant, and before it writes."""
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -35,13 +35,6 @@ def bring(pointers):
     """Have the lines that these point to in the L2."""
     asked: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
     tl.inline_asm_elementwise(asked, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def bring_bytes(pointers, size):
-    """Have ``size`` bytes from each pointer on in the L2, both multiples of 16. From compute capability 9.0 on."""
-    asked: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;"
-    tl.inline_asm_elementwise(asked, "=r,l,r", [pointers.to(tl.int64), size], dtype=tl.int32, is_pure=False, pack=1)
 
 
 def chained() -> dict[str, bool]:

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foresay.verifier.ops.kernels.chain import bring
 from foresay.verifier.ops.kernels.quantized_rows import widened
 from foresay.verifier.ops.records import PagedRows
 
@@ -107,15 +106,6 @@ def slots_of(pages, places, PAGE: tl.constexpr):
 
 
 @triton.jit
-def bring_rows(base, slots, head, G: tl.constexpr, D: tl.constexpr):
-    """Have one kv head's rows in the L2."""
-    COUNT: tl.constexpr = 128 * 8 // base.dtype.element_ty.primitive_bitwidth  # of a line
-    LINES: tl.constexpr = triton.next_power_of_2(triton.cdiv(D, COUNT))
-    columns = tl.minimum(tl.arange(0, LINES) * COUNT, D - 1)
-    bring(base + (slots * (G * D) + head * D)[:, None] + columns[None, :])
-
-
-@triton.jit
 def rows_at(base, scales, slots, head, inside, first_column, G: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
             kind: tl.constexpr):  # fmt: skip
     """[B, C] of ``kind``: columns of one kv head's rows, zeros outside: a weight of zero does not stop NaN.
@@ -149,6 +139,12 @@ def row_sequence(offsets, row, SEQUENCES: tl.constexpr, count):
     ids = tl.arange(0, SEQUENCES)
     end = tl.load(offsets + ids + 1, mask=ids < count, other=0)
     return tl.sum(((end <= row) & (ids < count)).to(tl.int32), axis=0)
+
+
+@triton.jit
+def held(sequence, count, SEQUENCES: tl.constexpr):
+    """A sequence that there is, in place of one behind the last: what is said of it can be asked for at once."""
+    return 0 if SEQUENCES == 1 else tl.minimum(sequence, count - 1)
 
 
 @triton.jit

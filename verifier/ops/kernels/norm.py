@@ -21,20 +21,23 @@ def inverse_rms(squares, WIDTH: tl.constexpr, eps):
 
 
 @triton.jit
-def normed(row, weight, shift, columns, inside, eps, WIDTH: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr):
-    """One row's norm, times ``weight``, plus ``shift`` if SHIFTED, in its dtype. CENTRED: its mean is subtracted."""
+def weights_of(weight, shift, columns, inside, SHIFTED: tl.constexpr):
+    """What a norm multiplies by, and what it adds if SHIFTED. They never change, and nobody else keeps them in the L2:
+    they are asked for before anything else, their turn included."""
+    factor = tl.load(weight + columns, inside, 0.0)
+    return factor, tl.load(shift + columns, inside, 0.0) if SHIFTED else factor
+
+
+@triton.jit
+def normed(row, factor, shift, inside, eps, WIDTH: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr):
+    """One row's norm, times ``factor``, plus ``shift`` if SHIFTED, in its dtype. CENTRED: its mean is subtracted."""
     wide = row.to(tl.float32)
     if CENTRED:
         wide = tl.where(inside, wide - tl.div_rn(tl.sum(wide, axis=0), WIDTH * 1.0), 0.0)
     scale = inverse_rms(tl.sum(wide * wide, axis=0), WIDTH, eps)
-    factor = tl.load(weight + columns, inside, 0.0)
     if SHIFTED:
         # Said, and not left to the compiler, which could do it in one kernel and not in the next.
-        value = tl.fma(
-            as_weighted(wide * scale, factor, row.dtype),
-            factor.to(tl.float32),
-            tl.load(shift + columns, inside, 0.0).to(tl.float32),
-        )
+        value = tl.fma(as_weighted(wide * scale, factor, row.dtype), factor.to(tl.float32), shift.to(tl.float32))
     else:
         value = weighted(wide * scale, factor, row.dtype)
     return value.to(row.dtype)
@@ -59,11 +62,13 @@ def norm_rows(x, y, bias, weight, shift, out, R, eps, WIDTH: tl.constexpr, BLOCK
               NORM: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr, SEGMENTS: tl.constexpr,
               BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """x += SHARE y, a product with its bias, unless SHARE is 0; then out = norm(x) if NORM. One program a row."""
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    if NORM:
+        factor, offset = weights_of(weight, shift, columns, inside, SHIFTED)
     wait_turn(CHAINED)
     number = tl.program_id(0)
     start = number.to(tl.int64) * WIDTH
-    columns = tl.arange(0, BLOCK)
-    inside = columns < WIDTH
     row = tl.load(x + start + columns, inside, 0.0)
     if SHARE != 0.0:
         kind: tl.constexpr = row.dtype
@@ -74,7 +79,7 @@ def norm_rows(x, y, bias, weight, shift, out, R, eps, WIDTH: tl.constexpr, BLOCK
         row = (row.to(tl.float32) + added.to(tl.float32)).to(kind)
         tl.store(x + start + columns, row, inside)
     if NORM:
-        made = normed(row, weight, shift, columns, inside, eps, WIDTH, SHIFTED, CENTRED)
+        made = normed(row, factor, offset, inside, eps, WIDTH, SHIFTED, CENTRED)
         tl.store(out + start + columns, made, inside)
 
 

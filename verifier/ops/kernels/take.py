@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
-from foresay.verifier.ops.kernels.norm import as_normed, block, normed, warps
+from foresay.verifier.ops.kernels.norm import as_normed, block, normed, warps, weights_of
 from foresay.verifier.ops.records import Norm
 
 
@@ -27,13 +27,15 @@ def both_rows(first, second, places, out_first, out_second, WIDTH: tl.constexpr,
 def embedded_rows(table, tokens, weight, shift, x, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
                   NORM: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R,): x = table[token], out = norm(x) if NORM."""
-    wait_turn(CHAINED)
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = columns < WIDTH
+    if NORM:
+        factor, offset = weights_of(weight, shift, columns, inside, SHIFTED)
+    wait_turn(CHAINED)
     read = tl.load(table + tl.load(tokens + row) * WIDTH + columns, inside, 0.0)
     tl.store(x + row * WIDTH + columns, read, inside)
     if NORM:
-        made = normed(read, weight, shift, columns, inside, eps, WIDTH, SHIFTED, CENTRED)
+        made = normed(read, factor, offset, inside, eps, WIDTH, SHIFTED, CENTRED)
         tl.store(out + row * WIDTH + columns, made, inside)
 
 
@@ -46,12 +48,12 @@ def paired_rows(table, tokens, hidden, of_token, of_hidden, out, stream, eps, KN
     inside = columns < WIDTH
     if tl.program_id(1) == 0:
         token = tl.minimum(tl.maximum(tl.load(tokens + row), 0), KNOWN - 1)
-        read = tl.load(table + token * WIDTH + columns, inside, 0.0)
-        made = normed(read, of_token, of_token, columns, inside, eps, WIDTH, False, False)
+        read, factor = tl.load(table + token * WIDTH + columns, inside, 0.0), tl.load(of_token + columns, inside, 0.0)
+        made = normed(read, factor, factor, inside, eps, WIDTH, False, False)
         tl.store(out + row * 2 * WIDTH + columns, made, inside)
     else:
-        read = tl.load(hidden + row * WIDTH + columns, inside, 0.0)
-        made = normed(read, of_hidden, of_hidden, columns, inside, eps, WIDTH, False, False)
+        read, factor = tl.load(hidden + row * WIDTH + columns, inside, 0.0), tl.load(of_hidden + columns, inside, 0.0)
+        made = normed(read, factor, factor, inside, eps, WIDTH, False, False)
         tl.store(out + (row * 2 + 1) * WIDTH + columns, made, inside)
         tl.store(stream + row * WIDTH + columns, made if NORMED else read, inside)
 
