@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +18,7 @@ from bench.gpu.worker import Task
 from bench.shapes import kv_bytes_per_token
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.ops.kernels import chain, linear
+from foresay.verifier.ops.kernels import chain
 from foresay.verifier.ops.linear import finish
 from foresay.verifier.ops.tree_attention import tree_attention
 
@@ -100,29 +99,3 @@ def attention(task: Task, bench: Bench, rows: int, context: int) -> dict[str, An
     taken = each(task, calls)
     moved = (context + rows) * kv_bytes_per_token(config, task.device.dtype.itemsize) / config.num_layers
     return {"value": taken, "share": moved / taken / read(task)}
-
-
-def sweep(task: Task) -> None:
-    """Tiles, for gate_up and o at 16 and 64 rows, the served one first; and whether their bits are the same."""
-    for kind in ("gate_up", "output"):
-        those = matrices(bench_of(task, "8B", random=True), kind)
-        for rows in (16, 64):
-            x, served = (_rows(task, those, rows), linear.tile_of(rows, large=task.device.cuda))
-            wanted = those[0](x)
-            for tile in tiles(served):
-                task.take("tile", "s", tiled, task, those, x, tile, wanted, of=kind, rows=rows, tile=str(tile))
-
-
-def tiles(served: linear.Tile) -> list[linear.Tile]:
-    """What is served first; the widest last. No deeper than a processor's shared memory is."""
-    most = (227 << 10) // (2 * 128 * (served.rows + served.outputs))
-    deeper = [replace(served, stages=stages) for stages in (3, 4, 5, 6) if stages <= most]
-    return list(dict.fromkeys((served, *deeper, replace(served, outputs=128, warps=8, stages=3))))
-
-
-def tiled(task: Task, those: Sequence[Linear], x: Tensor, tile: linear.Tile, wanted: Tensor) -> dict[str, Any]:
-    """By this tile."""
-    with patch.object(linear, "tile_of", lambda *_, **__: tile):
-        same = bool(torch.equal(those[0](x), wanted))
-        taken = each(task, [partial(one.unfinished, x) for one in those])
-    return {"value": taken, "share": those[0].nbytes / taken / read(task), "same_bits": same}

@@ -38,15 +38,18 @@ def _compile(*names: str) -> list[Step]:
 STEPS = {
     "A": (
         *_FIRST,
-        *_compile("8B passes", "8B steps", "1B passes", "1B steps", "ablation 0", "ablation 1", "ablation 2"),
+        *_compile(
+            "8B passes", "8B steps", "1B passes", "1B steps", "8B prompts", "ablation 0", "ablation 1", "ablation 2"
+        ),
         Step("same tokens", "steps:same", 70),
         Step("8B passes", "steps:passes", 22, quiet=True),
         Step("8B steps", "steps:whole", 23, quiet=True),
         Step("1B passes", "steps:passes", 15, quiet=True),
         Step("1B steps", "steps:whole", 20, quiet=True),
-        Step("ablation", "steps:ablation", 25, quiet=True),
+        Step("8B prompts", "steps:prompts", 8, quiet=True),
+        Step("ablation", "steps:ablation", 28, quiet=True),
         Step("library", "profile:library", 20, quiet=True),
-        Step("transformers", "profile:generates", 30, quiet=True),
+        Step("transformers", "profile:generates", 22, quiet=True),
         Step("profile", "profile:profile", 25, quiet=True),
     ),
     "B": (
@@ -54,12 +57,11 @@ STEPS = {
         Step("kernel tests", "commands:kernel_tests", 70, background=True),
         Step("generate auto", "commands:generate", 70, background=True),
         Step("generate none", "commands:generate", 70, background=True),
-        *_compile("kernels", "sweep"),
+        *_compile("kernels"),
         Step("built", "commands:built", 70, quiet=True),
         Step("serve", "commands:serve", 35, quiet=True),
         Step("auto and suffix", "profile:engines", 40, quiet=True),
-        Step("kernels", "kernels:kernels", 25, quiet=True),
-        Step("sweep", "kernels:sweep", 15, quiet=True),
+        Step("kernels", "kernels:kernels", 30, quiet=True),
         Step("bench", "commands:bench", 30, quiet=True),
     ),
 }

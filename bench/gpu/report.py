@@ -1,8 +1,7 @@
-"""What a run has found, in short: measured beside predicted, for its card, and all that did not hold.
+"""What a run has found, in short: measured beside what the run before measured on such a card, and what did not hold.
 
 ``python -m bench.gpu.report LINES`` shows the runs of a file again, each by itself: two cards are never in one table.
-``python -m bench.gpu.report`` writes ``predictions.json`` anew (:mod:`bench.gpu.model`; at home, it needs no GPU): the
-rows of the table, each with the measurement that it is about and what that should be on each card, by arithmetic.
+With ``--keep`` the numbers of the last one are those of the run before from now on (``bars.json``).
 """
 
 from __future__ import annotations
@@ -10,16 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.arithmetic import CARDS, Step
-from bench.binder import bound
-from bench.gpu import model
 from bench.gpu.worker import CHECK, ENDED, FAILED, LEFT_OUT, Lines, said
 
-TABLE = Path(__file__).with_name("predictions.json")
+#: The rows of the table: the measurement that each is about; by card what the run before found, and what is asked for.
+TABLE = Path(__file__).with_name("bars.json")
 
 
 def found(lines: Sequence[dict[str, Any]], row: dict[str, Any]) -> float | None:
@@ -29,14 +25,18 @@ def found(lines: Sequence[dict[str, Any]], row: dict[str, Any]) -> float | None:
     return next((float(number) for number in numbers if isinstance(number, float | int)), None)
 
 
+def card_of(lines: Sequence[dict[str, Any]]) -> str:
+    """Which card a run was made on, "" for one that nothing is known of."""
+    return next((card for card in ("H100", "H200") if card in lines[-1]["card"]), "")
+
+
 def shown(lines: Sequence[dict[str, Any]]) -> str:
     """The table of one run."""
-    name = lines[-1]["card"]
-    card = next((card for card in ("H100", "H200") if card in name), "")
-    rows = [f"{name}, run {lines[-1]['run']}", f"{'':44}{'measured':>10}{'predicted':>10}{'at most':>10}"]
+    name, card = lines[-1]["card"], card_of(lines)
+    rows = [f"{name}, run {lines[-1]['run']}", f"{'':44}{'measured':>10}{'before':>10}{'at most':>10}"]
     for row in json.loads(TABLE.read_text()):
         measured, most = found(lines, row), row.get("most", {}).get(card)
-        numbers = measured, row.get("predicted", {}).get(card), most
+        numbers = measured, row.get("before", {}).get(card), most
         cells = "".join(f"{'' if number is None else f'{number:.4g}':>10}" for number in numbers)
         more = "  MORE" if most and measured and measured > most else ""
         rows += [f"{row['says']:44}{cells}{more}".rstrip()] if measured is not None else []
@@ -59,26 +59,25 @@ def finish(lines: Lines) -> int:
     return 1 if bad else 4 if left_out else 0
 
 
-def predicted(counted: dict[str, list[Step]]) -> list[dict[str, Any]]:
-    """The table, with what is expected of each row that says something the arithmetic knows."""
-    made, table = product(CARDS, counted.items()), json.loads(TABLE.read_text())
-    with bound():
-        known = {(card.name, says): one for card, step in made for says, one in model.predicted(*step, card).items()}
+def keep(lines: Sequence[dict[str, Any]]) -> None:
+    """Have the table name what this run found as what was found before."""
+    table, card = json.loads(TABLE.read_text()), card_of(lines)
     for row in table:
-        if found := {name: round(one, 3) for (name, says), one in known.items() if says == row["says"]}:
-            row["predicted"] = found
-    return list(table)
+        if card and (number := found(lines, row)) is not None:
+            row.setdefault("before", {})[card] = round(number, 4)
+    rows = ",\n".join(f" {json.dumps(row)}" for row in table)
+    TABLE.write_text(f"[\n{rows}\n]\n")
 
 
 def main(given: Sequence[str]) -> None:
-    """Show the runs of these files; write the predictions anew if there are none."""
-    if not given:
-        rows = ",\n".join(f" {json.dumps(row)}" for row in predicted(model.counted()))
-        TABLE.write_text(f"[\n{rows}\n]\n")
-    for path in given:
+    """Show the runs of these files."""
+    for path in (each for each in given if each != "--keep"):
         lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
         for run in dict.fromkeys(line["run"] for line in lines):
-            print(shown([line for line in lines if line["run"] == run]), end="\n\n")
+            those = [line for line in lines if line["run"] == run]
+            print(shown(those), end="\n\n")
+            if "--keep" in given:
+                keep(those)
 
 
 if __name__ == "__main__":

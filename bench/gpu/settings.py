@@ -16,7 +16,7 @@ LARGE = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """contexts: tokens; rows: of passes at the shortest of them. patience: seconds of one timing.
+    """contexts, prompts: tokens; rows: of passes at the shortest of them. patience: seconds of one timing.
     steps: timed for p99 over p50, and block: in a row, before the text is cut back. tokens: of an answer. levels: of a
     chain by EAGLE, and by a draft model. tree: of a draft model. tests: pytest's selection. positions: of the longest
     text. random: whether all weights are, or the bundled ones inside. compiled: steps whose kernels are compiled
@@ -25,6 +25,7 @@ class Settings:
     pairs: dict[str, Pair] = field(default_factory=LARGE.copy)
     rows: tuple[int, ...] = (1, 6, 16, 32, 64)
     contexts: tuple[int, ...] = (1024, 8192, 32_000)
+    prompts: tuple[int, ...] = (128, 512, 1024)
     probe_bytes: int = 4 << 30
     patience: float = 0.3
     steps: int = 1500
@@ -55,6 +56,6 @@ def full() -> Settings:
 def tiny() -> Settings:
     """A rehearsal: everything, at sizes that a CPU takes in its stride."""
     pair = Pair(shapes.TINY, shapes.TINY_DRAFT, EagleShape(288, 4, 2, 64, 400, 500))
-    small = Settings({"8B": pair, "1B": pair}, (1, 4), (32, 96), 1 << 22, 0.002, 8, 4, 6, (2, 2), "2,1")
+    small = Settings({"8B": pair, "1B": pair}, (1, 4), (32, 96), (8, 16), 1 << 22, 0.002, 8, 4, 6, (2, 2), "2,1")
     tests = ("tests/kernels/on_device/test_move.py", "-k", "values")
-    return replace(small, tests=tests, positions=512, compiled=("8B passes", "sweep"))
+    return replace(small, tests=tests, positions=512, compiled=("8B passes", "kernels"))

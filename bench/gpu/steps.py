@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ from bench.gpu.worker import Task
 from bench.shapes import draft_model_bytes, eagle_bytes, step_bytes
 from foresay.spec.names import DRAFT_MODEL, EAGLE3, NGRAM, NONE
 from foresay.spec.tree import TreeShape
+from foresay.verifier.ops.kernels.linear import Tile
 
 
 def bench_of(task: Task, name: str, random: bool = False) -> Bench:
@@ -95,13 +97,31 @@ def whole(task: Task) -> None:
         task.take("T = 1 over T = 0", "times", lambda: warm / cold, model=name)
 
 
-#: Constants that launchers read: module, name, values to try in the place of what is served (a text is another constant
-#: of that module), rows of the step. What decides most comes first.
+def prompts(task: Task) -> None:
+    """Until the first token of prompts of so many tokens, as they are served: in chunks, each captured."""
+    bench, alphabet = bench_of(task, "8B"), texts(1)[0]
+    engine = bench.engine(NONE, "", True, 2 * task.settings.prompts[-1])
+
+    def first(length: int) -> dict[str, Any]:
+        taken = []
+        for number in range(4):  # the first one of a length is not counted
+            prompt = [*(alphabet * length)[: length - 1], alphabet[number]]
+            task.device.synchronize()
+            begun = time.perf_counter()
+            answers(engine, [request(prompt, 1)])
+            taken.append(time.perf_counter() - begun)
+        return {"value": median(taken[1:])}
+
+    for length in task.settings.prompts:
+        task.take("first token", "s", first, length, model="8B", prompt=length)
+
+
+#: Constants that launchers read: module, name, values to try in the place of what is served, rows of the step. What
+#: decides most comes first.
 SWITCHES: tuple[tuple[str, str, tuple[Any, ...], int], ...] = (
-    ("chain", "PDL", (False,), 1), ("linear", "AHEAD", (0, 4, 8), 1), ("linear", "AHEAD_OF_NEXT", (0,), 1),
-    ("linear", "WIDE", ("SMALL",), 64), ("tree_attention", "MERGED", ((),), 1), ("linear", "AHEAD_OF_OUTPUT", (4,), 1),
-    ("linear", "BULK", (False,), 1), ("tree_attention", "BRING", (False,), 64), ("key_blocks", "SPLIT", (4, 16), 64),
-    ("tree_attention", "MERGED", ((8,),), 6),
+    ("chain", "PDL", (False,), 1), ("linear", "AHEAD", (0, 1, 4), 1),
+    ("linear", "SMALL", ((Tile(16), Tile(32), Tile(64, 128, warps=8, stages=3)),), 64),
+    ("tree_attention", "DEPTH", (4,), 1), ("key_blocks", "SPLIT", (4, 16), 64),
 )  # fmt: skip
 
 
@@ -109,9 +129,8 @@ def switched() -> Iterator[tuple[str, str, Any, int]]:
     """Each value but the one that is served."""
     for module, constant, values, rows in SWITCHES:
         name = f"foresay.verifier.ops.kernels.{module}"
-        code = vars(import_module(name))
-        found = (code[value] if isinstance(value, str) else value for value in values)
-        yield from ((name, constant, value, rows) for value in found if value != code[constant])
+        served = vars(import_module(name))[constant]
+        yield from ((name, constant, value, rows) for value in values if value != served)
 
 
 def ablation(task: Task) -> None:

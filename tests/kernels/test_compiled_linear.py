@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from foresay.verifier.ops.kernels import linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from tests.kernels.compiling import CAPABILITIES, compile_launches
 
-INSTRUCTION = {
+INSTRUCTIONS = {
     80: "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32",
-    90: "wgmma.mma_async.sync.aligned.m64n16k16.f32.{0}.{0}",
+    90: "wgmma.mma_async.sync.aligned.m64n{1}k16.f32.{0}.{0}",
 }
 NAMES = {torch.float16: "f16", torch.bfloat16: "bf16"}
 
@@ -41,6 +40,12 @@ def calls(dtype: torch.dtype, rows: int) -> list[Callable[[], Tensor]]:
     ]
 
 
+def instruction(dtype: torch.dtype, rows: int, capability: int) -> set[str]:
+    """The one that a tile for so many rows is multiplied by."""
+    tile = linear.tile_of(rows, large=True).rows
+    return {INSTRUCTIONS[max(80, capability // 90 * 90)].format(NAMES[dtype], tile)}
+
+
 def products(code: str) -> set[str]:
     return set(re.findall(r"(?:mma\.sync|wgmma\.mma_async)[\w.]+", code))
 
@@ -54,25 +59,24 @@ def test_every_product_is_made_of_one_instruction(dtype, capability, rows, tmp_p
     for call in kinds if dtype == torch.bfloat16 else kinds[1:2]:
         for name, kernel in compile_launches(call, tmp_path, capability).items():
             assert kernel.stack == 0, f"{name} spills registers"
-            used = products(kernel.ptx)
-            assert used == (set() if name == "add_segments" else {INSTRUCTION[capability].format(NAMES[dtype])})
+            assert products(kernel.ptx) == (set() if name == "add_segments" else instruction(dtype, rows, capability))
             assert ("griddepcontrol.wait" in kernel.ptx) == (capability >= 90), "it waits for the kernel before it"
             if name != "add_segments":
                 assert "cp.async.cg" in kernel.ptx, "the weight is fetched ahead"
             if name != "add_segments" and capability >= 90:
                 threads = 32 * linear.tile_of(rows, large=True).warps
-                assert 2 * threads * -(-kernel.registers // 8) * 8 <= 1 << 16, "two programs on a processor: RESIDENT"
+                assert 2 * threads * -(-kernel.registers // 8) * 8 <= 1 << 16, "two programs on a processor"
                 assert 2 * (kernel.shared + 1024) <= 228 << 10
 
 
 @pytest.mark.parametrize("rows", [128, 512], ids="{} rows".format)
 @pytest.mark.parametrize("call", [1, 2], ids=["segments", "gated"])
 def test_so_it_is_for_chunks_of_a_prompt(call, rows, tmp_path) -> None:
-    """Of 512 rows a program adds up all segments, and keeps what it has of them on the stack meanwhile."""
+    """Of 512 rows a program adds up all segments."""
     kernel = compile_launches(calls(torch.bfloat16, rows)[call], tmp_path, 90)["linear_tiles"]
-    assert products(kernel.ptx) == {INSTRUCTION[90].format("bf16")}
-    assert kernel.stack <= (80 if (call, rows) == (1, 512) else 0) and kernel.shared <= 227 << 10
-    assert kernel.ptx.count("cp.async.cg") and "wgmma.wait_group.sync.aligned 15" in kernel.ptx, "chains side by side"
+    assert products(kernel.ptx) == instruction(torch.bfloat16, rows, 90)
+    assert kernel.stack == 0 and kernel.shared <= 227 << 10
+    assert kernel.ptx.count("cp.async.cg") and "wgmma.wait_group.sync.aligned 1;" in kernel.ptx
 
 
 def test_tiles_have_the_rows_that_there_are_and_at_most_128(tmp_path) -> None:
@@ -85,39 +89,17 @@ def test_tiles_have_the_rows_that_there_are_and_at_most_128(tmp_path) -> None:
     assert len({each for _, each in codes}) == 1
 
 
-BULK, LINE = "cp.async.bulk.prefetch.L2.global", "prefetch.global.L2"
-
-
-def asked(shapes: list[tuple[int, int]], folder: Path, capability: int = 90) -> tuple[list[int], list[int]]:
-    """How often code asks for memory, row by row and line by line, before it waits and after, of a product behind
-    attention and the one that it knows to come next."""
-    weight, then = (BlockedWeight.of(blank(*shape, dtype=torch.bfloat16)) for shape in shapes)
-    x = blank(1, weight.inner, dtype=torch.bfloat16)
+def asked(folder: Path, capability: int = 90) -> list[int]:
+    """How often code asks for memory before it waits and after."""
+    weight, x = (blank(*shape, dtype=torch.bfloat16) for shape in ((4096, 4096), (1, 4096)))
     (code, *_) = compile_launches(
-        lambda: linear.product(x, replace(weight, then=replace(then, gated="silu")), x.dtype), folder, capability
+        lambda: linear.product(x, BlockedWeight.of(weight), x.dtype), folder, capability
     ).values()
-    parts = code.ptx.split("griddepcontrol.wait")
-    return [part.count(BULK) for part in parts], [part.count(LINE) for part in parts]
+    return [part.count("prefetch.global.L2") for part in code.ptx.split("griddepcontrol.wait")]
 
 
-@pytest.mark.parametrize(
-    ("shapes", "before_and_after"),
-    [([(4096, 4096), (28672, 4096)], [1, 1]), ([(2048, 2048), (16384, 2048)], [2, 0])],
-    ids=["8B", "1B"],
-)
-def test_weights_are_asked_for_by_row_and_the_next_ones_while_attention_runs_if_the_l2_has_room(
-    shapes, before_and_after, tmp_path
-) -> None:
-    """It is assembled, too: what is compiled has a binary."""
-    assert asked(shapes, tmp_path) == (before_and_after, [0, 0])
-
-
-def test_each_way_of_asking_can_be_switched_off(tmp_path, monkeypatch) -> None:
-    shapes = [(4096, 4096), (28672, 4096)]
-    monkeypatch.setattr(linear, "BULK", False)
-    by_line = [linear.AHEAD_OF_OUTPUT, linear.AHEAD_OF_NEXT]
-    assert asked(shapes, tmp_path) == ([0, 0], by_line)
-    assert asked(shapes, tmp_path, 80) == ([0], [0]), "nothing is there early enough to ask"
-    for name in ("AHEAD_OF_OUTPUT", "AHEAD_OF_NEXT"):
-        monkeypatch.setattr(linear, name, 0)
-    assert asked(shapes, tmp_path) == ([0, 0], [0, 0])
+def test_the_beginning_of_a_weight_is_asked_for_before_its_turn_where_kernels_overlap(tmp_path, monkeypatch) -> None:
+    assert asked(tmp_path) == [linear.AHEAD, 0]
+    assert asked(tmp_path, 80) == [0], "nothing is there early enough to ask"
+    monkeypatch.setattr(linear, "AHEAD", 0)
+    assert asked(tmp_path) == [0, 0]

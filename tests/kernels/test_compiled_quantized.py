@@ -12,7 +12,7 @@ from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate
 from tests.kernels.compiling import Compiled, compile_launches
-from tests.kernels.test_compiled_linear import INSTRUCTION, NAMES, products
+from tests.kernels.test_compiled_linear import instruction, products
 
 META = torch.device("meta")
 CAPABILITIES = (80, 89, 90)
@@ -55,7 +55,7 @@ def test_halves_are_made_in_registers_and_multiplied_by_one_instruction(
     kind, rows, gated, capability, tmp_path
 ) -> None:
     (kernel,) = compiled(kind, torch.bfloat16, tmp_path, capability, gated, rows).values()
-    assert products(kernel.ptx) == {INSTRUCTION[max(80, capability // 90 * 90)].format("bf16")}
+    assert products(kernel.ptx) == instruction(torch.bfloat16, rows, capability)
     assert kernel.stack == 0, "spills registers"
     assert kernel.shared <= SHARED
     assert "cp.async" in kernel.ptx, "the weight is fetched ahead"
@@ -68,5 +68,5 @@ def test_halves_are_made_in_registers_and_multiplied_by_one_instruction(
 @pytest.mark.parametrize("gated", ["", "relu2"])
 def test_of_fp16_too(gated, capability, tmp_path) -> None:
     (kernel,) = compiled("int4", torch.float16, tmp_path, capability, gated).values()
-    assert products(kernel.ptx) == {INSTRUCTION[max(80, capability // 90 * 90)].format(NAMES[torch.float16])}
+    assert products(kernel.ptx) == instruction(torch.float16, 8, capability)
     assert kernel.stack == 0

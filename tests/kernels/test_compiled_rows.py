@@ -31,7 +31,7 @@ def test_norm(width, share, centred, capability, tmp_path) -> None:
     how = {"SHARE": share, "NORM": True, "SHIFTED": centred, "CENTRED": centred}
     constants = {"WIDTH": width, "BLOCK": norm.block(width)} | how | read
     made = compile_kernel(norm.norm_rows, arguments, constants, tmp_path, capability, norm.warps(width))
-    assert fits(made, registers=80 if centred else 64)
+    assert fits(made, registers=120 if centred else 64)
     assert "rsqrt.approx" not in made.ptx, "the root is rounded as torch's"
 
 
