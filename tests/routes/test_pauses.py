@@ -32,6 +32,8 @@ ROUTES = [
 FIELD_BYTES = 1 << 20
 #: What is not refused alike in every field, before it is decoded.
 IN_FIELDS = ("as many objects as may be", "numbers", "towers", "digits")
+#: Routes that decode what another one does.
+ALIKE = ("/render", "/input_tokens")
 #: Texts that a route would tokenize are kept this short: what that takes is another matter.
 TEXT_BYTES = 1 << 14
 #: 50 ms is the aim on a quiet machine; processor time grows, too, where others use the other half of the core.
@@ -281,7 +283,11 @@ async def test_no_message_holds_up_the_event_loop(agent, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+@pytest.mark.parametrize(
+    "route",
+    [pytest.param(each, marks=pytest.mark.soak if each.path.endswith(ALIKE) else ()) for each in ROUTES],
+    ids=lambda route: route.path,
+)
 async def test_no_body_holds_up_the_event_loop(agent, route, monkeypatch):
     slow: list[str] = []
     async with served(SentEngine([5]), agent) as client:
