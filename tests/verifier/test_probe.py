@@ -10,7 +10,9 @@ import torch
 from foresay.kvpaging import KVStore, OutOfPages, PagePool
 from foresay.server.engine.memory import Demand
 from foresay.spec.tree import MAX_NODES
+from foresay.verifier.ops.kernels import linear
 from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.probe import _CHUNKS as CHUNKS
 from foresay.verifier.probe import probe
 from tests.combinations import pairwise
 from tests.same_tokens import mutations
@@ -41,6 +43,12 @@ def test_it_fits_the_smallest_pool_that_is_ever_planned(family, page_size) -> No
     assert probe(reader.model, reader.pool).exact
     assert not reader.model.recorded_bytes, "what it recorded is of no use to steps"
     assert whole(reader.pool)
+
+
+def test_products_of_every_tile_of_a_gpu_are_tried() -> None:
+    """Their instructions have other numbers of rows, and only a GPU says whether the bits are the same."""
+    passes = [sum(CHUNKS) + len(CHUNKS), *(size if size == 1 else 2 * size for size in CHUNKS)]
+    assert {linear.tile_of(rows, large=True) for rows in passes} == {*linear.SMALL, linear.LARGE}
 
 
 def compaction_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
