@@ -149,7 +149,7 @@ def judged() -> Iterator[Callable[[str], Judge]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [300, pytest.param(2000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [600, pytest.param(2000, marks=pytest.mark.soak)])
 def test_generated_requests(agent, judged, count) -> None:
     with scripted_server(agent, [*agent.encode("Once upon a fox 🦊 there was"), END]) as url:
         judge = judged(url)
