@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
@@ -37,12 +38,12 @@ def profile(task: Task) -> None:
     """Steps of the 8B through the engine: plain, a chain of EAGLE-3's, and plain ones whose kernels do not overlap: the
     time of one that does counts from before its turn."""
     bench, longest = bench_of(task, "8B"), min(1024, task.settings.positions)
-    chained = ",".join("1" * task.settings.levels[0])
-    for name, tree, overlap in ((NONE, "", chain.PDL), (PUBLISHED, chained, chain.PDL), (NONE, "", False)):
+    tree = ",".join("1" * task.settings.levels[0])
+    for name, tree, overlap in ((NONE, "", chain.PDL), (PUBLISHED, tree, chain.PDL), (NONE, "", False)):
         engine = partial(bench.engine, name, tree, True, longest)
-        made_with = {"model": "8B" if overlap is chain.PDL else "8B, none at once", "drafter": name}
+        model = "8B" if overlap is chain.PDL else "8B, none at once"
         with patch.object(chain, "PDL", overlap):
-            task.take("GPU idle for a step", "us", watched, task, engine, name, **made_with)
+            task.take("GPU idle for a step", "us", watched, task, engine, name, model=model, drafter=name)
 
 
 def engines(task: Task) -> None:
@@ -94,8 +95,10 @@ def in_place(events: Sequence[Event]) -> list[list[Any]]:
     in what they launch, each kind of kernel, with its number, and its time in all of them."""
     count, names = len(events) // STEPS, [name[:60] for name, _, _ in events]
     if not count or names != names[:count] * STEPS:
-        took = {kind: sum(end - begin for name, begin, end in events if name[:60] == kind) for kind in names}
-        return [[f"{names.count(kind)} x {kind}", seconds, 0.0] for kind, seconds in took.items()]
+        took, often = defaultdict[str, float](float), Counter(names)
+        for name, (_, begin, end) in zip(names, events, strict=True):
+            took[name] += end - begin
+        return [[f"{often[kind]} x {kind}", took[kind], 0.0] for kind in often]
     places = [range(place, len(events), count) for place in range(count)]
     gaps = [[events[each][1] - events[each - 1][2] for each in mine if each] for mine in places]
     times = [[events[each][2] - events[each][1] for each in mine] for mine in places]

@@ -106,7 +106,6 @@ def prompts(task: Task) -> None:
         taken = []
         for number in range(4):  # the first one of a length is not counted
             prompt = [*(alphabet * length)[: length - 1], alphabet[number]]
-            task.device.synchronize()
             begun = time.perf_counter()
             answers(engine, [request(prompt, 1)])
             taken.append(time.perf_counter() - begun)
