@@ -20,8 +20,8 @@ from foresay.spec.protocols import Rows
 from foresay.spec.tree import DraftTree
 from foresay.verifier.paged_model import PagedModel
 
-#: The first two lead past what attention sums at once (64 positions). Most are read beside as many rows of another text:
-#: so products have tiles of 16, 32, 64 and more rows.
+#: All but those of one row are read together with as many of another text: so products have tiles of 16, 32, 64 and
+#: more rows. The text ends behind what attention sums at once (64 positions).
 _CHUNKS = (40, 2, 1, 5, 3, 9, 1, 24)
 #: The most tokens more to come near a page's end.
 _FILLER = 64

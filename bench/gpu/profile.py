@@ -38,8 +38,8 @@ def profile(task: Task) -> None:
     """Steps of the 8B through the engine: plain, a chain of EAGLE-3's, and plain ones whose kernels do not overlap: the
     time of one that does counts from before its turn."""
     bench, longest = bench_of(task, "8B"), min(1024, task.settings.positions)
-    tree = ",".join("1" * task.settings.levels[0])
-    for name, tree, overlap in ((NONE, "", chain.PDL), (PUBLISHED, tree, chain.PDL), (NONE, "", False)):
+    chained = ",".join("1" * task.settings.levels[0])
+    for name, tree, overlap in ((NONE, "", chain.PDL), (PUBLISHED, chained, chain.PDL), (NONE, "", False)):
         engine = partial(bench.engine, name, tree, True, longest)
         model = "8B" if overlap is chain.PDL else "8B, none at once"
         with patch.object(chain, "PDL", overlap):
