@@ -35,15 +35,14 @@ Event = tuple[str, float, float]
 
 
 def profile(task: Task) -> None:
-    """Steps of the 8B through the engine: plain, a chain of EAGLE-3's, and plain ones whose kernels do not overlap: the
-    time of one that does counts from before its turn."""
+    """Steps of the 8B through the engine: plain ones whose kernels do not overlap, as the time of one that does counts
+    from before its turn; plain ones as served; a chain of EAGLE-3's."""
     bench, longest = bench_of(task, "8B"), min(1024, task.settings.positions)
     chained = ",".join("1" * task.settings.levels[0])
-    for name, tree, overlap in ((NONE, "", chain.PDL), (PUBLISHED, chained, chain.PDL), (NONE, "", False)):
-        engine = partial(bench.engine, name, tree, True, longest)
-        model = "8B" if overlap is chain.PDL else "8B, none at once"
+    for name, tree, overlap in ((NONE, "", False), (NONE, "", chain.PDL), (PUBLISHED, chained, chain.PDL)):
+        engine, made_with = (partial(bench.engine, name, tree, True, longest), {"drafter": name, "overlap": overlap})
         with patch.object(chain, "PDL", overlap):
-            task.take("GPU idle for a step", "us", watched, task, engine, name, model=model, drafter=name)
+            task.take("GPU idle for a step", "us", watched, task, engine, name, model="8B", **made_with)
 
 
 def engines(task: Task) -> None:
