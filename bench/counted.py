@@ -157,7 +157,7 @@ class Counted:
 
 def _path(tree: DraftTree, accepted: list[int]) -> list[int]:
     """The root and the nodes of the tokens that were accepted."""
-    path, tokens, parents = [0], tree.tokens.tolist(), tree.parents.tolist()
+    path, tokens, parents = [0], tree.tokens, tree.parents
     for token in accepted:
         path.append(next(n for n in range(1, len(tokens)) if (parents[n], tokens[n]) == (path[-1], token)))
     return path

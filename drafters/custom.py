@@ -13,9 +13,10 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from operator import index
 
 from foresay.spec.features import Features, reader_of
 from foresay.spec.protocols import Drafter, FeatureRequest, or_roots
@@ -26,6 +27,7 @@ log = logging.getLogger("foresay.drafters")
 
 #: Seconds between two warnings of one drafter.
 _QUIET = 60.0
+_LISTS = "a tree's tokens and parents must both be whole numbers, as many of each"
 
 
 class BadProposal(ValueError):
@@ -130,9 +132,9 @@ def checked(tree: object, root: int, shape: TreeShape, vocab_size: int, name: st
     """
     if not isinstance(tree, DraftTree):
         raise BadProposal(f"propose returned a {type(tree).__name__} instead of a DraftTree")
-    tokens, parents, chances = tree.tokens.tolist(), tree.parents.tolist(), tree.chances
-    if not (_whole(tokens) and _whole(parents) and len(tokens) == len(parents) > 0):
-        raise BadProposal("a tree's tokens and parents must both be int64[N], of the same length")
+    tokens, parents, chances = _whole(tree.tokens), _whole(tree.parents), tree.chances
+    if not len(tokens) == len(parents) > 0:
+        raise BadProposal(_LISTS)
     if tokens[0] != root or parents[0] != -1:
         found = f"token {tokens[0]}, parent {parents[0]}"
         raise BadProposal(
@@ -147,14 +149,15 @@ def checked(tree: object, root: int, shape: TreeShape, vocab_size: int, name: st
         raise BadProposal("siblings must be distinct: it proposed a token twice under one node")
     if chances and not _are_chances(chances, parents):
         raise BadProposal("chances must be one for each node, from 0 to 1, none above its parent's, or none at all")
-    own = tuple(map(float, chances))
-    if parents == list(range(-1, len(tokens) - 1)):
-        return DraftTree.chain(tokens, name, own)
-    return DraftTree.build(tokens, parents, name, own)
+    return DraftTree.build(tokens, parents, name, tuple(map(float, chances)))
 
 
-def _whole(numbers: object) -> bool:
-    return isinstance(numbers, list) and all(type(number) is int for number in numbers)
+def _whole(numbers: Iterable[object]) -> list[int]:
+    """Numbers of any library's, as integers. Raises BadProposal where they are none."""
+    try:
+        return [index(number) for number in numbers]  # type: ignore[arg-type]  # which is what it finds out
+    except TypeError:
+        raise BadProposal(_LISTS) from None
 
 
 def _depth(parents: list[int]) -> int:

@@ -101,7 +101,7 @@ class DraftModelDrafter(TreeDrafter):
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Mark the rows that are there: of the path's nodes all but a leaf."""
         table = sequence.table
-        inner = set(tree.parents.tolist())
+        inner = set(tree.parents)
         rows = sum(node in inner for node in path) if len(tree) > 1 else 0
         self.model.store.mark(table, table.length - len(path) + rows)
 

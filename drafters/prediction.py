@@ -117,11 +117,7 @@ class PredictionDrafter:
                     best, nodes = speed, count
         if nodes == 1:
             return None
-        tokens, chances = grown.tokens[:nodes], tuple(grown.chances[:nodes])
-        parents = grown.parents[:nodes]
-        if parents == list(range(-1, nodes - 1)):
-            return DraftTree.chain(tokens, self.name, chances)
-        return DraftTree.build(tokens, parents, self.name, chances)
+        return DraftTree.build(grown.tokens[:nodes], grown.parents[:nodes], self.name, tuple(grown.chances[:nodes]))
 
 
 def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: TreeShape, trust: Trust) -> Grown:

@@ -68,7 +68,7 @@ def _learn(calibration: Calibration, sequence: SequenceState, tree: DraftTree, p
     if not tree.is_chain:
         return
     sampled = sequence.tokens[len(sequence.tokens) - len(path) :]
-    kind, drafted = kind_of(sequence.sampling), tree.tokens.tolist()[1:]
+    kind, drafted = kind_of(sequence.sampling), tree.tokens[1:]
     for depth, (token, draft) in enumerate(zip(sampled, drafted, strict=False)):
         calibration.saw(kind, depth, _UNKNOWN, np.array([draft == token]))
     calibration.step()

@@ -12,13 +12,10 @@ nodes form one path, and the deepest one's ancestor word is that path.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from foresay.spec.tree import DraftTree
-
-_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +35,20 @@ class Acceptance:
         return len(self.path) - 1
 
 
-def accept(tree: DraftTree, sampled: Tensor) -> Acceptance:
+def accept(tree: DraftTree, sampled: Sequence[int]) -> Acceptance:
     """The path that the samples take through the tree.
 
-    sampled: int64[N], the target's sample at every node.
+    sampled: the target's sample at every node.
     """
-    samples, tokens, parents = sampled.tolist(), tree.tokens.tolist(), tree.parents.tolist()
+    tokens, parents = tree.tokens, tree.parents
     match = 1
     for node in range(1, len(tokens)):
-        match |= (tokens[node] == samples[parents[node]]) << node
-    path_word = _deepest_accepted(tree.ancestors.tolist(), match)
+        match |= (tokens[node] == sampled[parents[node]]) << node
+    path_word = _deepest_accepted(tree.ancestors, match)
     path = [node for node in range(len(tokens)) if path_word >> node & 1]
-    return Acceptance(path, [samples[node] for node in path])
+    return Acceptance(path, [sampled[node] for node in path])
 
 
-def _deepest_accepted(ancestors: list[int], match: int) -> int:
+def _deepest_accepted(words: list[int], match: int) -> int:
     """The ancestor word with the most nodes among those whose nodes all matched: the whole accepted path."""
-    words = [word & _WORD for word in ancestors]
     return max((word for word in words if word & ~match == 0), key=int.bit_count)

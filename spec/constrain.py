@@ -109,7 +109,7 @@ class Guarded:
 
         What hangs below a token that may not stand there is never reached, so of it nothing is asked.
         """
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        tokens, parents = tree.tokens, tree.parents
         packed = torch.full((len(tokens), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
         kept = [node for node, legal in enumerate(self.legal(tokens, parents) if len(tokens) > 1 else [True]) if legal]
         number = {node: index for index, node in enumerate(kept)} | {-1: -1}
@@ -215,7 +215,7 @@ class Draft:
 
 def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int) -> Draft:
     """The forced tokens as a chain below the root, and what is legal of a proposed tree; at most ``most`` nodes."""
-    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    tokens, parents = tree.tokens, tree.parents
     legal = constraint.legal(tokens, parents) if len(tokens) > 1 else [True]
     if not forced and all(legal):
         return Draft(tree)
@@ -265,7 +265,8 @@ class MaskThread:
 
     def begin(self, asked: Sequence[tuple[Guarded, DraftTree] | None]) -> Future[list[Tensor | None]]:
         """Start on bool[N, V] for each tree (None where no constraint is); the result keeps their order."""
-        trees = [(part[0], part[1].tokens.tolist(), part[1].parents.tolist()) if part else None for part in asked]
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        return self._thread.submit(lambda: [part[0].banned(part[1], part[2]) if part else None for part in trees])
+        return self._thread.submit(
+            lambda: [part[0].banned(part[1].tokens, part[1].parents) if part else None for part in asked]
+        )

@@ -38,7 +38,7 @@ class Nodes:
         """What is to be sampled from, as the request wants it: that is written where the pass left its logits."""
         sequence = self.sequence
         # The token sampled at depth d sits one position past the node: tokens count from 0, the root is the last.
-        positions = [len(sequence.tokens) + depth for depth in self.tree.depths.tolist()]
+        positions = [len(sequence.tokens) + depth for depth in self.tree.depths]
         wanted, early = self.logits, _early(sequence, positions)
         if sequence.adjustment is not None or self.banned is not None or early or sequence.forced is not None:
             changed = wanted.cpu()  # what a device has goes there and back
@@ -60,7 +60,7 @@ class Nodes:
     def _adjust(self, logits: Tensor, early: list[int]) -> None:
         sequence, tree, adjustment = self.sequence, self.tree, self.sequence.adjustment
         if adjustment is not None:
-            paths = paths_of(tree.tokens.tolist(), tree.parents.tolist()) if adjustment.by_path else []
+            paths = paths_of(tree.tokens, tree.parents) if adjustment.by_path else []
             adjustment.apply(logits, sequence.tokens, paths)
         if self.banned is not None:
             logits.masked_fill_(self.banned, -math.inf)

@@ -238,7 +238,7 @@ class Engine:
         return Origin(
             step=self.steps + 1,
             drafter=tree.drafter,
-            parents=tree.parents.tolist(),
+            parents=tree.parents,
             forced=result.forced,
             path=result.path,
             seconds=seconds,

@@ -39,7 +39,7 @@ def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int]
             return Merged(trees[0], [list(range(len(trees[0])))])
         if trees[0].is_chain:
             return _shortened(trees[0], most)
-    union = _Union(int(trees[0].tokens[0]))
+    union = _Union(trees[0].tokens[0])
     numbers = [union.add(tree, count) for tree, count in zip(trees, kept, strict=True)]
     places = union.best(min(most, MAX_NODES))
     tree = DraftTree.build(
@@ -73,10 +73,8 @@ class _Union:
 
     def add(self, tree: DraftTree, count: int) -> list[int]:
         """Hang the likeliest nodes of a tree in; returns what number each of its nodes has here, -1 for none."""
-        tokens, parents, places = tree.tokens.tolist(), tree.parents.tolist(), [0]
-        chances = (
-            tree.chances if len(tree.chances) == len(tokens) else [_UNTOLD**depth for depth in tree.depths.tolist()]
-        )
+        tokens, parents, places = tree.tokens, tree.parents, [0]
+        chances = tree.chances if len(tree.chances) == len(tokens) else [_UNTOLD**depth for depth in tree.depths]
         sources, kept = tree.sources or [tree.drafter] * len(tokens), set(_likeliest(chances, count))
         for node in range(1, len(tokens)):
             if node not in kept:

@@ -25,13 +25,14 @@ class Rows:
     the sequence's pages and sits at rotary position ``base + depths[i]``. It sees every position below ``base`` and the
     rows on its path.
 
-    tokens: int64[R]. nodes: which tree node each row is (its slot past ``base``); None for a chain, where row i is
-    node i at depth i. words: for each row the ancestor word over nodes, itself included; None for a chain.
+    tokens: one for each row, a list or int64[R] on the host. nodes: which tree node each row is (its slot past
+    ``base``); None for a chain, where row i is node i at depth i. words: for each row the ancestor word over nodes,
+    itself included; None for a chain.
     wanted: the rows whose logits are needed.
     """
 
     table: PageTable
-    tokens: Tensor
+    tokens: Sequence[int] | Tensor
     base: int
     nodes: Sequence[int] | None = None
     words: Sequence[int] | None = None
@@ -42,8 +43,7 @@ class Rows:
         """A whole tree hanging below the committed length of ``table``."""
         if tree.is_chain:
             return cls(table, tree.tokens, table.length)
-        words = [word & (1 << 64) - 1 for word in tree.ancestors.tolist()]
-        return cls(table, tree.tokens, table.length, range(len(words)), words)
+        return cls(table, tree.tokens, table.length, range(len(tree)), tree.ancestors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was sampled at the nodes of a tree, int64[N] on the host, and what that came to."""
+    """What was sampled at each node of a tree, and what that came to."""
 
-    tokens: Tensor
+    tokens: list[int]
     taken: Acceptance
 
 

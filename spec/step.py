@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from foresay.spec.budget.plan import NO_PLAN, Plan
@@ -77,13 +76,13 @@ class StepPlan:
 class VerifyResult:
     """What a step did for one sequence: emitted tokens (none for a prefill chunk) and where they came from.
 
-    tree: what was verified; sampled: int64[N], the sample at each of its nodes; path: the accepted nodes below the root
+    tree: what was verified; sampled: the sample at each of its nodes; path: the accepted nodes below the root
     whose tokens went out.
     """
 
     scheduled: ScheduledSequence
     tree: DraftTree | None = None
-    sampled: Tensor | None = None
+    sampled: list[int] | None = None
     path: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
     accepted: int = 0
@@ -96,14 +95,13 @@ class VerifyResult:
         cls,
         scheduled: ScheduledSequence,
         tree: DraftTree,
-        sampled: Tensor,
+        sampled: list[int],
         run: Run,
         forced: int = 0,
         logprobs: list[TokenLogprobs] | None = None,
     ) -> VerifyResult:
         """The result on a tree whose run went out."""
-        depths = tree.depths.tolist()[1:]
-        return cls(scheduled, tree, sampled, run.taken, run.emitted, run.accepted, depths, forced, logprobs)
+        return cls(scheduled, tree, sampled, run.taken, run.emitted, run.accepted, tree.depths[1:], forced, logprobs)
 
 
 @runtime_checkable
@@ -261,7 +259,7 @@ def _rows(scheduled: ScheduledSequence, tree: DraftTree) -> Rows:
     reaches = scheduled.shape is not None
     chunk = scheduled.sequence.tokens[base : base + scheduled.prefill + reaches]
     wanted: Wanted = "all" if scheduled.sequence.scoring else "last" if reaches else "none"
-    return Rows(scheduled.sequence.table, torch.tensor(chunk), base, wanted=wanted)
+    return Rows(scheduled.sequence.table, chunk, base, wanted=wanted)
 
 
 def _of_nodes(scheduled: ScheduledSequence, logits: Tensor) -> Tensor:

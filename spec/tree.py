@@ -14,20 +14,19 @@ A chain is a tree of width one, and plain decoding is the tree that is only a ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, replace
 
 from foresay.spec.shape import MAX_NODES as MAX_NODES
 from foresay.spec.shape import ROOT_ONLY as ROOT_ONLY
 from foresay.spec.shape import TreeShape as TreeShape
 
+#: The ancestor words of a chain.
+_CHAIN = [(2 << node) - 1 for node in range(MAX_NODES)]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftTree:
-    """One sequence's proposed tokens. All tensors int64[N] on one device, N at most 64.
+    """One sequence's proposed tokens, as the host has them: lists with an entry for each node, at most 64.
 
     tokens[0] is the root. drafter: who proposed the others, "" if there are none. chances: each node's chance to be
     accepted, as the drafter sees it, the root's 1; empty if it does not say. sources: who proposed each node, where
@@ -35,16 +34,20 @@ class DraftTree:
     were worth their rows.
     """
 
-    tokens: Tensor
-    parents: Tensor
-    depths: Tensor
-    ancestors: Tensor
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]
+    ancestors: list[int]
     drafter: str = ""
-    is_chain: bool = field(default=False)
     chances: tuple[float, ...] = ()
     sources: tuple[str, ...] = ()
     parts: tuple[DraftTree, ...] = ()
     grown: int = 0
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node is the child of the one before: the last is then as deep as there are nodes above it."""
+        return self.depths[-1] == len(self.tokens) - 1
 
     @property
     def expected(self) -> float:
@@ -52,23 +55,20 @@ class DraftTree:
         return sum(self.chances[1:])
 
     def __len__(self) -> int:
-        return self.tokens.shape[0]
+        return len(self.tokens)
 
     def within(self, vocab_size: int) -> DraftTree:
         """The tree for a target with so many tokens: a drafter may propose anything, but not all can be looked up.
 
         What is none of them becomes another one, which is accepted only where it is sampled, as any other.
         """
-        tokens = self.tokens.tolist()
-        if min(tokens) >= 0 and max(tokens) < vocab_size:
+        if min(self.tokens) >= 0 and max(self.tokens) < vocab_size:
             return self
-        return replace(self, tokens=self.tokens.clamp(0, vocab_size - 1))
+        return replace(self, tokens=[min(max(token, 0), vocab_size - 1) for token in self.tokens])
 
     def accepted(self, coming: Sequence[int]) -> int:
         """How many drafted nodes are accepted if these tokens come: so many of them are a path from the root."""
-        tokens = self.tokens.tolist()
-        parents = range(-1, len(tokens) - 1) if self.is_chain else self.parents.tolist()
-        below = {pair: node for node, pair in enumerate(zip(parents, tokens, strict=True))}
+        below = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True))}
         node = 0
         for depth, token in enumerate(coming):
             if (node, token) not in below:
@@ -80,40 +80,33 @@ class DraftTree:
     def build(
         cls, tokens: Sequence[int], parents: Sequence[int], drafter: str = "", chances: tuple[float, ...] = ()
     ) -> DraftTree:
-        """A tree from host lists; ``parents[0]`` is -1 and every other parent comes before its child."""
+        """A tree: ``parents[0]`` is -1 and every other parent comes before its child."""
         assert len(tokens) == len(parents) <= MAX_NODES, "a tree holds at most 64 nodes"
         depths, words = [0], [1]
         for node, parent in enumerate(parents[1:], start=1):
             assert 0 <= parent < node, "a parent comes before its children"
             depths.append(depths[parent] + 1)
             words.append(words[parent] | 1 << node)
-        chain = all(parent == node - 1 for node, parent in enumerate(parents))
-        signed = [w - (1 << 64) if w >> 63 else w for w in words]
-        columns = [torch.tensor(list(column)) for column in (tokens, parents, depths, signed)]
-        return cls(columns[0], columns[1], columns[2], columns[3], _author(drafter, tokens), chain, chances)
+        return cls(list(tokens), list(parents), depths, words, _author(drafter, tokens), chances)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], drafter: str = "", chances: tuple[float, ...] = ()) -> DraftTree:
+    def chain(
+        cls,
+        tokens: Sequence[int],
+        drafter: str = "",
+        chances: tuple[float, ...] = (),
+        sources: tuple[str, ...] = (),
+    ) -> DraftTree:
         """A chain: the root, then each token the child of the one before."""
-        parents, depths, ancestors = _chain_columns(len(tokens))
-        author = _author(drafter, tokens)
-        return cls(torch.tensor(list(tokens)), parents, depths, ancestors, author, is_chain=True, chances=chances)
+        nodes = len(tokens)
+        columns = list(range(-1, nodes - 1)), list(range(nodes)), _CHAIN[:nodes]
+        return cls(list(tokens), *columns, _author(drafter, tokens), chances, sources)
 
     def beginning(self, nodes: int, chances: tuple[float, ...], sources: tuple[str, ...] = ()) -> DraftTree:
         """The first nodes of a chain, with these chances."""
-        parents, depths, ancestors = _chain_columns(nodes)
-        author = self.drafter if nodes > 1 else ""
-        return DraftTree(self.tokens[:nodes], parents, depths, ancestors, author, True, chances, sources)
+        return DraftTree.chain(self.tokens[:nodes], self.drafter, chances, sources)
 
 
 def _author(drafter: str, tokens: Sequence[int]) -> str:
     """Who proposed a tree: nobody, if it is a root alone."""
     return drafter if len(tokens) > 1 else ""
-
-
-@lru_cache(maxsize=MAX_NODES)
-def _chain_columns(nodes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Parents, depths and ancestor words of a chain; never written to, so shared."""
-    depths = torch.arange(nodes)
-    ancestors = torch.tensor([-1 if n == 63 else (2 << n) - 1 for n in range(nodes)])
-    return depths - 1, depths, ancestors

@@ -64,12 +64,12 @@ class Walk:
         copy = self._copy
         while self.length < len(tokens):
             tree = self._tree = self._tree or self._proposed()
-            known = tokens[self.length : self.length + _deepest(tree) + 1]
-            if len(known) <= _deepest(tree) and not over:
+            known = tokens[self.length : self.length + max(tree.depths) + 1]
+            if len(known) <= max(tree.depths) and not over:
                 return
             accepted = tree.accepted(known)
             emitted = known[: accepted + 1]
-            self.trace.record(tree.depths.tolist()[1:], accepted, len(emitted))
+            self.trace.record(tree.depths[1:], accepted, len(emitted))
             copy.tokens.extend(emitted)
             self._tree = None
 
@@ -91,7 +91,3 @@ class Walk:
         if not shape.levels:
             return DraftTree.chain([self._copy.tokens[-1]])
         return self._drafter.propose([self._copy], [shape])[0]
-
-
-def _deepest(tree: DraftTree) -> int:
-    return int(tree.depths[-1]) if tree.is_chain else int(tree.depths.max())

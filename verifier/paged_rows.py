@@ -177,7 +177,7 @@ class WrittenRows:
         row, starts = 0, [0]
         for index, part in enumerate(rows):
             end = row + len(part.tokens)
-            to["tokens"][row:end] = part.tokens.numpy()
+            to["tokens"][row:end] = part.tokens
             to["lengths"][index], to["offsets"][index + 1] = part.base, end
             if not self._finds:
                 to["texts"][index] = is_text(part)
@@ -185,7 +185,7 @@ class WrittenRows:
             else:
                 to["texts"][index] = part.words is None
                 if part.words is not None:
-                    to["words"][row:end] = _signed(part.words)
+                    to["words"][row:end] = signed(part.words)
             self._write_pages(index, part)
             first = {"all": row, "last": end - 1, "none": end}[part.wanted]
             starts.append(starts[-1] + end - first)
@@ -207,7 +207,7 @@ class WrittenRows:
             words, nodes = part.words, np.array(part.nodes)
             depths = np.array([word.bit_count() - 1 for word in words])
         if not is_text(part):
-            to["words"][at] = _signed(words)
+            to["words"][at] = signed(words)
         to["depths"][at], to["positions"][at] = depths, part.base + depths
         slots = part.table.slots(part.base, part.base + int(nodes.max()) + 1)
         to["slots"][at] = slots.numpy()[nodes]
@@ -234,11 +234,10 @@ class WrittenRows:
             to[_WINDOW + "tables"][index, first : len(pages)] = self._windows.of[pages[first:]]
 
 
-def _signed(words: Sequence[int]) -> NDArray[np.int64]:
+def signed(words: Sequence[int]) -> NDArray[np.int64]:
     """Words of 64 bits, as a tensor has them."""
-    return np.array([word & _WORD for word in words], dtype=np.uint64).view(np.int64)
+    return np.array(words, dtype=np.uint64).view(np.int64)
 
 
-_WORD = (1 << 64) - 1
 #: Prefix of the columns about window pages.
 _WINDOW = "window_"

@@ -78,6 +78,6 @@ class ReplayedPass:
         drafted = self._trees.write(trees, self._starts[1:])
         self._replay.run(_SAMPLE)
         if not drafted:
-            return of_roots(self._sampled.cpu(), trees, self._starts[1:])
+            return of_roots(self._sampled.tolist(), trees, self._starts[1:])
         self._replay.run(_SETTLE)
         return self._settled.on_host(trees)

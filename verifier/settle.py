@@ -25,7 +25,7 @@ from foresay.verifier.ops.accept import accept_paths
 from foresay.verifier.ops.move import move_paths
 from foresay.verifier.ops.records import SAMPLING, AcceptedPaths, RowSampling, SamplingColumns
 from foresay.verifier.ops.take import take_rows
-from foresay.verifier.paged_rows import StaticRows
+from foresay.verifier.paged_rows import StaticRows, signed
 from foresay.verifier.staged import Column, Staged
 
 
@@ -72,9 +72,9 @@ class WrittenTrees:
         to = self._staged.arrays
         to["counts"][index] = count = 0 if tree is None else len(tree)
         if tree is not None:
-            columns = {"tokens": tree.tokens, "parents": tree.parents, "words": tree.ancestors}
+            columns = {"tokens": tree.tokens, "parents": tree.parents, "words": signed(tree.ancestors)}
             for name, column in columns.items():
-                to[name][index, :count] = column.numpy()
+                to[name][index, :count] = column
             to["places"][index, :count] = np.arange(end - count, end)
 
 
@@ -93,7 +93,7 @@ class Settled:
             None
             if each is None
             else Sampled(
-                torch.from_numpy(sampled[index, : len(each.positions)].copy()),
+                sampled[index, : len(each.positions)].tolist(),
                 Acceptance(paths[index, : lengths[index]].tolist(), emitted[index, : lengths[index]].tolist()),
             )
             for index, each in enumerate(trees)
@@ -111,11 +111,11 @@ def walk(store: KVStore, rows: StaticRows, sampled: Tensor, written: WrittenTree
     return Settled(at_nodes, accept_and_move(store, tree, at_nodes, slots, None, *windowed))
 
 
-def of_roots(sampled: Tensor, trees: Sequence[Unsampled | None], ends: Sequence[int]) -> list[Sampled | None]:
-    """What of the samples is each tree's, all of which are roots alone. sampled: int64[W], on the host."""
+def of_roots(sampled: list[int], trees: Sequence[Unsampled | None], ends: Sequence[int]) -> list[Sampled | None]:
+    """What of the samples is each tree's, all of which are roots alone. sampled: from each wanted row."""
     return [
-        None if each is None else Sampled(sampled[end - 1 : end].clone(), Acceptance([0], [int(sampled[end - 1])]))
-        for each, end in zip(trees, ends, strict=True)
+        None if each is None else Sampled([token], Acceptance([0], [token]))
+        for each, token in zip(trees, (sampled[end - 1] for end in ends), strict=True)
     ]
 
 

@@ -117,6 +117,4 @@ class SuffixDrafter:
         if len(grown.tokens) == 1:
             return None
         running.grown = grown
-        if shape.is_chain:
-            return DraftTree.chain(grown.tokens, self.name, tuple(grown.chances))
         return DraftTree.build(grown.tokens, grown.parents, self.name, tuple(grown.chances))

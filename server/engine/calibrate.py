@@ -307,4 +307,4 @@ def filled(root: int, shape: TreeShape, drafter: str) -> DraftTree:
         tokens += range(1, width + 1)
         parents += [below] * width
         below = first
-    return DraftTree.chain(tokens, drafter) if shape.is_chain else DraftTree.build(tokens, parents, drafter)
+    return DraftTree.build(tokens, parents, drafter)

@@ -191,7 +191,7 @@ class TraceWriter(Observer):
         root = len(sequence.tokens) - len(result.emitted) - 1
         if tree is None or drawn is None:
             return Part(id=sequence.id, root=root, lead=result.scheduled.prefill, parents=[], drawn=[])
-        tokens, parents, draws = tree.tokens.tolist(), tree.parents.tolist(), drawn.tolist()
+        tokens, parents = tree.tokens, tree.parents
         children = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
         return Part(
             id=sequence.id,
@@ -199,13 +199,13 @@ class TraceWriter(Observer):
             lead=result.scheduled.prefill,
             drafter=tree.drafter,
             parents=parents,
-            drawn=[children.get(place, -1) for place in enumerate(draws)],
+            drawn=[children.get(place, -1) for place in enumerate(drawn)],
             chances=[round(chance, 4) for chance in tree.chances] if len(tree.chances) == len(tokens) else [],
             forced=result.forced,
             accepted=result.accepted,
             emitted=len(result.emitted),
             tokens=tokens if self._text else None,
-            draws=draws if self._text else None,
+            draws=drawn if self._text else None,
         )
 
     def _write(self, record: Record) -> None:

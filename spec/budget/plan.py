@@ -110,10 +110,10 @@ def shape_of(tree: DraftTree) -> TreeShape:
     """The shape that a tree has."""
     if tree.is_chain:
         return TreeShape.chain(len(tree) - 1)
-    counts = Counter(tree.depths.tolist())
+    counts = Counter(tree.depths)
     return TreeShape(tuple(counts[depth] for depth in range(1, max(counts) + 1)))
 
 
 def levels_of(tree: DraftTree) -> int:
     """How many levels were drafted for a tree."""
-    return tree.grown or (len(tree) - 1 if tree.is_chain else max(tree.depths.tolist()))
+    return tree.grown or max(tree.depths)

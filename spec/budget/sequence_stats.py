@@ -49,7 +49,7 @@ class Found:
         """The chance that a node at depth 1 comes."""
         if self.tree is None:
             return 0.0
-        return min(1.0, sum(c for c, p in zip(self.tree.chances, self.tree.parents.tolist(), strict=True) if p == 0))
+        return min(1.0, sum(c for c, p in zip(self.tree.chances, self.tree.parents, strict=True) if p == 0))
 
     def best(self, nodes: int) -> DraftTree:
         """So many of them, the likeliest."""
@@ -59,7 +59,7 @@ class Found:
     def learn(self, emitted: Sequence[int]) -> None:
         """What came says what was right."""
         for claims, chain in self.proposed:
-            for claim, token, came in zip(claimed(chain), chain.tokens.tolist()[1:], emitted, strict=False):
+            for claim, token, came in zip(claimed(chain), chain.tokens[1:], emitted, strict=False):
                 claims.saw(claim, token == came)
                 if token != came:
                     break

@@ -76,7 +76,7 @@ def drafted(kind: str, target: Path, head: Path, temperature: float, monkeypatch
 
     def recording(sequences, shapes):
         found = propose(sequences, shapes)
-        trees.extend((tree.tokens.tolist(), tree.parents.tolist()) for tree in found)
+        trees.extend((tree.tokens, tree.parents) for tree in found)
         return found
 
     monkeypatch.setattr(engine.drafter, "propose", recording)

@@ -93,7 +93,7 @@ class Target:
     def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
         count = sum(len(part.tokens) for part in rows)
         self._clock.spend(self._script.plain if count <= len(rows) else self._script.verifying)
-        tokens = [token for part in rows for token in part.tokens.tolist()]
+        tokens = [token for part in rows for token in part.tokens]
         logits = torch.zeros(count, VOCAB)
         logits[range(count), [self._script.after(token) for token in tokens]] = 1e4
         starts = [0]
@@ -102,7 +102,7 @@ class Target:
         return Forward(logits, starts, {})
 
     def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
-        drawn = [None if each is None else each.sampled() for each in trees]
+        drawn = [None if each is None else each.sampled().tolist() for each in trees]
         return [
             None if each is None or tokens is None else Sampled(tokens, accept(each.tree, tokens))
             for each, tokens in zip(trees, drawn, strict=True)

@@ -75,8 +75,8 @@ def test_the_likeliest_candidate_is_the_draw_that_the_target_would_make_of_these
         logits[:, [7, 11]] += 3
         banned[:, [2, 7, 32]] = False
         sampled = Nodes(s, tree, logits.clone(), banned).unsampled().sampled()
-        paths = paths_of(tree.tokens.tolist(), tree.parents.tolist())
-        for node, depth in enumerate(tree.depths.tolist()):
+        paths = paths_of(tree.tokens, tree.parents)
+        for node, depth in enumerate(tree.depths):
             assert adjusts(s, depth) == (s.adjustment is not None or depth < 3)
             row = adjusted(logits[node : node + 1], s, depth, [paths[node]], [banned[node]])
             assert likeliest(row, s, depth) == [int(sampled[node])]
@@ -106,7 +106,7 @@ class Watch:
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         trees = self.inner.propose(sequences, shapes)
         for s, tree in zip(sequences, trees, strict=True):
-            legal = s.constraint.legal(tree.tokens.tolist(), tree.parents.tolist()) if s.constraint else None
+            legal = s.constraint.legal(tree.tokens, tree.parents) if s.constraint else None
             self.seen.append((s, tree, legal))
         return trees
 
@@ -157,7 +157,7 @@ def test_nothing_is_drafted_that_may_not_be_said(pair, kind, shape) -> None:
     )  # fmt: skip
     together = 0
     for _, tree, _ in said:
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        tokens, parents = tree.tokens, tree.parents
         assert set(tokens[1:]) <= set(allowed) - {0, 5}
         assert all((token, tokens[parent]) != (10, 10) for token, parent in zip(tokens[1:], parents[1:], strict=True))
         together += 10 in tokens[1:]

@@ -93,7 +93,7 @@ def test_one_tree_and_each_is_told_its_own_part_of_the_path() -> None:
     budget, combined, parrots = three()
     budget.plan([sequence()])
     (tree,) = combined.draft([sequence()], [mixed()])
-    assert tree.tokens.tolist() == [7, 3, 5, 4, 6]
+    assert tree.tokens == [7, 3, 5, 4, 6]
     assert tree.sources == ("", "looked", "looked", "model", "model")
     assert parrots["model"].shapes == [TreeShape((2, 2))]
     combined.committed(sequence(), [0, 1, 4])  # 3, then 6: both know 3, the model alone 6
@@ -110,7 +110,7 @@ def test_nodes_of_a_model_that_are_not_worth_their_rows_are_cut_off(row: float, 
     """What was found was weighed already. However dear rows are, the model's likeliest node is seen: 3, found too."""
     _, combined, parrots = three()
     (tree,) = combined.draft([sequence()], [mixed(row)])
-    assert tree.tokens.tolist() == tokens
+    assert tree.tokens == tokens
     assert [len(part) for part in tree.parts] == [3, 5], "of what is cut off it is still known that it was drafted"
     combined.committed(sequence(), [0, 1, tokens.index(6) if 6 in tokens else -1])
     assert parrots["model"].paths == [[0, 2, 3 if 6 in tokens else -1]]
@@ -153,7 +153,7 @@ def test_what_is_cut_off_a_chain_is_still_known_to_have_been_drafted() -> None:
     parrots["model"].tree = DraftTree.chain([7, 3, 6, 9], "model", (1.0, 0.9, 0.5, 0.1))
     asked = Plan.of([Share("model", replace(TreeShape.chain(3), price=Price(0.01, 0.3 * np.arange(33.0))))])
     (tree,) = combined.draft([sequence()], [asked])
-    assert (tree.tokens.tolist(), tree.is_chain, tree.drafter) == ([7, 3, 6], True, "model")
+    assert (tree.tokens, tree.is_chain, tree.drafter) == ([7, 3, 6], True, "model")
     assert [len(part) for part in tree.parts] == [4]
     combined.committed(sequence(), [0, 1, 2])
     assert parrots["model"].paths == [[0, 1, 2]]

@@ -188,7 +188,7 @@ def test_long_text_is_caught_up_in_pieces(pair, monkeypatch, prompt) -> None:
     reader = Reader(models.draft)
     greedy = [int(reader.alone(sequence.tokens)[-1].argmax())]
     greedy.append(int(reader.alone([*sequence.tokens, greedy[0]])[-1].argmax()))
-    assert tree.tokens[1:].tolist() == greedy
+    assert tree.tokens[1:] == greedy
 
 
 def running(models: Pair, tokens: list[int], table: PageTable, temperature: float = 0.0) -> SequenceState:
@@ -274,8 +274,8 @@ def test_the_widest_branch_carries_the_shared_noise_draw(pair) -> None:
     sequence = running(models, tokens, table, temperature=1.0)
     (tree,) = drafter.propose([sequence], [TreeShape((3,))])
     noisy = Reader(models.draft).alone(tokens)[-1] + sequence.noise.row(20)
-    assert tree.tokens[1:].tolist() == noisy.topk(3).indices.tolist()
-    assert tree.parents.tolist() == [-1, 0, 0, 0]
+    assert tree.tokens[1:] == noisy.topk(3).indices.tolist()
+    assert tree.parents == [-1, 0, 0, 0]
 
 
 def test_a_draft_model_with_more_rows_than_the_vocabulary_never_proposes_them(pair, tmp_path) -> None:

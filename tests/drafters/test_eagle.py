@@ -152,7 +152,7 @@ def test_without_features_it_drafts_nothing(pair, head) -> None:
     table.reserve(30)
     table.commit(20)
     (tree,) = drafter.propose([sequence], [TreeShape((3, 4, 2))])
-    assert tree.tokens.tolist() == tokens[-1:]
+    assert tree.tokens == tokens[-1:]
     table.commit(1)
     tokens.append(5)
     drafter.observe(sequence, {name: torch.zeros(1, 64) for name in head.config.names})
@@ -180,7 +180,7 @@ def test_its_chain_is_the_plain_one(pair, head, tmp_path) -> None:
     table.reserve(5)
     hidden = head.fuse(forward.features)
     (tree,) = drafter.propose([sequence], [TreeShape.chain(4)])
-    assert tree.tokens[1:].tolist() == reference.chain(tokens[1:], hidden, 4, ids)
+    assert tree.tokens[1:] == reference.chain(tokens[1:], hidden, 4, ids)
     warm = replace(sequence, sampling=SamplingParams(temperature=1.0))
     (tree,) = drafter.propose([warm], [TreeShape.chain(1)])
     noisy = reference(torch.tensor(tokens[1:]), hidden)[0][-1] + sequence.noise.row(40)[ids]

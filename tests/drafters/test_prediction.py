@@ -28,7 +28,7 @@ def running(output: str, prediction: str | None = PREDICTED, name: str = "one") 
 
 def paths(tree: DraftTree) -> set[str]:
     """What is drafted, from the root to each leaf, as letters."""
-    tokens, parents, found = tree.tokens.tolist(), tree.parents.tolist(), {0: ""}
+    tokens, parents, found = tree.tokens, tree.parents, {0: ""}
     for node in range(1, len(tokens)):
         found[node] = found[parents[node]] + chr(tokens[node])
     return {path for node, path in found.items() if node not in parents}
@@ -36,7 +36,7 @@ def paths(tree: DraftTree) -> set[str]:
 
 def first(tree: DraftTree) -> str:
     """The likeliest path."""
-    tokens, parents, node, path = tree.tokens.tolist(), tree.parents.tolist(), 0, ""
+    tokens, parents, node, path = tree.tokens, tree.parents, 0, ""
     while node in parents:
         node = parents.index(node)  # likelier nodes come first
         path += chr(tokens[node])

@@ -107,7 +107,7 @@ def test_nobody_need_be_configured() -> None:
     assert drafter.needs is None
     sequences = [running("#ab", "abcdef", "one"), running("#ab", None, "two")]
     trees = drafter.propose(sequences, [DEEP, DEEP])
-    assert [tree.tokens.tolist()[:5] for tree in trees] == [letters("bcdef"), letters("b")]
+    assert [tree.tokens[:5] for tree in trees] == [letters("bcdef"), letters("b")]
     for each in sequences:
         drafter.extend(each)
         drafter.committed(each, [0])

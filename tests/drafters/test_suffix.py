@@ -23,7 +23,7 @@ def children(drafter: SuffixDrafter, running: SequenceState, widths: tuple[int, 
     """The paths of a drafted tree, as letters, and their chances."""
     tree = draft(drafter, running, TreeShape(widths))
     paths = [""]
-    for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
+    for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
         paths.append(paths[parent] + chr(token))
     assert len(set(paths)) == len(paths), "siblings differ"
     return dict(zip(paths, tree.chances, strict=True))
@@ -91,7 +91,7 @@ def test_a_tree_is_at_most_as_large_as_its_shape(widths) -> None:
     rng, drafter = random.Random(2), suffix()
     running = sequence([rng.randrange(3) for _ in range(300)])
     tree = draft(drafter, running, TreeShape(widths))
-    assert int(tree.depths.max()) <= len(widths) and 2 < len(tree) <= 1 + sum(widths)
+    assert max(tree.depths) <= len(widths) and 2 < len(tree) <= 1 + sum(widths)
 
 
 def test_misses_make_it_draft_less_and_hits_more() -> None:

@@ -41,7 +41,7 @@ def proposed(drafter: Drafter, running: SequenceState, levels: int = 4) -> str:
     """The chain behind the root, as letters."""
     tree = draft(drafter, running, TreeShape.chain(levels))
     assert tree.is_chain
-    return "".join(map(chr, tree.tokens[1:].tolist()))
+    return "".join(map(chr, tree.tokens[1:]))
 
 
 def answered(drafter: Drafter, text: str, name: str = "earlier", prompt: int = 1, salt: str = "") -> None:

@@ -78,8 +78,8 @@ class World:
         rows = [Rows.of_tree(s.table, tree) for s, tree in zip(self.sequences, trees, strict=True)]
         features, first = self.verifier.run(rows, self.drafter.needs).features, 0
         for sequence, tree, chosen in zip(self.sequences, trees, choices, strict=True):
-            sampled = dictated(tree.tokens.tolist(), tree.parents.tolist(), chosen)
-            taken, base = accept(tree, torch.tensor(sampled)), sequence.table.length
+            sampled = dictated(tree.tokens, tree.parents, chosen)
+            taken, base = accept(tree, sampled), sequence.table.length
             slots = sequence.table.slots(base, base + len(tree))
             sequence.tokens += taken.emitted
             sequence.table.commit(len(taken.path))
@@ -89,7 +89,7 @@ class World:
             self.drafter.observe(sequence, of_path(mine, 0, taken.path))
             self.drafter.committed(sequence, taken.path)
             first += len(tree)
-        return [tree.tokens.tolist() for tree in trees]
+        return [tree.tokens for tree in trees]
 
 
 @dataclass
@@ -162,4 +162,4 @@ class Captured:
 
 
 def _pairs(tree: DeviceTree) -> zip[tuple[list[int], list[int]]]:
-    return zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)
+    return zip(tree.tokens, tree.parents, strict=True)

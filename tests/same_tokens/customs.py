@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
-
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
@@ -106,7 +104,6 @@ def rubbish(sequence: SequenceState, shape: TreeShape) -> list[Any]:
     """What is no valid tree below the sequence's root."""
     root, of = sequence.tokens[-1], DraftTree.chain
     good = of([root, 1])
-    wrong = torch.tensor([root, 1])
     parents, depths, words = good.parents, good.depths, good.ancestors
     return [
         None,
@@ -116,19 +113,19 @@ def rubbish(sequence: SequenceState, shape: TreeShape) -> list[Any]:
         of([root, 1 << 40]),
         of([root, *range(shape.levels + 1)]),
         DraftTree.build([root, 1, 1], [-1, 0, 0]),
-        DraftTree(wrong.float(), parents, depths, words),
-        DraftTree(wrong[None], parents, depths, words),
-        DraftTree(wrong[:0], parents[:0], depths[:0], words[:0]),
-        DraftTree(wrong, torch.tensor([-1, 1]), depths, words),
-        DraftTree(wrong, torch.tensor([-1, -5]), depths, words),
-        DraftTree(wrong, torch.tensor([0, 0]), depths, words),
-        DraftTree(wrong, parents[:1], depths, words),
+        DraftTree([root, 1.0], parents, depths, words),  # type: ignore[list-item]
+        DraftTree([[root, 1]], parents, depths, words),  # type: ignore[list-item]
+        DraftTree([], [], [], []),
+        DraftTree([root, 1], [-1, 1], depths, words),
+        DraftTree([root, 1], [-1, -5], depths, words),
+        DraftTree([root, 1], [0, 0], depths, words),
+        DraftTree([root, 1], parents[:1], depths, words),
         of([root, 1], chances=(1.0, math.nan)),
         of([root, 1], chances=(1.0, 2.0)),
         of([root, 1], chances=(0.5, 0.9)),
         of([root, 1], chances=(1.0,)),
         of([root, 1], chances=(1.0, "sure")),  # type: ignore[arg-type]
-        DraftTree([root, 1], [-1, 0], [0, 1], [1, 3]),  # type: ignore[arg-type]
+        DraftTree(5, parents, depths, words),  # type: ignore[arg-type]
     ]
 
 
@@ -158,9 +155,8 @@ class Lying(Good):
 
     def tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree:
         told = super().tree(sequence, shape)
-        wrong = told.depths + 40
         return DraftTree(
-            told.tokens, told.parents, wrong, -wrong, "somebody", is_chain=not told.is_chain, parts=(told,)
+            told.tokens, told.parents, [depth + 40 for depth in told.depths], [], "somebody", parts=(told,)
         )
 
 

@@ -93,12 +93,12 @@ class Whisper:
         trees = self.inner.propose(sequences, shapes)
         for tree, shape in zip(trees, shapes, strict=True):
             assert len(tree) <= shape.nodes
-            assert int(tree.depths.max()) <= shape.levels
+            assert max(tree.depths) <= shape.levels
         self.drafted += sum(len(tree) - 1 for tree in trees)
         return [self._told(sequence, tree) for sequence, tree in zip(sequences, trees, strict=True)]
 
     def _told(self, sequence: SequenceState, tree: DraftTree) -> DraftTree:
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        tokens, parents = tree.tokens, tree.parents
         node = self._rng.randrange(len(tokens))
         path = [node]
         while path[-1]:

@@ -95,7 +95,7 @@ class Spiked:
         self.inner.committed(sequence, [node if node < grown else -1 for node in path])
 
     def _spiked(self, tree: DraftTree, shape: TreeShape) -> DraftTree:
-        tokens, parents, depths = tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist()
+        tokens, parents, depths = list(tree.tokens), list(tree.parents), list(tree.depths)
         for node in range(1, len(tokens)):
             if self._rng.random() < 0.3:
                 tokens[node] = self._rng.choice(BAD)

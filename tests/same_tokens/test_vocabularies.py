@@ -124,7 +124,7 @@ def test_a_draft_is_its_own_draw_with_the_noise_of_the_targets_tokens(same, othe
         best = int((reader.alone(own)[-1][made.columns] + noise).argmax())
         own.append(int(made.columns[best]))
         expected.append(int(made.token_ids[best]))
-    assert tree.tokens[1:].tolist() == expected
+    assert tree.tokens[1:] == expected
     assert not torch.equal(made.token_ids, torch.arange(len(made.token_ids)))
 
 

@@ -97,7 +97,7 @@ class Noted:
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         trees = self.inner.propose(sequences, shapes)
         for sequence, tree in zip(sequences, trees, strict=True):
-            self.trees.append((sequence.id, tree.tokens.tolist(), tree.parents.tolist()))
+            self.trees.append((sequence.id, tree.tokens, tree.parents))
         return trees
 
     def extend(self, sequence: SequenceState) -> None:

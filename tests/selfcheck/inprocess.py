@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
-from torch import Tensor
 
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.generation import EngineStatus, Sink
@@ -47,12 +46,12 @@ def take_first_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Settled, "on_host", on_host)
 
 
-def _first_child(tree: DraftTree, sampled: Tensor) -> Acceptance:
-    parents, path = tree.parents.tolist(), [0]
+def _first_child(tree: DraftTree, sampled: list[int]) -> Acceptance:
+    parents, path = tree.parents, [0]
     while path[-1] in parents:
         path.append(parents.index(path[-1]))
-    tokens = tree.tokens.tolist()
-    return Acceptance(path, [*(tokens[node] for node in path[1:]), int(sampled[path[-1]])])
+    tokens = tree.tokens
+    return Acceptance(path, [*(tokens[node] for node in path[1:]), sampled[path[-1]]])
 
 
 class SteppedEngine:

@@ -146,7 +146,7 @@ class TableVerifier:
 
     def _write(self, rows: Rows) -> list[tuple[int, int]]:
         """Store the rows of one sequence; returns hash and token of each."""
-        table, tokens = rows.table, rows.tokens.tolist()
+        table, tokens = rows.table, list(rows.tokens)
         assert rows.base == table.length == self.store.filled(table), "the target has all committed KV"
         self._prove_private(table, rows.base + len(tokens))
         context = self._read(table)
@@ -194,7 +194,7 @@ class TableVerifier:
         ]
 
     def _settle(self, rows: Rows, nodes: Unsampled) -> Sampled:
-        sampled = nodes.sampled()
+        sampled = nodes.sampled().tolist()
         taken, base = accept(nodes.tree, sampled), rows.base + len(rows.tokens) - len(nodes.tree)
         slots = rows.table.slots(base, base + len(nodes.tree))
         self.store.move(slots[taken.path], slots[: len(taken.path)])
@@ -284,7 +284,7 @@ class Guesser:
         assert sequence.table.length == len(sequence.tokens) - 1
         own = path[: path.index(-1)] if -1 in path else path
         assert set(path[len(own) :]) <= {-1}
-        tokens = [sequence.tokens[start]] if tree is None else tree.tokens[own].tolist()
+        tokens = [sequence.tokens[start]] if tree is None else [tree.tokens[node] for node in own]
         assert tokens == sequence.tokens[start : start + len(own)]
         assert sequence.constraint is not None or own == path
 

@@ -41,7 +41,7 @@ TOKENS = [50, 10, 20, 30, 40, 30, 60]
     ],
 )
 def test_the_path_the_draws_take(sampled: list[int], path: list[int], emitted: list[int]) -> None:
-    acceptance = accept(DraftTree.build(TOKENS, PARENTS), torch.tensor(sampled))
+    acceptance = accept(DraftTree.build(TOKENS, PARENTS), sampled)
     assert acceptance.path == path
     assert acceptance.emitted == emitted
     assert acceptance.accepted == len(path) - 1
@@ -52,7 +52,7 @@ def test_a_chain_is_accepted_up_to_the_first_other_draw(length: int) -> None:
     tree = DraftTree.chain(list(range(length + 1)))
     for agreed in {0, length // 2, length}:
         sampled = [node + 1 if node < agreed else 1000 + node for node in range(length + 1)]
-        acceptance = accept(tree, torch.tensor(sampled))
+        acceptance = accept(tree, sampled)
         assert acceptance.path == list(range(agreed + 1))
         assert acceptance.emitted == [*range(1, agreed + 1), 1000 + agreed]
 
@@ -60,13 +60,13 @@ def test_a_chain_is_accepted_up_to_the_first_other_draw(length: int) -> None:
 def test_the_64th_node_is_accepted_like_any_other() -> None:
     tree = DraftTree.build(range(64), [-1] + [0] * 63)
     for node in (1, 62, 63):
-        acceptance = accept(tree, torch.tensor([node] + [99] * 63))
+        acceptance = accept(tree, [node] + [99] * 63)
         assert acceptance.path == [0, node]
         assert acceptance.emitted == [node, 99]
     deep = DraftTree.build(range(64), [-1, *range(62), 31])  # the last node hangs in the middle of a chain of 63
     sampled = [node + 1 for node in range(64)]
     sampled[31] = 63
-    assert accept(deep, torch.tensor(sampled)).path == [*range(32), 63]
+    assert accept(deep, sampled).path == [*range(32), 63]
 
 
 @pytest.mark.parametrize(("nodes", "vocab_size"), [(1, 3), (2, 2), (7, 3), (20, 3), (64, 3), (64, 12)])
@@ -76,8 +76,8 @@ def test_random_trees_against_the_walk(nodes: int, vocab_size: int) -> None:
     for _ in range(500):
         tree = random_tree(rng, nodes, vocab_size)
         sampled = [rng.randrange(vocab_size) for _ in range(len(tree))]
-        acceptance = accept(tree, torch.tensor(sampled))
-        assert (acceptance.path, acceptance.emitted) == walk(tree.tokens.tolist(), tree.parents.tolist(), sampled)
+        acceptance = accept(tree, sampled)
+        assert (acceptance.path, acceptance.emitted) == walk(tree.tokens, tree.parents, sampled)
         depths.add(acceptance.accepted)
     assert len(depths) >= min(nodes, 4)
 
@@ -86,7 +86,7 @@ def test_all_draws_of_a_small_tree_against_the_walk() -> None:
     tokens, parents = [0, 0, 1, 1, 0, 1], [-1, 0, 0, 1, 2, 3]
     tree = DraftTree.build(tokens, parents)
     for sampled in torch.cartesian_prod(*[torch.arange(3)] * len(tokens)):
-        acceptance = accept(tree, sampled)
+        acceptance = accept(tree, sampled.tolist())
         assert (acceptance.path, acceptance.emitted) == walk(tokens, parents, sampled.tolist())
 
 
@@ -131,11 +131,11 @@ class World:
         tokens, noise, accepted = list(self.prompt), Noise(self.seed, self.vocab_size), 0
         while len(tokens) < len(self.prompt) + count:
             tree = random_tree(self.rng, self.rng.choice([1, 4, 10, 30]), self.vocab_size, root=tokens[-1])
-            drafted, parents = tree.tokens.tolist(), tree.parents.tolist()
+            drafted, parents = tree.tokens, tree.parents
             paths = [ancestors(parents, node)[1:] for node in range(len(tree))]
             logits = torch.stack([self.logits(tokens + [drafted[node] for node in path]) for path in paths])
-            sampled = sample(logits, self.sampling, rows(noise, len(tokens), tree.depths.tolist()))
-            acceptance = accept(tree, sampled)
+            sampled = sample(logits, self.sampling, rows(noise, len(tokens), tree.depths))
+            acceptance = accept(tree, sampled.tolist())
             tokens += acceptance.emitted
             accepted += acceptance.accepted
         return tokens[: len(self.prompt) + count], accepted

@@ -53,7 +53,7 @@ def test_a_node_has_the_bits_of_plain_decoding(name: str) -> None:
         # Few tokens, so that they repeat in prompt, output and path.
         prompt, output = ([rng.randrange(10) for _ in range(rng.randint(low, 12))] for low in (1, 0))
         tree = random_tree(rng, rng.randint(1, 40), 10, root=[*prompt, *output][-1])
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        tokens, parents = tree.tokens, tree.parents
         logits = torch.randn(len(tree), VOCAB, generator=torch.Generator().manual_seed(case)) * 3
         adjustment = Adjustment.of(_params(name), prompt, VOCAB)
         assert adjustment is not None

@@ -16,7 +16,7 @@ def _graft(tree: DraftTree, forced: Sequence[int] = (), most: int = 64) -> Draft
 
 
 def _shown(draft: Draft) -> tuple[list[int], list[int], list[int] | None]:
-    return draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.origin
+    return draft.tree.tokens, draft.tree.parents, draft.origin
 
 
 def test_a_legal_tree_is_left_as_it_is() -> None:
@@ -57,10 +57,10 @@ def test_random_grafts_hold_what_is_legal() -> None:
             [rng.randrange(1, 12, 2) for _ in range(rng.randint(0, 9))],
         )
         draft = _graft(tree, forced)
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        tokens, parents = tree.tokens, tree.parents
         wanted = {path for path in _paths(tokens, parents) if all(token % 2 for token in path[1:])}
         wanted |= {(tokens[0], *forced[:length]) for length in range(len(forced) + 1)}
-        assert set(_paths(draft.tree.tokens.tolist(), draft.tree.parents.tolist())) == wanted
+        assert set(_paths(draft.tree.tokens, draft.tree.parents)) == wanted
         assert len(draft.tree) == len(wanted)
         for node, origin in enumerate(draft.origin or []):
             if origin >= 0:

@@ -11,7 +11,7 @@ from foresay.spec.tree import DraftTree
 def paths(tree: DraftTree) -> list[tuple[int, ...]]:
     """The tokens from below the root to each node."""
     found: list[tuple[int, ...]] = [()]
-    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    tokens, parents = tree.tokens, tree.parents
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
         found.append((*found[parent], token))
     return found
@@ -22,8 +22,8 @@ def test_a_node_that_two_proposed_belongs_to_the_first() -> None:
     model = DraftTree.chain([7, 3, 8, 9], "draft_model", (1.0, 0.8, 0.4, 0.1))
     ngram = DraftTree.chain([7, 2], "ngram", (1.0, 0.2))
     merged = merge([suffix, model, ngram])
-    assert merged.tree.tokens.tolist() == [7, 3, 5, 8, 9, 2]
-    assert merged.tree.parents.tolist() == [-1, 0, 1, 1, 3, 0]
+    assert merged.tree.tokens == [7, 3, 5, 8, 9, 2]
+    assert merged.tree.parents == [-1, 0, 1, 1, 3, 0]
     assert merged.tree.sources == ("", "suffix", "suffix", "draft_model", "draft_model", "ngram")
     assert merged.tree.chances == (1.0, 0.8, 0.5, 0.4, 0.1, 0.2)
     assert merged.tree.drafter == "suffix+ngram+draft_model", "in one order, whoever comes first"
@@ -49,10 +49,10 @@ def test_of_each_tree_only_so_many_nodes_take_part_and_all_of_it_is_remembered()
     assert both.numbers == [[0, 1, -1], [0, 2, -1, 3]]
     assert both.tree.parts == (suffix, model)
     alone = merge([model], kept=[3])
-    assert (alone.tree.is_chain, alone.tree.tokens.tolist(), alone.tree.drafter) == (True, [7, 4, 9], "model")
+    assert (alone.tree.is_chain, alone.tree.tokens, alone.tree.drafter) == (True, [7, 4, 9], "model")
     assert (alone.numbers, alone.tree.parts) == ([[0, 1, -1, 2]], (model,))
     begun = merge([DraftTree.chain([7, 3, 5], "x")], most=2)
-    assert (begun.tree.tokens.tolist(), begun.tree.chances, begun.numbers) == ([7, 3], (), [[0, 1, -1]])
+    assert (begun.tree.tokens, begun.tree.chances, begun.numbers) == ([7, 3], (), [[0, 1, -1]])
 
 
 def test_random_trees() -> None:

@@ -61,7 +61,7 @@ def came(
     trace = StepTrace(
         number=0, rows=len(tree), sequences=1, prefill_rows=0, drafted=0, accepted=accepted, emitted=0, seconds=seconds
     )
-    depths = tree.depths.tolist()[1:]
+    depths = tree.depths[1:]
     return trace, [
         VerifyResult(
             ScheduledSequence(one, 0, plan.shape, plan=plan), tree, emitted=tokens, accepted=accepted, depths=depths

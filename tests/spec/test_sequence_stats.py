@@ -35,7 +35,7 @@ class Steps:
         (plan,) = self.budget.plan([self.one])
         (tree,) = self.combined.draft([self.one], [plan])
         self.one.tokens.extend(tokens)
-        depths = tree.depths.tolist()[1:]
+        depths = tree.depths[1:]
         scheduled = ScheduledSequence(self.one, 0, plan.shape, plan=plan)
         result = VerifyResult(scheduled, tree, emitted=tokens, accepted=accepted, depths=depths, forced=forced)
         self.budget.stepped(STEP, [result])

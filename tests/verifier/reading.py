@@ -75,7 +75,7 @@ def random_tree(rng: random.Random, root: int, nodes: int, vocab_size: int) -> D
 
 def paths(tree: DraftTree) -> list[list[int]]:
     """The node ids from the root to every leaf."""
-    parents = tree.parents.tolist()
+    parents = tree.parents
     found = []
     for leaf in sorted(set(range(len(tree))) - set(parents)):
         path = [leaf]

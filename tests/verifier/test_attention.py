@@ -80,7 +80,7 @@ class Bench:
 
 
 def paths_of(tree: DraftTree) -> list[list[int]]:
-    return [[node for node in range(len(tree)) if word >> node & 1] for word in tree.ancestors.tolist()]
+    return [[node for node in range(len(tree)) if word >> node & 1] for word in tree.ancestors]
 
 
 def definition(query: Tensor, keys: Tensor, values: Tensor, group: int, window: int | None) -> Tensor:

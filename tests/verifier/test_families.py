@@ -51,7 +51,7 @@ def assert_tree_has_the_bits_of_its_paths(reader: Reader, committed: list[int], 
     table = reader.open(committed)
     (logits,) = reader.run(reader.tree_rows(table, tree))
     table.release()
-    tokens = tree.tokens.tolist()
+    tokens = tree.tokens
     for path in paths(tree):
         alone = reader.alone([*committed, *(tokens[node] for node in path)])
         assert_same_bits(logits[path], alone[len(committed) :], f"base {len(committed)}, path {path}")
@@ -157,9 +157,9 @@ def test_a_tree_run_level_by_level_has_the_bits_of_one_pass(family, name) -> Non
     table = reader.open(random_tokens(rng, 29, reader.vocab_size))
     (at_once,) = reader.run(reader.tree_rows(table, tree))
     reader.model.store.poison()
-    words = tree.ancestors.tolist()
+    words = tree.ancestors
     for level in levels:
-        rows = Rows(table, tree.tokens[list(level)], table.length, level, [words[node] for node in level])
+        rows = Rows(table, [tree.tokens[node] for node in level], table.length, level, [words[node] for node in level])
         assert_same_bits(reader.model.run([rows]).logits, at_once[list(level)], f"level {level}")
 
 
@@ -178,7 +178,7 @@ def test_text_goes_on_with_the_same_bits_after_accepted_paths_were_compacted(fam
         path = path[: rng.randint(1, len(path))]
         logits.append(reader.run(reader.tree_rows(table, tree))[0][path])
         reader.keep(table, path)
-        text += tree.tokens[path].tolist()
+        text += [tree.tokens[node] for node in path]
     after = random_tokens(rng, 6, reader.vocab_size)
     logits.append(reader.read_in_pieces(table, after, lambda: 1))
     assert_same_bits(torch.cat(logits), reader.alone(text + after))

@@ -15,6 +15,7 @@ from foresay.verifier.model.sizes import KVShape
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import PagedRows
 from foresay.verifier.ops.tree_attention import tree_attention
+from foresay.verifier.paged_rows import signed
 from tests.verifier.reading import random_parents, scattered
 
 SCALE = 0.3
@@ -47,8 +48,8 @@ def test_it_is_what_the_reference_says(kind, window, first) -> None:
         offsets=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32),
     )
     if kind != "chunks":
-        rows.words = torch.cat([*(tree.ancestors for tree in trees), torch.zeros(2, dtype=torch.int64)])
-        rows.depths = torch.cat([*(tree.depths for tree in trees), torch.zeros(2, dtype=torch.int64)]).int()
+        rows.words = torch.tensor([*(word for tree in trees for word in signed(tree.ancestors)), 0, 0])
+        rows.depths = torch.tensor([*(depth for tree in trees for depth in tree.depths), 0, 0], dtype=torch.int32)
     if kind == "both":
         rows.texts = torch.tensor([0, 1, 0], dtype=torch.int32)
     result = tree_attention(query, *store.layer(0)[:2], rows, SCALE, window, first)

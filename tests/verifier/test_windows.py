@@ -31,7 +31,7 @@ def test_texts_go_past_the_window_with_the_same_bits(family, name, page_size) ->
         path = rng.choice(paths(tree))
         logits.append(reader.run(reader.tree_rows(table, tree))[0][path])
         reader.keep(table, path)
-        text += tree.tokens[path].tolist()
+        text += [tree.tokens[node] for node in path]
     after = random_tokens(rng, 30, reader.vocab_size)
     logits.append(reader.read_in_pieces(table, after, lambda: 1))
     assert torch.equal(torch.cat(logits), whole.alone(text + after))

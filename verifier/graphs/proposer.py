@@ -22,6 +22,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.records import AcceptedPaths
+from foresay.verifier.paged_rows import signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,6 @@ class Proposer(Protocol):
 def chain_columns(sequences: int, nodes: int, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
     """Parents and ancestors, int64[S, N], and depths, int32[S, N], of chains; the caller's own, to write to."""
     tree = DraftTree.chain([0] * nodes)
-    columns = (tree.parents, tree.ancestors, tree.depths.int())
+    columns = torch.tensor(tree.parents), torch.from_numpy(signed(tree.ancestors)), torch.tensor(tree.depths).int()
     parents, ancestors, depths = (c.expand(sequences, nodes).clone().to(device) for c in columns)
     return parents, ancestors, depths

@@ -71,7 +71,7 @@ class Outcome:
         path, tokens, parents, sampled = (rest[first : first + count] for first in range(0, 4 * count, count))
         tree, path = _tree(tokens, parents, drafter), path[:length]
         taken = Acceptance(path, [sampled[node] for node in path])
-        return tree, Sampled(torch.tensor(sampled[: len(tree)]), taken)
+        return tree, Sampled(sampled[: len(tree)], taken)
 
 
 def seen(row: Tensor, drafter: str) -> DraftTree:

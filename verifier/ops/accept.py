@@ -14,6 +14,8 @@ from foresay.spec.tree import DraftTree
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.records import AcceptedPaths
 
+_WORD = (1 << 64) - 1
+
 
 def accept_paths(
     tokens: Tensor,
@@ -43,9 +45,9 @@ def accept_paths(
     found = AcceptedPaths.empty(tokens)
     for row, count in enumerate(nodes.tolist()):
         if count:
-            part, depths = slice(count), tokens.new_empty(0)  # the rule does not read depths
-            tree = DraftTree(tokens[row, part], parents[row, part], depths, ancestors[row, part])
-            taken = accept(tree, sampled[row])
+            own, above, words = (each[row, :count].tolist() for each in (tokens, parents, ancestors))
+            tree = DraftTree(own, above, [], [word & _WORD for word in words])  # the rule reads no depths
+            taken = accept(tree, sampled[row].tolist())
             _write(found, row, taken.path, taken.emitted, slots[row])
     return found
 

@@ -13,6 +13,7 @@ from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.ops import accept as op
 from foresay.verifier.ops.kernels import accept
 from foresay.verifier.ops.records import NO_NODE
+from foresay.verifier.paged_rows import signed
 from tests.spec.trees import random_tree, walk
 
 pytestmark = pytest.mark.gpu
@@ -24,8 +25,9 @@ def padded(trees: list[DraftTree], width: int) -> dict[str, Tensor]:
     """The trees' columns, [B, width]; what is behind a tree is garbage that would match."""
     columns = {name: torch.full((len(trees), width), GARBAGE) for name in ("tokens", "parents", "ancestors")}
     for row, tree in enumerate(trees):
+        written = {"tokens": tree.tokens, "parents": tree.parents, "ancestors": signed(tree.ancestors)}
         for name, column in columns.items():
-            column[row, : len(tree)] = getattr(tree, name)
+            column[row, : len(tree)] = torch.tensor(written[name])
     return columns | {"nodes": torch.tensor([len(tree) for tree in trees])}
 
 
@@ -33,7 +35,7 @@ def samples(rng: random.Random, trees: list[DraftTree], width: int) -> Tensor:
     """Draws that step into a child at two nodes of three, so that paths are long; some are broken."""
     sampled = torch.full((len(trees), width), GARBAGE)
     for row, tree in enumerate(trees):
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        tokens, parents = tree.tokens, tree.parents
         for node in range(len(tree)):
             children = [tokens[n] for n in range(len(tree)) if parents[n] == node]
             lucky = children and rng.random() < 2 / 3
@@ -56,7 +58,7 @@ def test_random_trees(width, device) -> None:
         for name in ("lengths", "paths", "emitted", "sources"):
             assert torch.equal(getattr(found, name).cpu(), getattr(wanted, name)), name
         for row, tree in enumerate(trees):
-            path, emitted = walk(tree.tokens.tolist(), tree.parents.tolist(), inputs["sampled"][row].tolist())
+            path, emitted = walk(tree.tokens, tree.parents, inputs["sampled"][row].tolist())
             assert found.paths[row, : len(path)].tolist() == path
             assert found.emitted[row, : len(path)].tolist() == emitted
         lengths += found.lengths.tolist()
