@@ -139,13 +139,8 @@ class Counted:
             self._drafter.committed(sequence, path)
         sequence.table.trim()
         if self._budget is not None:
-            result = VerifyResult(
-                ScheduledSequence(sequence, 0, plan.shape, plan=plan),
-                tree,
-                emitted=emitted,
-                accepted=accepted,
-                depths=path[1:],
-            )
+            scheduled = ScheduledSequence(sequence, 0, plan.shape, plan=plan)
+            result = VerifyResult(scheduled, tree, path=path[1:], emitted=emitted)
             self._budget.stepped(_UNTIMED, [result])
         seconds = self._table[len(tree)] + self._cost.behind(len(tree), context)
         for part in tree.parts or (tree,):

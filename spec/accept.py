@@ -13,30 +13,14 @@ nodes form one path, and the deepest one's ancestor word is that path.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from foresay.spec.tree import DraftTree
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """The accepted path of one tree.
+def accept(tree: DraftTree, sampled: Sequence[int]) -> list[int]:
+    """The path that the samples take through the tree: node ids from the root down.
 
-    path: node ids from the root down. emitted: the tokens to append, one per path node: the accepted drafts,
-    then the bonus token, which is the sample at the last node of the path.
-    """
-
-    path: list[int]
-    emitted: list[int]
-
-    @property
-    def accepted(self) -> int:
-        """How many drafted tokens were accepted."""
-        return len(self.path) - 1
-
-
-def accept(tree: DraftTree, sampled: Sequence[int]) -> Acceptance:
-    """The path that the samples take through the tree.
+    The tokens to append are the samples along it: the accepted drafts, then the bonus token.
 
     sampled: the target's sample at every node.
     """
@@ -45,8 +29,7 @@ def accept(tree: DraftTree, sampled: Sequence[int]) -> Acceptance:
     for node in range(1, len(tokens)):
         match |= (tokens[node] == sampled[parents[node]]) << node
     path_word = _deepest_accepted(tree.ancestors, match)
-    path = [node for node in range(len(tokens)) if path_word >> node & 1]
-    return Acceptance(path, [sampled[node] for node in path])
+    return [node for node in range(len(tokens)) if path_word >> node & 1]
 
 
 def _deepest_accepted(words: list[int], match: int) -> int:

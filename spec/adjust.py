@@ -5,16 +5,19 @@ all rows at once; then, in each row, the tokens of its path are computed again *
 count (a repetition penalty multiplies, so a correction cannot be added). A value is one formula of (logit, count),
 whoever counted: the bits are those of plain decoding. See docs/options.md.
 
-Order: logit bias; repetition penalty; frequency and presence penalties; bans. Nothing here is made, and no row is
-copied, for a request that asks for none of it.
+What is to be changed is a value, :class:`LogitEdits`, that :func:`edit_logits` applies where the logits are. Order:
+logit bias; repetition penalty; frequency and presence penalties; bans. Nothing here is made for a request that asks for
+none of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,15 +27,113 @@ from foresay.spec.sampling import SamplingParams
 Path = Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Tokens that become less likely (or more, if a penalty is negative), since they were said.
+
+    ids: int64[M], said or read before the tree, ``counts`` (fp32[M]) times each: in every row. rows, tokens: int64[K],
+    where a token is on a row's path, and is said ``times`` (fp32[K]) there in all.
+    """
+
+    ids: Tensor
+    counts: Tensor
+    rows: Tensor
+    tokens: Tensor
+    times: Tensor
+    repetition: float
+    frequency: float
+    presence: float
+
+    def apply(self, logits: Tensor) -> None:
+        """Change raw logits in place."""
+        columns = (self.ids, self.counts, self.rows, self.tokens, self.times)
+        ids, counts, rows, tokens, times = (column.to(logits.device) for column in columns)
+        on_paths = self._penalised(logits[rows, tokens], times)
+        logits.index_copy_(1, ids, self._penalised(logits.index_select(1, ids), counts))
+        logits[rows, tokens] = on_paths
+
+    def _penalised(self, logits: Tensor, counts: Tensor) -> Tensor:
+        """The one formula: of tokens that were seen, and were said ``counts`` times."""
+        if self.repetition != 1.0:
+            logits = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
+        if self.frequency or self.presence:
+            logits = logits - (self.frequency * counts + self.presence * (counts > 0))
+        return logits
+
+
+@dataclass(slots=True)
+class LogitEdits:
+    """What one request changes of the logits of a tree's nodes, which are rows here. All of it is on the host.
+
+    bias: ids, int64[M], and what is added to their logits, fp32[M]. allowed: int32[N, ceil(V / 32)], or one row for all
+    nodes: bit ``t % 32`` of word ``t // 32`` says that token t may be sampled. banned: rows and tokens that may not.
+    recorded: rows and the one token that is left there, be it allowed or not, unless nothing could be sampled.
+    """
+
+    bias: tuple[Tensor, Tensor] | None = None
+    penalties: Penalties | None = None
+    allowed: Tensor | None = None
+    banned: list[tuple[int, int]] = field(default_factory=list)
+    recorded: list[tuple[int, int]] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def edit_logits(logits: Tensor, edits: LogitEdits, keep: Callable[[Tensor, Tensor], None] | None = None) -> None:
+    """Change raw logits in place, on their device. logits: fp32[N, V]. keep: does what :func:`keep_allowed` does."""
+    if edits.bias is not None:
+        ids, values = (column.to(logits.device) for column in edits.bias)
+        logits.index_copy_(1, ids, logits.index_select(1, ids) + values)
+    if edits.penalties is not None:
+        edits.penalties.apply(logits)
+    if edits.allowed is not None:
+        (keep or keep_allowed)(logits, edits.allowed.to(logits.device))
+    if edits.banned:
+        logits[_at(edits.banned, logits)] = -math.inf
+    if edits.recorded:
+        rows, tokens = _at(edits.recorded, logits)
+        before = logits[rows]
+        sound = before.isfinite().any(dim=1) & ~before.isnan().any(dim=1)
+        alone = torch.full_like(before, -math.inf).scatter_(1, tokens[:, None], 0.0)
+        logits[rows] = torch.where(sound[:, None], alone, before)
+
+
+def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
+    """Minus infinity, in place, for each token whose bit is not set. logits: fp32[N, V]. allowed: int32[N,
+    ceil(V / 32)], or one row for all."""
+    logits.masked_fill_(~unpacked(allowed, logits.shape[1]), -math.inf)
+
+
+def unpacked(words: Tensor, count: int) -> Tensor:
+    """bool[N, count]: the bits of int32[N, ceil(count / 32)]."""
+    bits = torch.arange(32, device=words.device, dtype=torch.int32)
+    return (words[:, :, None] >> bits).bitwise_and(1).flatten(1)[:, :count] != 0
+
+
+def packed(bits: Tensor) -> Tensor:
+    """int32[N, ceil(V / 32)]: bool[N, V], 32 to a word; those past the last are not set."""
+    wide = np.zeros((len(bits), -(-bits.shape[1] // 32) * 4), dtype=np.uint8)
+    found = np.packbits(bits.numpy(), axis=1, bitorder="little")
+    wide[:, : found.shape[1]] = found
+    return torch.from_numpy(wide.view(np.int32))
+
+
+def _at(pairs: Sequence[tuple[int, int]], logits: Tensor) -> tuple[Tensor, Tensor]:
+    """int64[K] each: rows and columns of logits, on their device."""
+    rows, columns = torch.tensor(pairs).T.to(logits.device)
+    return rows, columns
+
+
 class Adjustment:
     """The changes one sequence asks for. Owns the counts of its committed tokens; tell it each with :meth:`count`."""
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
-        self._sampling, self._vocab_size = sampling, vocab_size
-        self._bias = _Bias(sampling.logit_bias) if sampling.logit_bias else None
+        self._vocab_size, bias = vocab_size, sampling.logit_bias
+        self._bias = (
+            (torch.tensor(list(bias)), torch.tensor(list(bias.values()), dtype=torch.float32)) if bias else None
+        )
         self._penalties = _Penalties(sampling, prompt) if _penalised(sampling) else None
         self._phrases = _Phrases(sampling.bad_words) if any(len(words) > 1 for words in sampling.bad_words) else None
-        self._banned = _always_banned(sampling, vocab_size)
+        self._allowed = _always_allowed(sampling, vocab_size)
 
     @classmethod
     def of(cls, sampling: SamplingParams, prompt: Sequence[int], vocab_size: int) -> Adjustment | None:
@@ -52,47 +153,34 @@ class Adjustment:
         if self._penalties is not None:
             self._penalties.counts.add(token)
 
-    def apply(self, logits: Tensor, text: Sequence[int], paths: Sequence[Path]) -> None:
-        """Change raw logits in place.
+    def edits(self, text: Sequence[int], paths: Sequence[Path]) -> LogitEdits:
+        """What it changes at these nodes. text: the committed tokens. paths: one for each node."""
+        return LogitEdits(
+            bias=self._bias,
+            penalties=None if self._penalties is None else self._penalties.on(paths),
+            allowed=self._allowed,
+            banned=[] if self._phrases is None else self._phrases.banned(text, paths),
+        )
 
-        logits: fp32[N, V], V as given at the start (a drafter's may be narrower: it is then left alone). text: the
-        committed tokens. paths: one for each row.
-        """
-        if logits.shape[-1] != self._vocab_size:
-            return
-        if self._bias is not None:
-            self._bias.apply(logits)
-        if self._penalties is not None:
-            self._penalties.apply(logits, paths)
-        if self._banned is not None:
-            logits.masked_fill_(self._banned, -math.inf)
-        if self._phrases is not None:
-            self._phrases.apply(logits, text, paths)
+    def apply(self, logits: Tensor, text: Sequence[int], paths: Sequence[Path]) -> None:
+        """Change raw logits in place: fp32[N, V], V as given at the start; others are left alone."""
+        if logits.shape[-1] == self._vocab_size:
+            edit_logits(logits, self.edits(text, paths))
 
 
 def _penalised(sampling: SamplingParams) -> bool:
     return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
 
-def _always_banned(sampling: SamplingParams, vocab_size: int) -> Tensor | None:
-    """bool[V]: tokens that are banned wherever they stand; None if there are none."""
+def _always_allowed(sampling: SamplingParams, vocab_size: int) -> Tensor | None:
+    """int32[1, ceil(V / 32)]: tokens that are not banned wherever they stand; None if none are."""
     words = [words[0] for words in sampling.bad_words if len(words) == 1]
     if not words and sampling.allowed_token_ids is None:
         return None
-    banned = torch.full((vocab_size,), sampling.allowed_token_ids is not None)
-    banned[list(sampling.allowed_token_ids or ())] = False
-    banned[words] = True
-    return banned
-
-
-class _Bias:
-    """Adds a constant to the logits of some tokens."""
-
-    def __init__(self, bias: dict[int, float]) -> None:
-        self._ids, self._values = torch.tensor(list(bias)), torch.tensor(list(bias.values()), dtype=torch.float32)
-
-    def apply(self, logits: Tensor) -> None:
-        logits.index_copy_(1, self._ids, logits.index_select(1, self._ids) + self._values)
+    allowed = torch.full((1, vocab_size), sampling.allowed_token_ids is None)
+    allowed[0, list(sampling.allowed_token_ids or ())] = True
+    allowed[0, words] = False
+    return packed(allowed)
 
 
 class _Counts:
@@ -128,35 +216,19 @@ class _Counts:
 
 
 class _Penalties:
-    """Makes what was said less likely (or more, if the penalty is negative)."""
+    """What was said, and what that costs."""
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int]) -> None:
-        self._repetition = sampling.repetition_penalty
-        self._frequency, self._presence = sampling.frequency_penalty, sampling.presence_penalty
-        self.counts = _Counts(prompt if self._repetition != 1.0 else ())
+        self._factors = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
+        self.counts = _Counts(prompt if sampling.repetition_penalty != 1.0 else ())
 
-    def apply(self, logits: Tensor, paths: Sequence[Path]) -> None:
-        rows, tokens, counts = self._on_paths(paths)
-        again = self._penalised(logits[rows, tokens], counts) if tokens else None
-        ids = self.counts.ids
-        logits.index_copy_(1, ids, self._penalised(logits.index_select(1, ids), self.counts.counts))
-        if again is not None:
-            logits[rows, tokens] = again
-
-    def _on_paths(self, paths: Sequence[Path]) -> tuple[list[int], list[int], Tensor]:
-        """For each row and each distinct token of its path: row, token, and how often plain decoding would count it."""
+    def on(self, paths: Sequence[Path]) -> Penalties:
+        """At nodes with these paths, as plain decoding would count each."""
         found = [(row, token, path.count(token)) for row, path in enumerate(paths) for token in dict.fromkeys(path)]
         known = {token: self.counts.of(token) for token in {token for _, token, _ in found}}
-        counts = torch.tensor([known[token] + times for _, token, times in found])
-        return [row for row, _, _ in found], [token for _, token, _ in found], counts
-
-    def _penalised(self, logits: Tensor, counts: Tensor) -> Tensor:
-        """The one formula: of tokens that were seen, and were said ``counts`` times."""
-        if self._repetition != 1.0:
-            logits = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
-        if self._frequency or self._presence:
-            logits = logits - (self._frequency * counts + self._presence * (counts > 0))
-        return logits
+        rows, tokens = (torch.tensor([each[part] for each in found], dtype=torch.int64) for part in (0, 1))
+        times = torch.tensor([known[token] + times for _, token, times in found])
+        return Penalties(self.counts.ids, self.counts.counts, rows, tokens, times, *self._factors)
 
 
 class _Phrases:
@@ -169,12 +241,14 @@ class _Phrases:
                 self._by_end.setdefault(start[-1], []).append((start, last))
         self._longest = max(len(start) for start, _ in chain(*self._by_end.values()))
 
-    def apply(self, logits: Tensor, text: Sequence[int], paths: Sequence[Path]) -> None:
-        tail = list(text[-self._longest :])
+    def banned(self, text: Sequence[int], paths: Sequence[Path]) -> list[tuple[int, int]]:
+        """Rows, and tokens that may not follow there."""
+        tail, found = list(text[-self._longest :]), list[tuple[int, int]]()
         for row, path in enumerate(paths):
             said = [*tail, *path]
-            banned = [last for start, last in self._by_end.get(said[-1], ()) if said[-len(start) :] == start]
-            logits[row, banned] = -math.inf
+            ends = self._by_end.get(said[-1], ())
+            found += [(row, last) for start, last in ends if said[-len(start) :] == start]
+        return found
 
 
 def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:

@@ -5,7 +5,7 @@
     plan       forced    tokens the grammar leaves no choice about: they will be drafted, and pages are reserved
     propose    graft     forced tokens and the drafter's legal nodes become one tree
     forward    masks     computed in a thread of their own, beside the target
-    sample                 tokens that may not follow a node are minus infinity in its row
+    sample     edits     tokens that may not follow a node are minus infinity in its row
     commit     advance   the emitted tokens, up to the end of the text
 
 The mask decides which tokens come out; pruning and forcing decide only which of them are drafted. So the tokens are
@@ -17,14 +17,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresay.spec.adjust import unpacked
 from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.names import GRAMMAR
 from foresay.spec.tree import DraftTree
@@ -100,23 +100,22 @@ class Guarded:
         root_alone = [not node for node in range(len(tokens))]
         return self._guard(lambda: self._per_node(self.constraint.legal(tokens, parents), len(tokens)), root_alone)
 
-    def banned(self, tokens: list[int], parents: list[int]) -> Tensor | None:
-        """bool[N, V]: tokens that may not follow a node; None if all may follow every node."""
-        return self._guard(lambda: self._unpacked(self.constraint.masks(tokens, parents), len(tokens)), None)
+    def masks(self, tokens: list[int], parents: list[int]) -> Tensor | None:
+        """int32[N, ceil(V / 32)]: the tokens that may follow each node, packed; None if all may follow every node."""
+        return self._guard(lambda: self._as_wide(self.constraint.masks(tokens, parents), len(tokens)), None)
 
     def allowed(self, tree: DraftTree) -> Tensor:
-        """int32[N, ceil(V / 32)]: the tokens that may follow each node, packed; all of them where nothing is known.
+        """The same of a tree that nobody pruned; all tokens where nothing is known.
 
         What hangs below a token that may not stand there is never reached, so of it nothing is asked.
         """
         tokens, parents = tree.tokens, tree.parents
-        packed = torch.full((len(tokens), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
+        packed = torch.full((len(tokens), self._words), -1, dtype=torch.int32)
         kept = [node for node, legal in enumerate(self.legal(tokens, parents) if len(tokens) > 1 else [True]) if legal]
         number = {node: index for index, node in enumerate(kept)} | {-1: -1}
-        above = [number[parents[node]] for node in kept]
-        masks = self._guard(lambda: self.constraint.masks([tokens[node] for node in kept], above), None)
+        masks = self.masks([tokens[node] for node in kept], [number[parents[node]] for node in kept])
         if masks is not None:
-            packed[torch.tensor(kept)] = functional.pad(masks, (0, packed.shape[1] - masks.shape[1]))
+            packed[torch.tensor(kept)] = masks
         return packed
 
     def advance(self, tokens: list[int]) -> None:
@@ -132,14 +131,16 @@ class Guarded:
         assert len(legal) == nodes, f"{len(legal)} answers for {nodes} nodes"
         return legal
 
-    def _unpacked(self, masks: Tensor | None, nodes: int) -> Tensor | None:
+    @property
+    def _words(self) -> int:
+        return -(-self.vocab_size // 32)
+
+    def _as_wide(self, masks: Tensor | None, nodes: int) -> Tensor | None:
+        """As wide as the model's vocabulary: what lies past the last word is not allowed."""
         if masks is None:
             return None
         assert masks.shape[0] == nodes, f"{masks.shape[0]} masks for {nodes} nodes"
-        packed = np.ascontiguousarray(masks.numpy()).view(np.uint8)
-        # A count past the last word is filled up with zeros: not allowed.
-        allowed = np.unpackbits(packed, axis=-1, count=self.vocab_size, bitorder="little")
-        return torch.from_numpy(np.equal(allowed, 0))
+        return functional.pad(masks, (0, self._words - masks.shape[1]))
 
     def _guard(self, call: Callable[[], Result], otherwise: Result) -> Result:
         if self.error is not None:
@@ -192,33 +193,16 @@ class Ahead:
         self._at[node] = constraint
         if constraint is None:
             return None
-        rows = Guarded(constraint, self._vocab_size).banned([token], [-1])
-        return None if rows is None else rows[0]
+        allowed = Guarded(constraint, self._vocab_size).masks([token], [-1])
+        return None if allowed is None else ~unpacked(allowed, self._vocab_size)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What is verified of one sequence.
-
-    origin: for each node the drafter's node it was, -1 if it was none; None where the tree is just what was proposed.
-    forced: how many nodes the grammar added for free.
-    """
-
-    tree: DraftTree
-    origin: list[int] | None = None
-    forced: int = 0
-
-    def proposed(self, path: list[int]) -> list[int]:
-        """A path in the drafter's own numbers."""
-        return path if self.origin is None else [self.origin[node] for node in path]
-
-
-def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int) -> Draft:
+def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int) -> DraftTree:
     """The forced tokens as a chain below the root, and what is legal of a proposed tree; at most ``most`` nodes."""
     tokens, parents = tree.tokens, tree.parents
     legal = constraint.legal(tokens, parents) if len(tokens) > 1 else [True]
     if not forced and all(legal):
-        return Draft(tree)
+        return tree
     grown = _Grown(tokens[0], forced)
     for node in range(1, len(tokens)):
         if legal[node]:
@@ -226,7 +210,8 @@ def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int
     sources = tuple(tree.sources[node] if node > 0 else "" for node in grown.origin) if tree.sources else ()
     drafter = tree.drafter if any(node > 0 for node in grown.origin) else GRAMMAR
     built = DraftTree.build(grown.tokens, grown.parents, drafter)
-    return Draft(replace(built, sources=sources, parts=tree.parts or (tree,)), grown.origin, len(forced))
+    parts = tree.parts or (tree,)
+    return replace(built, sources=sources, parts=parts, origin=tuple(grown.origin), forced=len(forced))
 
 
 class _Grown:
@@ -264,9 +249,9 @@ class MaskThread:
         self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, asked: Sequence[tuple[Guarded, DraftTree] | None]) -> Future[list[Tensor | None]]:
-        """Start on bool[N, V] for each tree (None where no constraint is); the result keeps their order."""
+        """Start on the masks of each tree (None where no constraint is); the result keeps their order."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         return self._thread.submit(
-            lambda: [part[0].banned(part[1].tokens, part[1].parents) if part else None for part in asked]
+            lambda: [part[0].masks(part[1].tokens, part[1].parents) if part else None for part in asked]
         )

@@ -22,7 +22,7 @@ from foresay.spec.request import Delta, EngineInfo, FinishReason, Origin, Reques
 from foresay.spec.sampling import SEED_RANGE
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
-from foresay.spec.step import PartsRunner, StepPlan, StepRunner, VerifyResult
+from foresay.spec.step import PartsRunner, ScheduledSequence, StepRunner, VerifyResult
 from foresay.spec.trace import SequenceTrace, Statistics, StepTrace, Stopwatch
 from foresay.spec.tree import MAX_NODES
 
@@ -172,25 +172,25 @@ class Engine:
         self.tell()
         self.trace = None
         begun, watch = time.perf_counter(), Stopwatch()
-        plan = self.scheduler.plan()
+        batch = self.scheduler.plan()
         for sequence in self.scheduler.preempted:
             self._forget_drafts(sequence)
         watch.lap("plan")
         deltas, self._ended = self._ended, []
-        if not plan.batch:
+        if not batch:
             return deltas
-        for scheduled in plan.batch:
+        for scheduled in batch:
             scheduled.sequence.trace.started = scheduled.sequence.trace.started or begun
-        results = self.runner.run(plan, watch)
+        results = self.runner.run(batch, watch)
         seconds, place = watch.seconds, self._observers.noted
-        deltas += [delta for result in results if (delta := self._settle(result, seconds)) is not None]
-        self.scheduler.settle(self.runner.ahead)
+        deltas += [delta for result in results if (delta := self._finalize(result, seconds)) is not None]
+        self.scheduler.trim(self.runner.ahead)
         self.steps += 1
-        self.trace = trace = self._trace(plan, results, seconds)
+        self.trace = trace = self._trace(batch, results, seconds)
         self._observers.note(lambda observer: observer.stepped(trace, results), place)
         return deltas
 
-    def _settle(self, result: VerifyResult, seconds: dict[str, float]) -> Delta | None:
+    def _finalize(self, result: VerifyResult, seconds: dict[str, float]) -> Delta | None:
         """Count a result, publish what is final, and make the delta that goes out."""
         scheduled, sequence = result.scheduled, result.scheduled.sequence
         sequence.trace.charge({"prefill": sum(seconds.values())} if scheduled.prefill else seconds)
@@ -240,7 +240,7 @@ class Engine:
             drafter=tree.drafter,
             parents=tree.parents,
             forced=result.forced,
-            path=result.path,
+            path=list(result.path),
             seconds=seconds,
             sources=[tree.sources[node] for node in result.path] if tree.sources else [],
             predicted=tree.sources.count(PREDICTION)
@@ -275,15 +275,18 @@ class Engine:
         if self.prefix is not None and not sequence.aside:
             self.prefix.publish(sequence.table, sequence.tokens, sequence.salt)
 
-    def _trace(self, plan: StepPlan, results: list[VerifyResult], seconds: dict[str, float]) -> StepTrace:
-        prefills = sum(scheduled.prefill for scheduled in plan.batch)
-        drafted = sum(len(v.depths) for v in results)
-        rows = prefills + drafted + sum(1 for scheduled in plan.batch if scheduled.shape is not None)
+    def _trace(
+        self, batch: list[ScheduledSequence], results: list[VerifyResult], seconds: dict[str, float]
+    ) -> StepTrace:
+        prefills = sum(scheduled.prefill for scheduled in batch)
+        verified = sum(len(result.tree) for result in results if result.tree is not None)
+        drafted = verified - sum(result.tree is not None for result in results)
+        rows = prefills + verified
         plain = self.scheduler.plain
         return StepTrace(
             number=self.steps,
             rows=rows,
-            sequences=len(plan.batch),
+            sequences=len(batch),
             prefill_rows=prefills,
             drafted=drafted,
             accepted=sum(v.accepted for v in results),
@@ -294,19 +297,19 @@ class Engine:
             pages=self.pool.num_pages - 1 - self.pool.available,
             kept_pages=self.pool.idle,
             preemptions=len(self.scheduler.preempted),
-            plain=sum(not scheduled.sequence.speculate for scheduled in plan.batch),
-            aside=sum(scheduled.sequence.aside for scheduled in plan.batch),
-            root_seconds=0.0 if prefills else plain.saw(rows, len(plan.batch), drafted, seconds),
+            plain=sum(not scheduled.sequence.speculate for scheduled in batch),
+            aside=sum(scheduled.sequence.aside for scheduled in batch),
+            root_seconds=0.0 if prefills else plain.saw(rows, len(batch), drafted, seconds),
             doubt=plain.doubt if drafted else "",
-            choice=plan.choice,
-            news=plan.news,
+            choice=self.scheduler.choice,
+            news=self.scheduler.news,
             crowded=self._crowded(),
         )
 
     def check(self) -> None:
         """Prove the page ledger; raises AssertionError if a page is lost or held twice."""
         self.runner.rest()
-        self.scheduler.settle(self.runner.ahead)
+        self.scheduler.trim(self.runner.ahead)
         self.pool.check([s.table for s in self._sequences.values()], at_rest=True)
 
 

@@ -45,7 +45,7 @@ def reader_of(drafter: object) -> FeatureReader | None:
 def by_sequence(features: Features, counts: Sequence[int]) -> list[Features]:
     """The features of each sequence of a pass; counts: how many rows each had, in order."""
     if not features:
-        return [{} for _ in counts]
+        return [features] * len(counts)
     parts = {name: rows.split_with_sizes(list(counts)) for name, rows in features.items()}
     return [{name: split[index] for name, split in parts.items()} for index in range(len(counts))]
 

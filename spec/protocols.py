@@ -9,8 +9,9 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from foresay.kvpaging import PageTable
-from foresay.spec.accept import Acceptance
-from foresay.spec.sample import Unsampled
+from foresay.spec.adjust import LogitEdits
+from foresay.spec.noise import Noise
+from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 
@@ -19,16 +20,16 @@ Wanted = Literal["none", "last", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one sequence in a forward pass.
+    """The rows of one sequence in a forward pass, and what is sampled behind them.
 
-    The model holds valid KV for positions ``0 .. base - 1``. Row *i* is written to position-slot ``base + slots[i]`` of
-    the sequence's pages and sits at rotary position ``base + depths[i]``. It sees every position below ``base`` and the
-    rows on its path.
+    The model holds valid KV for positions ``0 .. base - 1``. Row *i* is written to position-slot ``base + nodes[i]`` of
+    the sequence's pages and sits at rotary position ``base`` and its depth. It sees every position below ``base`` and
+    the rows on its path.
 
     tokens: one for each row, a list or int64[R] on the host. nodes: which tree node each row is (its slot past
     ``base``); None for a chain, where row i is node i at depth i. words: for each row the ancestor word over nodes,
-    itself included; None for a chain.
-    wanted: the rows whose logits are needed.
+    itself included; None for a chain. wanted: the rows whose logits are needed.
+    tree: whose nodes the last rows are: a token is sampled at each, with this sampling and noise. None: at none.
     """
 
     table: PageTable
@@ -37,13 +38,24 @@ class Rows:
     nodes: Sequence[int] | None = None
     words: Sequence[int] | None = None
     wanted: Wanted = "all"
+    tree: DraftTree | None = None
+    sampling: SamplingParams | None = None
+    noise: Noise | None = None
 
     @classmethod
-    def of_tree(cls, table: PageTable, tree: DraftTree) -> Rows:
-        """A whole tree hanging below the committed length of ``table``."""
-        if tree.is_chain:
-            return cls(table, tree.tokens, table.length)
-        return cls(table, tree.tokens, table.length, range(len(tree)), tree.ancestors)
+    def of_tree(cls, table: PageTable, tree: DraftTree, sequence: SequenceState | None = None) -> Rows:
+        """A whole tree hanging below the committed length of ``table``. sequence: for which tokens are sampled."""
+        nodes, words = (None, None) if tree.is_chain else (range(len(tree)), tree.ancestors)
+        if sequence is None:
+            return cls(table, tree.tokens, table.length, nodes, words)
+        return cls(table, tree.tokens, table.length, nodes, words, "all", tree, sequence.sampling, sequence.noise)
+
+    @property
+    def positions(self) -> list[int]:
+        """The absolute positions of the tokens that are sampled: each one past its node's."""
+        assert self.tree is not None, "something is sampled"
+        first = self.base + len(self.tokens) - len(self.tree) + 1
+        return [first + depth for depth in self.tree.depths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +79,31 @@ class FeatureRequest:
 class Forward:
     """The result of one forward pass.
 
-    logits: fp32[W, V], the wanted rows of all sequences in order. starts: where each sequence's rows begin in
-    ``logits`` (one more entry than sequences). features: by name (``"final"``, ``"layer.3"``), [R, H] over all rows.
+    held: fp32, the wanted rows of all sequences in order, perhaps with others after them. starts: where each sequence's
+    rows begin there (one more entry than sequences). features: by name (``"final"``, ``"layer.3"``), [R, H] over all
+    rows.
     """
 
-    logits: Tensor
+    held: Tensor
     starts: list[int]
     features: dict[str, Tensor]
 
+    @property
+    def logits(self) -> Tensor:
+        """fp32[W, V], of all sequences."""
+        return self.held[: self.starts[-1]]
+
     def of(self, index: int) -> Tensor:
         """fp32[w, V]: the logits of sequence number ``index`` of the pass."""
-        return self.logits[self.starts[index] : self.starts[index + 1]]
+        return self.held[self.starts[index] : self.starts[index + 1]]
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What was sampled at each node of a tree, and what that came to."""
-
-    tokens: list[int]
-    taken: Acceptance
+#: The token that was sampled at each node of a tree, and the path that those take through it.
+Verified = tuple[list[int], list[int]]
 
 
 class Verifier(Protocol):
-    """The target model: the one who decides."""
+    """The target model, which decides."""
 
     vocab_size: int
     max_positions: int
@@ -98,11 +112,12 @@ class Verifier(Protocol):
         """One forward pass over ragged rows; stores their KV; never changes a page table."""
         ...
 
-    def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
-        """Sample and accept, behind the last pass; one entry for each sequence of it, None where nothing is sampled.
+    def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
+        """Sample and accept, after the last pass; one entry for each sequence of it, None where nothing is sampled.
 
         A token is sampled at every node, under the contract of :func:`foresay.spec.sample.sample`, from the logits of
-        that pass, which the host may have changed where they are. Rows of accepted nodes move down, to be contiguous.
+        that pass, which are edited in place before. Rows of accepted nodes move down, to be contiguous. edits: what
+        each sequence's request changes of the logits of its nodes.
         """
         ...
 

@@ -17,16 +17,12 @@ Contract of the filters (order: top-k, top-p, min-p; ties stay in):
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.spec.noise import Noise
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.tree import DraftTree
 
 #: What is sampled from a row that holds NaN or nothing finite. No token and no child of a node has this id.
 BROKEN = -1
@@ -50,25 +46,6 @@ def sample(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Te
         winners = _sample_with_noise(scaled, sampling, noise)
     sound = logits.gather(-1, winners[:, None]).squeeze(-1).isfinite()
     return winners.where(sound, BROKEN)
-
-
-@dataclass(frozen=True, slots=True)
-class Unsampled:
-    """The nodes of one sequence's tree, at each of which a token is to be sampled.
-
-    logits: fp32[N, V], the last of its rows of the pass, as the request wants them. noise: of the sequence. positions:
-    absolute, of the tokens sampled.
-    """
-
-    tree: DraftTree
-    logits: Tensor
-    sampling: SamplingParams
-    noise: Noise
-    positions: Sequence[int]
-
-    def sampled(self) -> Tensor:
-        """int64[N]: :func:`sample` of them."""
-        return sample(self.logits, self.sampling, None if self.sampling.greedy else self.noise.rows(self.positions))
 
 
 def _sample_with_noise(scaled: Tensor, sampling: SamplingParams, noise: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from foresay.spec.budget.plan import Plan
 from foresay.spec.plain import PLAIN_EVERY, PlainPace
 from foresay.spec.sequence import SequenceState
 from foresay.spec.shape import MAX_CHUNK
-from foresay.spec.step import ScheduledSequence, StepPlan
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
 #: As deep a draft may be where the request brought a prediction: beyond, a row costs more than one more token is worth,
@@ -41,7 +41,8 @@ class Scheduler:
     """Owns the waiting and the running sequences; reserves the pages a plan needs.
 
     shape: what is drafted for each sequence, unless a budget says it, then the most that is. plain_every, root_seconds:
-    when a step goes without drafts, see :class:`~foresay.spec.plain.PlainPace`.
+    when a step goes without drafts, see :class:`~foresay.spec.plain.PlainPace`. choice, news: of the step last planned,
+    see :class:`~foresay.spec.trace.StepTrace`.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class Scheduler:
         self.running: list[SequenceState] = []
         self.forks: list[SequenceState] = []
         self.preempted: list[SequenceState] = []
+        self.choice = self.news = ""
 
-    def plan(self) -> StepPlan:
-        """Admit, choose rows, reserve pages. Sequences preempted on the way are listed in ``preempted``."""
-        self.preempted = []
+    def plan(self) -> list[ScheduledSequence]:
+        """Admit, choose who runs and how large each tree may be, reserve pages. Sequences preempted on the way are
+        listed in ``preempted``."""
+        self.preempted, self.choice, self.news = [], "", ""
         self._admit()
         batch: list[ScheduledSequence] = []
         decoding = [s for s in self.running if not s.pending]
@@ -78,10 +81,9 @@ class Scheduler:
             )
             self._schedule(sequence, scheduled, batch)
         self._schedule_prefill(batch)
-        kept = [scheduled for scheduled in batch if scheduled.sequence not in self.preempted]
-        if self.budget is None or plain or not decoding:
-            return StepPlan(kept)
-        return StepPlan(kept, self.budget.choice, self.budget.leader.news)
+        if self.budget is not None and decoding and not plain:
+            self.choice, self.news = self.budget.choice, self.budget.leader.news
+        return [scheduled for scheduled in batch if scheduled.sequence not in self.preempted]
 
     def _is_plain(self, decoding: list[SequenceState]) -> bool:
         """Whether this step goes without drafts; not while a prompt is read, whose rows would blur what it takes."""
@@ -220,7 +222,7 @@ class Scheduler:
             self._queue_fork(fork)
         sequence.table.release()
 
-    def settle(self, ahead: Callable[[SequenceState], int]) -> None:
+    def trim(self, ahead: Callable[[SequenceState], int]) -> None:
         """After a step: give back the pages that no committed token needs. ahead: rows that may still be written."""
         for sequence in self.running:
             sequence.table.trim(ahead(sequence))

@@ -22,9 +22,8 @@ def score_prompt(sequence: SequenceState, logits: Tensor) -> None:
 
 def logprobs_of_run(
     sequence: SequenceState, logits: Tensor, path: list[int], emitted: list[int]
-) -> list[TokenLogprobs] | None:
-    """One entry per emitted token, from the raw row of the node it was sampled at; None if nobody asked."""
+) -> list[TokenLogprobs]:
+    """One entry per emitted token, from the raw row of the node it was sampled at."""
     count = sequence.sampling.logprobs
-    if count is None:
-        return None
+    assert count is not None
     return logprobs_of(logits[torch.tensor(path, dtype=torch.int64)].cpu(), emitted, count)

@@ -14,23 +14,29 @@ There is no ``if speculative``: plain decoding is the root-only tree, and a pref
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
+from foresay.spec.adjust import LogitEdits
 from foresay.spec.budget.plan import NO_PLAN, Plan
-from foresay.spec.commit import Run, emit
-from foresay.spec.constrain import Draft, Guarded, MaskThread, graft
-from foresay.spec.decide import Nodes
+from foresay.spec.constrain import Guarded, MaskThread, graft
+from foresay.spec.decide import edits_of, why_nothing
+from foresay.spec.errors import ForesayError
 from foresay.spec.features import Features, by_sequence, of_path, reader_of
-from foresay.spec.protocols import Drafter, Forward, Rows, Sampled, Verifier, Wanted
+from foresay.spec.protocols import Drafter, Forward, Rows, Verified, Verifier, Wanted
 from foresay.spec.request import TokenLogprobs
+from foresay.spec.sample import BROKEN
 from foresay.spec.score import logprobs_of_run, score_prompt
 from foresay.spec.sequence import SequenceState
 from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
+
+#: Gives the raw logits of a tree's nodes, fp32[N, V], or of its root alone, when they are asked for.
+Raw: TypeAlias = Callable[[], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,46 +68,40 @@ class ScheduledSequence:
         return (self.plan if self.plan.shares else self.shape).likely_levels > len(self.forced)
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """Who runs in a step and how large each tree may be. Pages are reserved. choice, news: see
-    :class:`~foresay.spec.trace.StepTrace`."""
-
-    batch: list[ScheduledSequence]
-    choice: str = ""
-    news: str = ""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VerifyResult:
     """What a step did for one sequence: emitted tokens (none for a prefill chunk) and where they came from.
 
-    tree: what was verified; sampled: the sample at each of its nodes; path: the accepted nodes below the root
-    whose tokens went out.
+    tree: what was verified; sampled: the sample at each of its nodes; path: the accepted nodes below the root whose
+    tokens went out.
     """
 
     scheduled: ScheduledSequence
     tree: DraftTree | None = None
-    sampled: list[int] | None = None
-    path: list[int] = field(default_factory=list)
+    sampled: Sequence[int] = ()
+    path: Sequence[int] = ()
     emitted: list[int] = field(default_factory=list)
-    accepted: int = 0
-    depths: list[int] = field(default_factory=list)
-    forced: int = 0
     logprobs: list[TokenLogprobs] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        scheduled: ScheduledSequence,
-        tree: DraftTree,
-        sampled: list[int],
-        run: Run,
-        forced: int = 0,
-        logprobs: list[TokenLogprobs] | None = None,
-    ) -> VerifyResult:
-        """The result on a tree whose run went out."""
-        return cls(scheduled, tree, sampled, run.taken, run.emitted, run.accepted, tree.depths[1:], forced, logprobs)
+    @property
+    def accepted(self) -> int:
+        """How many drafted tokens went out."""
+        return len(self.path)
+
+    @property
+    def depths(self) -> list[int]:
+        """Of the drafted nodes."""
+        return [] if self.tree is None else self.tree.depths[1:]
+
+    @property
+    def forced(self) -> int:
+        """How many of those a grammar forced."""
+        return 0 if self.tree is None else self.tree.forced
+
+    @property
+    def rows(self) -> list[int]:
+        """The nodes whose rows became text, from the root on: at each, an emitted token was sampled."""
+        return [0, *self.path][: len(self.emitted)]
 
 
 @runtime_checkable
@@ -118,7 +118,7 @@ class StepRunner(Protocol):
 
     verifier: Verifier
 
-    def run(self, plan: StepPlan, watch: Stopwatch) -> list[VerifyResult]:
+    def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
         """Run a step and commit it: afterwards every sequence's tokens, pages and caches agree again."""
         ...
 
@@ -139,34 +139,27 @@ class PartsRunner:
         self._by_plan: DraftsByPlan | None = drafter if isinstance(drafter, DraftsByPlan) else None
         self._masks = MaskThread()
 
-    def run(self, plan: StepPlan, watch: Stopwatch) -> list[VerifyResult]:
+    def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
         """Propose, run the forward pass, sample, accept and commit."""
-        batch = plan.batch
         trees = self._propose(batch)
         watch.lap("propose")
-        drafts = [_draft(scheduled, tree) for scheduled, tree in zip(batch, trees, strict=True)]
-        rows = [_rows(scheduled, draft.tree) for scheduled, draft in zip(batch, drafts, strict=True)]
-        forward, banned = self._forward(batch, drafts, rows, watch)
-        logits = [forward.of(index) for index in range(len(batch))]
-        nodes = [
-            None if scheduled.shape is None else Nodes(scheduled.sequence, draft.tree, _of_nodes(scheduled, raw), ban)
-            for scheduled, draft, raw, ban in zip(batch, drafts, logits, banned, strict=True)
-        ]
-        sampled = self._sampled(nodes)
+        rows = [_rows(scheduled, _pruned(scheduled, tree)) for scheduled, tree in zip(batch, trees, strict=True)]
+        forward, masks = self._forward(batch, rows, watch)
+        verified, raw = self._verify(batch, rows, forward, masks)
         watch.lap("draw")
-        for scheduled, raw in zip(batch, logits, strict=True):
+        for index, scheduled in enumerate(batch):
             if scheduled.sequence.scoring:
-                score_prompt(scheduled.sequence, raw)
+                score_prompt(scheduled.sequence, forward.of(index))
         features = by_sequence(forward.features, [len(part.tokens) for part in rows])
-        results = [self._commit(*part) for part in zip(batch, drafts, nodes, sampled, features, strict=True)]
+        results = [self._commit(*part) for part in zip(batch, rows, verified, raw, features, strict=True)]
         watch.lap("commit")
         return results
 
     def _forward(
-        self, batch: list[ScheduledSequence], drafts: list[Draft], rows: list[Rows], watch: Stopwatch
+        self, batch: list[ScheduledSequence], rows: list[Rows], watch: Stopwatch
     ) -> tuple[Forward, list[Tensor | None]]:
-        """The pass, and beside it what grammars rule out behind each tree's nodes."""
-        asked = [_asked(scheduled, draft) for scheduled, draft in zip(batch, drafts, strict=True)]
+        """The pass, and beside it what grammars let follow each tree's nodes."""
+        asked = [_asked(scheduled, part) for scheduled, part in zip(batch, rows, strict=True)]
         masks = self._masks.begin(asked) if any(asked) else None
         if masks is not None:
             watch.lap("mask")
@@ -174,9 +167,9 @@ class PartsRunner:
         watch.lap("forward")
         if masks is None:
             return forward, [None] * len(batch)
-        banned = masks.result()
+        allowed = masks.result()
         watch.lap("mask")
-        return forward, banned
+        return forward, allowed
 
     def ahead(self, sequence: SequenceState) -> int:
         """Nothing runs ahead."""
@@ -186,7 +179,7 @@ class PartsRunner:
         """Nothing runs ahead."""
 
     def _propose(self, batch: list[ScheduledSequence]) -> list[DraftTree]:
-        trees = [DraftTree.chain([scheduled.sequence.tokens[-1]]) for scheduled in batch]
+        trees = [DraftTree.chain(scheduled.sequence.tokens[-1:]) for scheduled in batch]
         drafting = [index for index, scheduled in enumerate(batch) if scheduled.drafts]
         if self.drafter is not None and drafting:
             for index, tree in zip(drafting, self._drafted([batch[index] for index in drafting]), strict=True):
@@ -200,34 +193,42 @@ class PartsRunner:
         assert self.drafter is not None, "somebody drafts"
         return self.drafter.propose(sequences, [scheduled.shape for scheduled in batch if scheduled.shape is not None])
 
-    def _sampled(self, nodes: list[Nodes | None]) -> list[Sampled | None]:
-        unsampled = [None if each is None else each.unsampled() for each in nodes]
-        return self.verifier.settle(unsampled) if any(unsampled) else [None] * len(nodes)
+    def _verify(
+        self, batch: list[ScheduledSequence], rows: list[Rows], forward: Forward, masks: list[Tensor | None]
+    ) -> tuple[list[Verified | None], list[Raw]]:
+        """What was sampled and accepted, and the nodes' raw logits, as far as they are looked at later."""
+        edits: list[LogitEdits | None] = []
+        raw: list[Raw] = []
+        for index, (scheduled, part, allowed) in enumerate(zip(batch, rows, masks, strict=True)):
+            edit = None if part.tree is None else edits_of(scheduled.sequence, part.tree, allowed)
+            logits = partial(_of_nodes, forward, index, part)
+            raw.append(logits if edit is None else _kept(logits(), scheduled.sequence.sampling.logprobs is not None))
+            edits.append(edit)
+        if all(part.tree is None for part in rows):
+            return [None] * len(rows), raw
+        return self.verifier.verify(edits), raw
 
     def _commit(
-        self,
-        scheduled: ScheduledSequence,
-        draft: Draft,
-        nodes: Nodes | None,
-        sampled: Sampled | None,
-        features: Features,
+        self, scheduled: ScheduledSequence, rows: Rows, verified: Verified | None, raw: Raw, features: Features
     ) -> VerifyResult:
         sequence, table = scheduled.sequence, scheduled.sequence.table
         table.commit(scheduled.prefill)
-        if nodes is None or sampled is None:
+        if rows.tree is None or verified is None:
             self.verifier.committed(table)
             self._show(scheduled, [], features)
             if self.drafter is not None and sequence.speculate:
                 self.drafter.extend(sequence)
             return VerifyResult(scheduled)
-        run = emit(sequence, sampled.taken, nodes.why_nothing)
-        table.commit(len(run.path))
+        result = emit(scheduled, rows.tree, verified, lambda: why_nothing(sequence, raw()[0]))
+        path = result.rows
+        table.commit(len(path))
         self.verifier.committed(table)
-        self._show(scheduled, run.path, features)
-        if self.drafter is not None and run.path:
-            self.drafter.committed(sequence, draft.proposed(run.path))
-        probed = logprobs_of_run(sequence, nodes.logits, run.path, run.emitted)
-        return VerifyResult.of(scheduled, draft.tree, sampled.tokens, run, draft.forced, probed)
+        self._show(scheduled, path, features)
+        if self.drafter is not None and path:
+            self.drafter.committed(sequence, rows.tree.proposed(path))
+        if sequence.sampling.logprobs is not None:
+            result.logprobs = logprobs_of_run(sequence, raw(), path, result.emitted)
+        return result
 
     def _show(self, scheduled: ScheduledSequence, path: list[int], features: Features) -> None:
         """Hand the features of what was just committed to a drafter that reads them."""
@@ -237,31 +238,69 @@ class PartsRunner:
             reader.observe(scheduled.sequence, of_path(features, scheduled.prefill, path))
 
 
-def _draft(scheduled: ScheduledSequence, tree: DraftTree) -> Draft:
+def emit(
+    scheduled: ScheduledSequence, tree: DraftTree, verified: Verified, why_nothing: Callable[[], ForesayError]
+) -> VerifyResult:
+    """Append what was sampled along the path and tell the grammar; whatever is wrong ends this sequence alone.
+
+    why_nothing: asked if no token could be sampled at the root.
+    """
+    sampled, path = verified
+    emitted = _append(scheduled.sequence, [sampled[node] for node in path], why_nothing)
+    return VerifyResult(scheduled, tree, sampled, path[1 : len(emitted) + 1], emitted)
+
+
+def _append(sequence: SequenceState, sampled: list[int], why_nothing: Callable[[], ForesayError]) -> list[int]:
+    constraint = sequence.constraint
+    if constraint is not None and constraint.error is not None:
+        sequence.fail(constraint.error)
+        return []
+    # A broken sample is no child, so it is the last of its run: what came before it stands, and the next step, whose
+    # root that node is, samples the same again.
+    emitted = sequence.append([token for token in sampled if token != BROKEN])
+    if not emitted:
+        sequence.fail(why_nothing())
+    elif constraint is not None and not sequence.finished:
+        constraint.advance(emitted)
+        if constraint.error is not None:
+            sequence.fail(constraint.error)
+    return emitted
+
+
+def _pruned(scheduled: ScheduledSequence, tree: DraftTree) -> DraftTree:
     """What is verified: the proposed tree, as far as a grammar lets it."""
     constraint = scheduled.sequence.constraint
     if constraint is None or scheduled.prefill or scheduled.shape is None:
-        return Draft(tree)
+        return tree
     return graft(constraint, scheduled.forced, tree, scheduled.nodes)
 
 
-def _asked(scheduled: ScheduledSequence, draft: Draft) -> tuple[Guarded, DraftTree] | None:
+def _asked(scheduled: ScheduledSequence, rows: Rows) -> tuple[Guarded, DraftTree] | None:
     """Whose masks the sample needs."""
     constraint = scheduled.sequence.constraint
-    return None if constraint is None or scheduled.shape is None else (constraint, draft.tree)
+    return None if constraint is None or rows.tree is None else (constraint, rows.tree)
 
 
 def _rows(scheduled: ScheduledSequence, tree: DraftTree) -> Rows:
     """The rows of one sequence: its tree, or the chunk of committed tokens (ending in the root, if it gets there)."""
+    sequence, table = scheduled.sequence, scheduled.sequence.table
     if not scheduled.prefill:
-        return Rows.of_tree(scheduled.sequence.table, tree)
-    base = scheduled.sequence.table.length
+        return Rows.of_tree(table, tree, sequence)
     reaches = scheduled.shape is not None
-    chunk = scheduled.sequence.tokens[base : base + scheduled.prefill + reaches]
-    wanted: Wanted = "all" if scheduled.sequence.scoring else "last" if reaches else "none"
-    return Rows(scheduled.sequence.table, chunk, base, wanted=wanted)
+    chunk = sequence.tokens[table.length : table.length + scheduled.prefill + reaches]
+    wanted: Wanted = "all" if sequence.scoring else "last" if reaches else "none"
+    if not reaches:
+        return Rows(table, chunk, table.length, wanted=wanted)
+    return Rows(table, chunk, table.length, None, None, wanted, tree, sequence.sampling, sequence.noise)
 
 
-def _of_nodes(scheduled: ScheduledSequence, logits: Tensor) -> Tensor:
-    """The rows of the tree's nodes: behind a chunk the root's alone."""
-    return logits[-1:] if scheduled.prefill else logits
+def _of_nodes(forward: Forward, index: int, rows: Rows) -> Tensor:
+    """fp32[N, V]: the logits of the nodes of a sequence's tree."""
+    logits = forward.of(index)
+    return logits if rows.tree is None else logits[len(logits) - len(rows.tree) :]
+
+
+def _kept(logits: Tensor, all_of_them: bool) -> Raw:
+    """A copy of them before they are edited, or of the root's alone."""
+    copy = logits.clone() if all_of_them else logits[:1].clone()
+    return lambda: copy

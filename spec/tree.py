@@ -31,7 +31,8 @@ class DraftTree:
     tokens[0] is the root. drafter: who proposed the others, "" if there are none. chances: each node's chance to be
     accepted, as the drafter sees it, the root's 1; empty if it does not say. sources: who proposed each node, where
     several did, the root's "". parts: what each of them proposed. grown: levels that were drafted, if not all of them
-    were worth their rows.
+    were worth their rows. forced: how many nodes a grammar added for free; origin: for each node the number it had in
+    what was proposed, -1 if it was not there; empty where it is just that.
     """
 
     tokens: list[int]
@@ -43,6 +44,8 @@ class DraftTree:
     sources: tuple[str, ...] = ()
     parts: tuple[DraftTree, ...] = ()
     grown: int = 0
+    forced: int = 0
+    origin: tuple[int, ...] = ()
 
     @property
     def is_chain(self) -> bool:
@@ -75,6 +78,10 @@ class DraftTree:
                 return depth
             node = below[node, token]
         return len(coming)
+
+    def proposed(self, path: list[int]) -> list[int]:
+        """A path in the numbers of what was proposed."""
+        return [self.origin[node] for node in path] if self.origin else path
 
     @classmethod
     def build(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from foresay.kvpaging import KVStore, PageTable
-from foresay.spec.protocols import FeatureRequest, Forward, Rows, Sampled
-from foresay.spec.sample import Unsampled
+from foresay.spec.adjust import LogitEdits
+from foresay.spec.protocols import FeatureRequest, Forward, Rows, Verified
 from foresay.verifier.graphs.capture import Capture, Direct, recorded
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.ops.eager import compiled
-from foresay.verifier.paged_rows import Sizes
+from foresay.verifier.paged_rows import Sizes, needed
 from foresay.verifier.replayed_pass import ReplayedPass
 
 #: Room that the first recording of a CPU has at least: rows of a step, sequences, pages and logits.
@@ -24,6 +24,7 @@ class PagedModel:
         self.decoder, self.store = decoder, store
         self._replayed: dict[FeatureRequest | None, list[ReplayedPass]] = {}
         self._last: ReplayedPass | None = None
+        self._kept = store.parts[0]
         self.vocab_size = decoder.config.vocab_size
         self.max_positions = max_positions
 
@@ -44,7 +45,7 @@ class PagedModel:
 
     def drop_recordings(self) -> None:
         """Let go of what a CPU recorded; it does so again, as large as is needed by then."""
-        if compiled(self.store.parts[0]):
+        if compiled(self._kept):
             self._replayed.clear()
             self._last = None
 
@@ -62,8 +63,8 @@ class PagedModel:
     def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> ReplayedPass | None:
         """A captured pass that has room for these; None if they are to be run op by op."""
         passes = self._replayed.setdefault(features, [])
-        if compiled(self.store.parts[0]):
-            need = Sizes.of(rows)
+        if compiled(self._kept):
+            need = needed(rows)
             if not passes or not passes[0].sizes.holds(need):
                 sizes = (passes[0].sizes if passes else _LEAST).grown(need)
                 passes[:] = [self._made(features, sizes, recorded)]
@@ -74,10 +75,10 @@ class PagedModel:
             passes = next(filter(None, self._replayed.values()), passes)
         return next((one for one in passes if one.sizes.takes(rows)), None)
 
-    def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
+    def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
         """Tokens are sampled where the model is: a device's logarithms are its own."""
         assert self._last is not None, "there was a pass"
-        return self._last.settle(trees)
+        return self._last.verify(edits)
 
     def committed(self, table: PageTable) -> None:
         """Everything up to the table's length is valid."""

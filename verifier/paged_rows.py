@@ -1,4 +1,5 @@
-"""The rows of a pass as static tensors: what a captured step fills on the device, and the host for other passes.
+"""The rows of a pass as static tensors: what a captured step fills on the device, and the host for other passes, with
+all that is sampled and accepted after them.
 
 Lengths and tables are tensors, so that the same pass can be captured or recorded once and replayed. A GPU takes trees
 and texts in groups, each with a kernel of its own; a CPU takes all rows as they come.
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresay.kvpaging import WindowPages
-from foresay.spec.protocols import Rows
-from foresay.spec.tree import MAX_NODES
-from foresay.verifier.ops.records import PagedRows
+from foresay.spec.protocols import Rows, Wanted
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.tree import MAX_NODES, DraftTree
+from foresay.verifier.ops.records import SAMPLING, PagedRows, RowSampling, SamplingColumns
 from foresay.verifier.ops.tree_attention import find_places
 from foresay.verifier.staged import Column, Staged
 
@@ -31,6 +33,18 @@ class Group:
 
     rows: slice
     paged: PagedRows
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTrees:
+    """The trees of a pass. tokens, words: int64[R], of its rows. parents: int64[B, N], N the most nodes of a tree.
+    places: int64[B, N], which of the wanted rows each node is. nodes: int64[B], how many a tree has; 0 for a root."""
+
+    tokens: Tensor
+    words: Tensor
+    parents: Tensor
+    places: Tensor
+    nodes: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,11 @@ class StaticRows:
         return self.windowed if windowed and self.windowed is not None else self
 
 
+def _layout(part: Rows) -> tuple[int, Wanted, bool, int]:
+    """All that decides where the parts of a batch are."""
+    return len(part.tokens), part.wanted, part.words is None, 0 if part.tree is None else len(part.tree)
+
+
 def is_text(part: Rows) -> bool:
     """Whether a stretch has more rows than an ancestor word has bits."""
     return part.nodes is None and len(part.tokens) > MAX_NODES
@@ -74,9 +93,7 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, rows: Sequence[Rows]) -> Sizes:
         """Just what these need."""
-        wanted = sum({"all": len(part.tokens), "last": 1, "none": 0}[part.wanted] for part in rows)
-        pages = max(len(part.table.pages) for part in rows)
-        return cls(sum(len(part.tokens) for part in rows), len(rows), pages, wanted)
+        return cls(*needed(rows))
 
     @property
     def is_text(self) -> bool:
@@ -85,38 +102,63 @@ class Sizes(NamedTuple):
 
     def takes(self, rows: Sequence[Rows]) -> bool:
         """Whether a captured pass of these runs such rows: a stretch of text alone, and with few that are padding."""
-        need = Sizes.of(rows)
+        need = needed(rows)
         if self.is_text != any(map(is_text, rows)) or not self.holds(need):
             return False
-        return not self.is_text or self.rows - need.rows < MAX_NODES
+        return not self.is_text or self.rows - need[0] < MAX_NODES
 
-    def holds(self, other: Sizes) -> bool:
-        """Whether there is room for the other's."""
-        return all(map(operator.ge, self, other))
+    def holds(self, need: Needed) -> bool:
+        """Whether there is room for so much."""
+        return all(map(operator.ge, self, need))
 
-    def grown(self, other: Sizes) -> Sizes:
+    def grown(self, other: Needed) -> Sizes:
         """Room for both and for some more: powers of two."""
         return Sizes(*(1 << (max(pair) - 1).bit_length() if max(pair) else 0 for pair in zip(self, other, strict=True)))
 
 
-class WrittenRows:
-    """Tensors that the host writes before a pass; rows of all kinds, in the order in which they are given.
+#: Rows, sequences, pages of a table and wanted rows.
+Needed = tuple[int, int, int, int]
+
+
+def needed(rows: Sequence[Rows]) -> Needed:
+    """The room that these take."""
+    count = wanted = pages = 0
+    for part in rows:
+        own = len(part.tokens)
+        count, pages = count + own, max(pages, len(part.table.pages))
+        wanted += own if part.wanted == "all" else part.wanted == "last"
+    return count, len(rows), pages, wanted
+
+
+class ForwardBatch:
+    """What the host writes before a step's pass: rows of all kinds in the order in which they are given, the trees that
+    they are of, and how tokens are sampled; in one buffer, which is sent in one copy.
 
     A CPU's kernels find positions and slots themselves, and read how many rows there are. On a device the host writes
-    where each row is; what is behind the last is padding. What is captured there is over trees, or over one stretch
+    where each row is; what is after the last is padding. What is captured there is over trees, or over one stretch
     that is longer; one that runs op by op is laid out as it is written, with just the rows that it has room for.
 
-    windows: the window pages, where layers with a window keep their rows in those.
+    windows: the window pages, where layers with a window keep their rows in those. drafted: whether any tree is more
+    than its root: of roots nothing has to be walked. starts: where the wanted rows of each sequence begin, and how many
+    there are.
     """
 
     def __init__(self, sizes: Sizes, page_size: int, device: torch.device, windows: WindowPages | None = None) -> None:
         self.sizes, self._size, self._finds, self._windows = sizes, page_size, device.type == "cpu", windows
-        rows, sequences = (sizes.rows,), (sizes.sequences,)
+        self.drafted, self.starts = False, [0]
+        rows, sequences, trees = (sizes.rows,), (sizes.sequences,), (sizes.sequences, MAX_NODES)
         columns: dict[str, Column] = {
             "tokens": (rows, torch.int64), "words": (rows, torch.int64), "wanted": ((sizes.wanted,), torch.int64),
             "counts": ((3,), torch.int64), "lengths": (sequences, torch.int32), "texts": (sequences, torch.int32),
             "offsets": ((sizes.sequences + 1,), torch.int32), "tables": ((sizes.sequences, sizes.pages), torch.int32),
         }  # fmt: skip
+        if sizes.wanted:
+            columns |= {_SAMPLE + name: ((sizes.wanted,), dtype) for name, dtype in SAMPLING.items()}
+            columns |= {
+                "parents": (trees, torch.int64),
+                "places": (trees, torch.int64),
+                "nodes": (sequences, torch.int64),
+            }
         if windows is not None:
             columns[_WINDOW + "tables"] = columns["tables"]
         if not self._finds:
@@ -124,7 +166,11 @@ class WrittenRows:
             columns |= {} if windows is None else {_WINDOW + "slots": (rows, torch.int64)}
         self._staged = Staged(device, columns)
         self._staged.arrays["texts"][:] = sizes.is_text and not self._finds
+        if sizes.wanted:
+            self._columns = SamplingColumns(*(self._staged.arrays[_SAMPLE + name] for name in SAMPLING))
         self._pages = [list[int]() for _ in range(sizes.sequences)]
+        self._layout: list[tuple[int, Wanted, bool, int]] = []
+        self._sampled: list[tuple[SamplingParams, int] | None] = []
 
     @classmethod
     def of(cls, rows: Sequence[Rows], device: torch.device) -> StaticRows:
@@ -137,6 +183,22 @@ class WrittenRows:
         """As a pass reads them."""
         rows = self._laid_out("")
         return rows if self._windows is None else replace(rows, windowed=self._laid_out(_WINDOW))
+
+    @property
+    def sampling(self) -> RowSampling:
+        """How a token is sampled from each of the wanted rows."""
+        return RowSampling(*(self._staged.tensors[_SAMPLE + name] for name in SAMPLING))
+
+    @property
+    def sampled(self) -> Tensor:
+        """int64[1], how many those are."""
+        return self._staged.tensors["counts"][1:2]
+
+    @property
+    def trees(self) -> WrittenTrees:
+        """The trees."""
+        there = self._staged.tensors
+        return WrittenTrees(there["tokens"], there["words"], there["parents"], there["places"], there["nodes"])
 
     def _laid_out(self, pages: str) -> StaticRows:
         """pages: prefix of the columns about them; "": the pool's."""
@@ -171,31 +233,66 @@ class WrittenRows:
             groups.append(Group(rows, paged))
         return tuple(groups)
 
-    def write(self, rows: Sequence[Rows]) -> tuple[int, ...]:
-        """Write what a pass reads; returns where the wanted rows of each sequence begin."""
+    def write(self, rows: Sequence[Rows]) -> None:
+        """Write what a pass and what follows it read. Most steps are laid out as the one before."""
         to = self._staged.writable()
-        row, starts = 0, [0]
+        layout = [_layout(part) for part in rows]
+        if layout != self._layout:
+            self._layout = layout
+            self._lay_out(rows)
+        row = 0
         for index, part in enumerate(rows):
             end = row + len(part.tokens)
             to["tokens"][row:end] = part.tokens
-            to["lengths"][index], to["offsets"][index + 1] = part.base, end
+            to["lengths"][index] = part.base
             if not self._finds:
-                to["texts"][index] = is_text(part)
                 self._write_places(slice(row, end), part)
-            else:
-                to["texts"][index] = part.words is None
-                if part.words is not None:
-                    to["words"][row:end] = signed(part.words)
+            elif part.words is not None:
+                to["words"][row:end] = signed(part.words)
             self._write_pages(index, part)
-            first = {"all": row, "last": end - 1, "none": end}[part.wanted]
-            starts.append(starts[-1] + end - first)
-            to["wanted"][starts[-2] : starts[-1]] = range(first, end)
+            if part.tree is not None:
+                self._write_tree(index, part, part.tree, end)
             row = end
-        to["counts"][:] = row, starts[-1], len(rows)
+        self._staged.send()
+
+    def _lay_out(self, rows: Sequence[Rows]) -> None:
+        """Where the rows of each sequence are, which are wanted, and which of those are its tree's."""
+        to, row, self.starts = self._staged.arrays, 0, [0]
+        trees = [part.tree for part in rows]
+        self.drafted = any(tree is not None and len(tree) > 1 for tree in trees)
+        self._sampled = [None] * len(rows)
+        for index, part in enumerate(rows):
+            end = row + len(part.tokens)
+            to["offsets"][index + 1] = end
+            to["texts"][index] = part.words is None if self._finds else is_text(part)
+            first = {"all": row, "last": end - 1, "none": end}[part.wanted]
+            self.starts.append(self.starts[-1] + end - first)
+            to["wanted"][self.starts[-2] : self.starts[-1]] = range(first, end)
+            row = end
+        to["counts"][:] = row, self.starts[-1], len(rows)
+        for index, (tree, last) in enumerate(zip(trees, self.starts[1:], strict=True)):
+            nodes = 0 if tree is None else len(tree)
+            if self.drafted:  # a root alone is left out of the walk
+                to["nodes"][index] = nodes if nodes > 1 else 0
+                to["places"][index, :nodes] = range(last - nodes, last)
+        if self.drafted:
+            to["nodes"][len(rows) :] = 0
         if not self._finds:
-            self._pad(row, len(rows), starts[-1])
-            self._staged.send()
-        return tuple(starts)
+            self._pad(row, len(rows), self.starts[-1])
+
+    def _write_tree(self, index: int, part: Rows, tree: DraftTree, end: int) -> None:
+        """What is sampled of a sequence, whose rows end here."""
+        to, count, last = self._staged.arrays, len(tree), self.starts[index + 1]
+        assert part.sampling is not None and part.noise is not None, "it is known how"
+        at, how, columns = slice(last - count, last), (part.sampling, part.noise.seed), self._columns
+        if self._sampled[index] == how:
+            columns.positions[at] = part.positions
+        else:
+            self._sampled[index] = how
+            columns.write(at, *how, part.positions)
+        if count > 1:
+            to["parents"][index, :count] = tree.parents
+            to["words"][end - count : end] = signed(tree.ancestors)
 
     def _write_places(self, at: slice, part: Rows) -> None:
         """Where the rows are. A short stretch is read like a tree: as a chain."""
@@ -239,5 +336,7 @@ def signed(words: Sequence[int]) -> NDArray[np.int64]:
     return np.array(words, dtype=np.uint64).view(np.int64)
 
 
+#: Prefix of the columns about what is sampled.
+_SAMPLE = "sample_"
 #: Prefix of the columns about window pages.
 _WINDOW = "window_"

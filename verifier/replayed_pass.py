@@ -3,8 +3,8 @@
 ::
 
     forward    the pass over the rows as they are written now
-    sample     from each of the wanted ones, as their logits are by then: the host may have changed them
-    settle     paths are accepted, and their rows move down; left out where there are only roots
+    sample     from each of the wanted ones, as their logits are by then: requests may have changed them
+    verify     paths are accepted, and their rows move down; left out where there are only roots
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import KVStore
+from foresay.spec.adjust import LogitEdits
 from foresay.spec.features import Features
-from foresay.spec.protocols import FeatureRequest, Forward, Rows, Sampled
-from foresay.spec.sample import Unsampled
+from foresay.spec.protocols import FeatureRequest, Forward, Rows, Verified
+from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.capture import Capture, recorded_bytes
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.paged_pass import paged_pass
+from foresay.verifier.ops.logits import edit_logits
 from foresay.verifier.ops.sample import sample_rows
-from foresay.verifier.paged_rows import Sizes, WrittenRows
-from foresay.verifier.settle import Settled, WrittenTrees, of_roots, walk
+from foresay.verifier.paged_rows import ForwardBatch, Sizes
+from foresay.verifier.verify import verify
 
-_FORWARD, _SAMPLE, _SETTLE = range(3)
+_FORWARD, _SAMPLE, _VERIFY = range(3)
 
 
 class ReplayedPass:
@@ -36,14 +38,12 @@ class ReplayedPass:
         self, decoder: Decoder, store: KVStore, features: FeatureRequest | None, sizes: Sizes, capture: Capture
     ) -> None:
         self._decoder, self._store, self._asked, self.sizes = decoder, store, features, sizes
-        device = store.device
-        self._rows = WrittenRows(sizes, store.pool.page_size, device, store.windows)
-        self._trees = WrittenTrees(sizes.sequences, sizes.wanted, device)
+        self._batch = ForwardBatch(sizes, store.pool.page_size, store.device, store.windows)
+        self._rows: Sequence[Rows] = ()
         self._logits: Tensor
         self._features: Features
         self._sampled: Tensor
-        self._settled: Settled
-        self._starts: tuple[int, ...] = ()
+        self._verified: Tensor
         self._replay = capture(self._work)
 
     @property
@@ -53,31 +53,45 @@ class ReplayedPass:
 
     def _work(self) -> Iterator[None]:
         with torch.inference_mode():
-            rows = self._rows.laid_out()
+            rows = self._batch.laid_out()
             self._logits, self._features = paged_pass(self._decoder, rows, self._store, self._asked)
         yield
         if not self.sizes.wanted:
             return
         with torch.inference_mode():
-            self._sampled = sample_rows(self._logits, self._trees.sampling, None, self._trees.rows)
+            self._sampled = sample_rows(self._logits, self._batch.sampling, None, self._batch.sampled)
         yield
         with torch.inference_mode():
-            self._settled = walk(self._store, rows, self._sampled, self._trees)
+            self._verified = verify(self._store, rows, self._sampled, self._batch.trees)
         yield
 
     def __call__(self, rows: Sequence[Rows], features: FeatureRequest | None) -> Forward:
         """Run the rows, storing their KV. features: those of them that are wanted now."""
-        self._starts = self._rows.write(rows)
+        self._rows = rows
+        self._batch.write(rows)
         self._replay.run(_FORWARD)
-        wanted, count = () if features is None else features.names, sum(len(part.tokens) for part in rows)
-        taken = {name: self._features[name][:count] for name in wanted}
-        return Forward(self._logits[: self._starts[-1]], list(self._starts), taken)
+        if features is None:
+            return Forward(self._logits, self._batch.starts, {})
+        count = sum(len(part.tokens) for part in rows)
+        taken = {name: self._features[name][:count] for name in features.names}
+        return Forward(self._logits, self._batch.starts, taken)
 
-    def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
-        """See :meth:`foresay.spec.protocols.Verifier.settle`."""
-        drafted = self._trees.write(trees, self._starts[1:])
+    def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
+        """See :meth:`foresay.spec.protocols.Verifier.verify`."""
+        trees, ends = [part.tree for part in self._rows], self._batch.starts[1:]
+        for tree, end, edit in zip(trees, ends, edits, strict=True):
+            if tree is not None and edit is not None:
+                edit_logits(self._logits[end - len(tree) : end], edit)
         self._replay.run(_SAMPLE)
-        if not drafted:
-            return of_roots(self._sampled.tolist(), trees, self._starts[1:])
-        self._replay.run(_SETTLE)
-        return self._settled.on_host(trees)
+        if not self._batch.drafted:
+            sampled: list[int] = self._sampled.tolist()
+            return [None if tree is None else ([sampled[end - 1]], [0]) for tree, end in zip(trees, ends, strict=True)]
+        self._replay.run(_VERIFY)
+        found = zip(trees, self._verified.tolist(), strict=False)
+        return [None if tree is None else _of_tree(row, len(tree)) for tree, row in found]
+
+
+def _of_tree(row: list[int], nodes: int) -> Verified:
+    """row: length of the path, the path, samples. Of a root alone nothing was walked."""
+    samples = 1 + MAX_NODES
+    return row[samples : samples + nodes], row[1 : 1 + row[0]] or [0]

@@ -187,9 +187,9 @@ class TraceWriter(Observer):
         self._lines.close()
 
     def _part(self, result: VerifyResult) -> Part:
-        sequence, tree, drawn = result.scheduled.sequence, result.tree, result.sampled
+        sequence, tree, drawn = result.scheduled.sequence, result.tree, list(result.sampled)
         root = len(sequence.tokens) - len(result.emitted) - 1
-        if tree is None or drawn is None:
+        if tree is None:
             return Part(id=sequence.id, root=root, lead=result.scheduled.prefill, parents=[], drawn=[])
         tokens, parents = tree.tokens, tree.parents
         children = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}

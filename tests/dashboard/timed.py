@@ -12,20 +12,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from foresay.kvpaging import PagePool, PageTable, PrefixIndex
 from foresay.server.engine.generation import EngineStatus, Sink
 from foresay.spec.accept import accept
+from foresay.spec.adjust import LogitEdits
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
 from foresay.spec.plain import PlainPace
-from foresay.spec.protocols import FeatureRequest, Forward, Rows, Sampled
+from foresay.spec.protocols import FeatureRequest, Forward, Rows, Verified
 from foresay.spec.request import EngineInfo, Request
-from foresay.spec.sample import Unsampled
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
 from foresay.spec.trace import SequenceTrace, StepTrace
 from foresay.spec.tree import DraftTree, TreeShape
+from tests.spec.tables import sampled_at
 
 END, FIRST, VOCAB, ROOM = 0, 10, 400, 256
 #: Tokens of a draft, and of an answer that ends by itself.
@@ -99,14 +101,18 @@ class Target:
         starts = [0]
         for part in rows:
             starts.append(starts[-1] + len(part.tokens))
-        return Forward(logits, starts, {})
+        self._rows, self._last = rows, Forward(logits, starts, {})
+        return self._last
 
-    def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
-        drawn = [None if each is None else each.sampled().tolist() for each in trees]
-        return [
-            None if each is None or tokens is None else Sampled(tokens, accept(each.tree, tokens))
-            for each, tokens in zip(trees, drawn, strict=True)
-        ]
+    def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
+        return [self._verified(rows, self._last.of(index)) for index, rows in enumerate(self._rows)]
+
+    @staticmethod
+    def _verified(rows: Rows, logits: Tensor) -> Verified | None:
+        if rows.tree is None:
+            return None
+        sampled = sampled_at(rows, logits[-len(rows.tree) :])
+        return sampled, accept(rows.tree, sampled)
 
     def committed(self, table: PageTable) -> None: ...
 

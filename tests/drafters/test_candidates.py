@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from foresay.drafters.candidates import adjusted, adjusts
 from foresay.kvpaging import PagePool, PageTable
-from foresay.spec.adjust import Adjustment, paths_of
+from foresay.spec.adjust import Adjustment, edit_logits, packed, paths_of
 from foresay.spec.constrain import Ahead, Guarded
-from foresay.spec.decide import Nodes
+from foresay.spec.decide import edits_of
 from foresay.spec.noise import Noise
-from foresay.spec.protocols import Drafter
+from foresay.spec.protocols import Drafter, Rows
 from foresay.spec.request import Request
 from foresay.spec.sample import sample
 from foresay.spec.sampling import SamplingParams
@@ -31,6 +32,7 @@ from tests.same_tokens.heads import SHAPES, head_of
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.witness import Job, run
 from tests.spec.grammars import Automaton
+from tests.spec.tables import sampled_at
 from tests.spec.trees import random_tree
 from tests.verifier.reading import random_tokens
 
@@ -74,7 +76,10 @@ def test_the_likeliest_candidate_is_the_draw_that_the_target_would_make_of_these
         logits, banned = torch.randn(len(tree), VOCAB), torch.rand(len(tree), VOCAB) < 0.3
         logits[:, [7, 11]] += 3
         banned[:, [2, 7, 32]] = False
-        sampled = Nodes(s, tree, logits.clone(), banned).unsampled().sampled()
+        changed, edits = logits.clone(), edits_of(s, tree, packed(~banned))
+        assert edits is not None
+        edit_logits(changed, edits)
+        sampled = sampled_at(replace(Rows.of_tree(s.table, tree, s), base=len(s.tokens) - 1), changed)
         paths = paths_of(tree.tokens, tree.parents)
         for node, depth in enumerate(tree.depths):
             assert adjusts(s, depth) == (s.adjustment is not None or depth < 3)

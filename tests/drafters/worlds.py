@@ -79,15 +79,15 @@ class World:
         features, first = self.verifier.run(rows, self.drafter.needs).features, 0
         for sequence, tree, chosen in zip(self.sequences, trees, choices, strict=True):
             sampled = dictated(tree.tokens, tree.parents, chosen)
-            taken, base = accept(tree, sampled), sequence.table.length
+            path, base = accept(tree, sampled), sequence.table.length
             slots = sequence.table.slots(base, base + len(tree))
-            sequence.tokens += taken.emitted
-            sequence.table.commit(len(taken.path))
-            self.verifier.store.move(slots[taken.path], slots[: len(taken.path)])
+            sequence.tokens += [sampled[node] for node in path]
+            sequence.table.commit(len(path))
+            self.verifier.store.move(slots[path], slots[: len(path)])
             self.verifier.committed(sequence.table)
             mine = {name: values[first : first + len(tree)] for name, values in features.items()}
-            self.drafter.observe(sequence, of_path(mine, 0, taken.path))
-            self.drafter.committed(sequence, taken.path)
+            self.drafter.observe(sequence, of_path(mine, 0, path))
+            self.drafter.committed(sequence, path)
             first += len(tree)
         return [tree.tokens for tree in trees]
 

@@ -6,7 +6,6 @@ Each function takes pytest's ``monkeypatch``, which also undoes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -17,18 +16,16 @@ from torch import Tensor
 from foresay.spec import step
 from foresay.spec.adjust import Adjustment
 from foresay.spec.constrain import Guarded
-from foresay.spec.decide import Nodes
 from foresay.spec.protocols import Rows
-from foresay.spec.sample import Unsampled
 from foresay.spec.score import logprobs_of_run
-from foresay.verifier import settle
+from foresay.verifier import verify
 from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rotate, rounded
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.types import F32, I64
 from foresay.verifier.ops.kernels.cpu.values import Value
 from foresay.verifier.ops.move import move_paths
-from foresay.verifier.paged_rows import WrittenRows
+from foresay.verifier.paged_rows import ForwardBatch
 
 
 def rewritten(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, kernel: type) -> None:
@@ -114,34 +111,27 @@ def values_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lengths_baked_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the prompt recorded kernels work on one row, as if they had been recorded for plain decoding."""
-    write = WrittenRows.write
+    write = ForwardBatch.write
 
-    def write_once(self: WrittenRows, rows: Sequence[Rows]) -> tuple[int, ...]:
+    def write_once(self: ForwardBatch, rows: Sequence[Rows]) -> None:
         counts = self._staged.arrays["counts"]
         known = counts.any()
-        starts = write(self, rows)
+        write(self, rows)
         if known:
             counts[0] = 1
-        return starts
 
-    monkeypatch.setattr(WrittenRows, "write", write_once)
+    monkeypatch.setattr(ForwardBatch, "write", write_once)
 
 
 def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise keyed by the depth in the step, not by the absolute position."""
 
-    unsampled = Nodes.unsampled
-
-    def by_depth(self: Nodes) -> Unsampled:
-        rows = unsampled(self)
-        return replace(rows, positions=[position - min(rows.positions) for position in rows.positions])
-
-    monkeypatch.setattr(Nodes, "unsampled", by_depth)
+    monkeypatch.setattr(Rows, "positions", property(lambda rows: rows.tree.depths))
 
 
 def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted rows stay in the slots where the tree had them."""
-    monkeypatch.setattr(settle, "move_paths", lambda *rows: None)
+    monkeypatch.setattr(verify, "move_paths", lambda *rows: None)
 
 
 def scales_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,26 +163,24 @@ def _largest_scales() -> Kernel:
 
 def scales_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows move down without their scales."""
-    monkeypatch.setattr(settle, "move_paths", lambda parts, *rows: move_paths(parts[:2], *rows))
+    monkeypatch.setattr(verify, "move_paths", lambda parts, *rows: move_paths(parts[:2], *rows))
 
 
 def penalties_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """All nodes of a tree are penalised by the committed counts alone."""
-    apply = Adjustment.apply
-    monkeypatch.setattr(
-        Adjustment, "apply", lambda self, logits, text, paths: apply(self, logits, text, [[]] * len(paths))
-    )
+    edits = Adjustment.edits
+    monkeypatch.setattr(Adjustment, "edits", lambda self, text, paths: edits(self, text, [[]] * len(paths)))
 
 
 def masks_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """The grammar does not follow the path: every node may be followed by what may follow the root."""
-    banned = Guarded.banned
+    masks = Guarded.masks
 
     def of_the_root(self: Guarded, tokens: list[int], parents: list[int]) -> Tensor | None:
-        root = banned(self, tokens[:1], parents[:1])
+        root = masks(self, tokens[:1], parents[:1])
         return None if root is None else root.expand(len(tokens), -1)
 
-    monkeypatch.setattr(Guarded, "banned", of_the_root)
+    monkeypatch.setattr(Guarded, "masks", of_the_root)
 
 
 def logprobs_of_the_next_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
 
 from foresay.kvpaging import KVStore
-from foresay.spec.accept import accept
-from foresay.spec.constrain import Draft
-from foresay.spec.decide import Nodes
 from foresay.spec.engine import Engine
-from foresay.spec.features import Features
-from foresay.spec.protocols import Drafter, Sampled, Verifier
+from foresay.spec.protocols import Drafter, Forward, Verifier
 from foresay.spec.request import Delta, Request, TokenLogprobs
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.step import PartsRunner, ScheduledSequence, VerifyResult
-from foresay.spec.trace import Statistics
+from foresay.spec.trace import Statistics, Stopwatch
 from tests.spec.grammars import Automaton
 
 
@@ -29,25 +28,21 @@ class Witness(PartsRunner):
         super().__init__(verifier, drafter)
         self.bits: dict[tuple[str, int], int] = {}
 
-    def _commit(
-        self,
-        scheduled: ScheduledSequence,
-        draft: Draft,
-        nodes: Nodes | None,
-        sampled: Sampled | None,
-        features: Features,
-    ) -> VerifyResult:
-        result = super()._commit(scheduled, draft, nodes, sampled, features)
-        if result.emitted:
-            assert sampled is not None and nodes is not None
-            self._note(result, nodes, sampled)
-        return result
+    def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
+        results = super().run(batch, watch)
+        for index, result in enumerate(results):
+            if result.emitted and result.tree is not None:
+                self._note(result, self._forwarded.of(index)[-len(result.tree) :])
+        return results
 
-    def _note(self, result: VerifyResult, nodes: Nodes, sampled: Sampled) -> None:
+    def _forward(self, *given: Any) -> tuple[Forward, list[Tensor | None]]:
+        self._forwarded, masks = super()._forward(*given)
+        return self._forwarded, masks
+
+    def _note(self, result: VerifyResult, logits: Tensor) -> None:
         sequence = result.scheduled.sequence
-        logits, path = nodes.logits, accept(nodes.tree, sampled.tokens).path
         first = len(sequence.tokens) - len(result.emitted)
-        for offset, node in zip(range(len(result.emitted)), path, strict=False):
+        for offset, node in enumerate(result.rows):
             self.bits[sequence.id, first + offset] = hash(logits[node].numpy().tobytes())
 
 

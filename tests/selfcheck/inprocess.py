@@ -12,14 +12,13 @@ from foresay.server.engine.generation import EngineStatus, Sink
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.server.text.grammars.compiler import GrammarCompiler
-from foresay.spec.accept import Acceptance
+from foresay.spec.adjust import LogitEdits
 from foresay.spec.engine import Engine
-from foresay.spec.protocols import Sampled
+from foresay.spec.protocols import Verified
 from foresay.spec.request import EngineInfo, Request
-from foresay.spec.sample import Unsampled
 from foresay.spec.trace import StepTrace
 from foresay.spec.tree import DraftTree
-from foresay.verifier.settle import Settled
+from foresay.verifier.replayed_pass import ReplayedPass
 
 
 def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> Engine:
@@ -34,24 +33,24 @@ def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> Engine:
 def take_first_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the accept rule take the first draft at every depth, whatever the target drew."""
 
-    def on_host(settled: Settled, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
-        found = once(settled, trees)
-        for each, sampled in zip(trees, found, strict=True):
-            if each is not None and sampled is not None:
-                taken = _first_child(each.tree, sampled.tokens)
-                sampled.taken.path[:], sampled.taken.emitted[:] = taken.path, taken.emitted
-        return found
+    def first_children(self: ReplayedPass, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
+        trees = [rows.tree for rows in self._rows]
+        return [
+            None if tree is None or each is None else _first_children(tree, each[0])
+            for tree, each in zip(trees, once(self, edits), strict=True)
+        ]
 
-    once = Settled.on_host
-    monkeypatch.setattr(Settled, "on_host", on_host)
+    once = ReplayedPass.verify
+    monkeypatch.setattr(ReplayedPass, "verify", first_children)
 
 
-def _first_child(tree: DraftTree, sampled: list[int]) -> Acceptance:
-    parents, path = tree.parents, [0]
-    while path[-1] in parents:
-        path.append(parents.index(path[-1]))
-    tokens = tree.tokens
-    return Acceptance(path, [*(tokens[node] for node in path[1:]), sampled[path[-1]]])
+def _first_children(tree: DraftTree, sampled: list[int]) -> Verified:
+    path = [0]
+    while path[-1] in tree.parents:
+        child = tree.parents.index(path[-1])
+        sampled[path[-1]] = tree.tokens[child]
+        path.append(child)
+    return sampled, path
 
 
 class SteppedEngine:

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from foresay.kvpaging import KVStore, PagePool, PageTable, store_rows
 from foresay.spec.accept import accept
+from foresay.spec.adjust import LogitEdits, edit_logits
 from foresay.spec.noise import gumbel_row
-from foresay.spec.protocols import FeatureRequest, Forward, Rows, Sampled
+from foresay.spec.protocols import FeatureRequest, Forward, Rows, Verified
 from foresay.spec.request import FinishReason
-from foresay.spec.sample import Unsampled
+from foresay.spec.sample import sample
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
@@ -121,6 +122,14 @@ def plain(
             return Plain(text[len(prompt) :], "length")
 
 
+def sampled_at(rows: Rows, logits: Tensor) -> list[int]:
+    """The sample at each node. logits: fp32[N, V]."""
+    assert rows.sampling is not None and rows.noise is not None
+    noise = None if rows.sampling.greedy else rows.noise.rows(rows.positions)
+    tokens: list[int] = sample(logits, rows.sampling, noise).tolist()
+    return tokens
+
+
 class TableVerifier:
     """Implements :class:`foresay.spec.protocols.Verifier`, proves that it is asked for the right rows, and keeps all
     passes."""
@@ -129,6 +138,7 @@ class TableVerifier:
         self.model, self.vocab_size, self.max_positions = model, model.vocab_size, max_positions
         self.store = KVStore(pool, [KVShape(1, 1, 1)], torch.float64)
         self.passes: list[list[Rows]] = []
+        self._last: Forward | None = None
 
     def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
         """One pass: what nobody may read is NaN, the rows' hashes are written, the wanted logits returned."""
@@ -142,7 +152,9 @@ class TableVerifier:
             first = {"none": len(part.tokens), "last": len(part.tokens) - 1, "all": 0}[part.wanted]
             wanted += self._write(part)[first:]
             starts.append(len(wanted))
-        return Forward(self.model.logits([state for state, _ in wanted], [token for _, token in wanted]), starts, {})
+        logits = self.model.logits([state for state, _ in wanted], [token for _, token in wanted])
+        self._last = Forward(logits, starts, {})
+        return self._last
 
     def _write(self, rows: Rows) -> list[tuple[int, int]]:
         """Store the rows of one sequence; returns hash and token of each."""
@@ -186,19 +198,23 @@ class TableVerifier:
             assert state == found, "a row of another text"
         return state
 
-    def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
-        """Row by row."""
+    def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
+        """Sequence by sequence."""
+        assert self._last is not None
+        parts = zip(self.passes[-1], map(self._last.of, range(len(edits))), edits, strict=True)
         return [
-            None if each is None else self._settle(rows, each)
-            for rows, each in zip(self.passes[-1], trees, strict=True)
+            None if rows.tree is None else self._verify(rows, rows.tree, logits, edit) for rows, logits, edit in parts
         ]
 
-    def _settle(self, rows: Rows, nodes: Unsampled) -> Sampled:
-        sampled = nodes.sampled().tolist()
-        taken, base = accept(nodes.tree, sampled), rows.base + len(rows.tokens) - len(nodes.tree)
-        slots = rows.table.slots(base, base + len(nodes.tree))
-        self.store.move(slots[taken.path], slots[: len(taken.path)])
-        return Sampled(sampled, taken)
+    def _verify(self, rows: Rows, tree: DraftTree, logits: Tensor, edits: LogitEdits | None) -> Verified:
+        logits = logits[-len(tree) :]
+        if edits is not None:
+            edit_logits(logits, edits)
+        sampled = sampled_at(rows, logits)
+        path, base = accept(tree, sampled), rows.base + len(rows.tokens) - len(tree)
+        slots = rows.table.slots(base, base + len(tree))
+        self.store.move(slots[path], slots[: len(path)])
+        return sampled, path
 
     def committed(self, table: PageTable) -> None:
         """All of the text is there."""

@@ -159,8 +159,8 @@ def test_the_same_tokens_when_preempted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["repetition", "frequency", "all"])
 def test_counts_of_the_root_alone_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = _Penalties.apply
-    monkeypatch.setattr(_Penalties, "apply", lambda self, logits, paths: apply(self, logits, [[]] * len(paths)))
+    on = _Penalties.on
+    monkeypatch.setattr(_Penalties, "on", lambda self, paths: on(self, [[]] * len(paths)))
     assert differing(name, (1,) * 5, 1.0)
 
 

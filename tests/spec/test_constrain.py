@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from foresay.spec.adjust import unpacked
 from foresay.spec.budget import CostModel
 from foresay.spec.constrain import Guarded
 from foresay.spec.errors import InvalidRequest
@@ -208,10 +209,10 @@ def test_without_a_grammar_nothing_is_timed() -> None:
 
 
 def test_a_narrow_mask_allows_nothing_past_its_end() -> None:
-    banned = Guarded(Odd(masks=torch.tensor([[-1], [5]], dtype=torch.int32)), 40).banned([0, 1], [-1, 0])
-    assert banned is not None
-    assert banned.shape == (2, 40)
-    assert (~banned).nonzero().tolist() == [[0, token] for token in range(32)] + [[1, 0], [1, 2]]
+    masks = Guarded(Odd(masks=torch.tensor([[-1], [5]], dtype=torch.int32)), 40).masks([0, 1], [-1, 0])
+    assert masks is not None
+    assert masks.shape == (2, 2)
+    assert unpacked(masks, 40).nonzero().tolist() == [[0, token] for token in range(32)] + [[1, 0], [1, 2]]
 
 
 def test_a_grammar_that_stands_aside() -> None:
@@ -241,13 +242,13 @@ def test_masks_may_be_left_out_for_want_of_time(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(1,) * 5, (3, 2, 1)])
 def test_masks_that_stay_at_the_root_are_noticed(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    banned = Guarded.banned
+    masks = Guarded.masks
 
     def of_the_root(self: Guarded, tokens: list[int], parents: list[int]) -> Tensor | None:
-        root = banned(self, tokens[:1], parents[:1])
+        root = masks(self, tokens[:1], parents[:1])
         return None if root is None else root.expand(len(tokens), -1)
 
-    monkeypatch.setattr(Guarded, "banned", of_the_root)
+    monkeypatch.setattr(Guarded, "masks", of_the_root)
     model, seeds = TableModel(1), range(6)
     answers = _run(House(model, Guesser(model, 1.0), shape, eos=[END]), seeds)
     assert [answer.plain for answer in answers] != _expected(model, seeds)

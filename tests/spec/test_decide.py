@@ -1,4 +1,4 @@
-"""What a request changes about its logits is changed where they are; a copy is made only for log-probabilities."""
+"""What a request changes of its logits is a value; it is applied where they are, and what was raw is told from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foresay.spec.decide import Nodes
+from foresay.spec.adjust import LogitEdits, edit_logits, packed, unpacked
+from foresay.spec.decide import edits_of, why_nothing
 from foresay.spec.errors import InvalidRequest, NumericalError
 from foresay.spec.tree import DraftTree
 from tests.drafters.test_candidates import OPTIONS, VOCAB, sequence
@@ -36,21 +37,39 @@ class Copies(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options))
-@pytest.mark.parametrize("logprobs", [None, 2])
-def test_copies_are_made_where_log_probabilities_are_read(options, logprobs) -> None:
+def test_logits_are_edited_where_they_are(options) -> None:
     tree = random_tree(random.Random(1), 20, 40, root=30)
-    raw, banned = torch.randn(len(tree), VOCAB), torch.rand(len(tree), VOCAB) < 0.3
-    rows = raw.clone()
-    nodes = Nodes(sequence(1.0, logprobs=logprobs, **options), tree, rows, banned)
-    with Copies(raw.numel()) as copies:
-        unsampled = nodes.unsampled()
-    assert unsampled.logits is rows and rows[banned].isneginf().all()
-    assert len(copies.made) == (logprobs is not None)
-    if logprobs is not None:
-        assert torch.equal(nodes.logits, raw)
+    rows, banned = torch.randn(len(tree), VOCAB), torch.rand(len(tree), VOCAB) < 0.3
+    edits = edits_of(sequence(1.0, **options), tree, packed(~banned))
+    assert edits is not None
+    with Copies(rows.numel()) as copies:
+        edit_logits(rows, edits)
+    assert rows[banned].isneginf().all()
+    assert copies.made == []
 
 
-@pytest.mark.parametrize("logprobs", [None, 2])
+def test_a_request_that_asks_for_nothing_edits_nothing() -> None:
+    assert edits_of(sequence(1.0), DraftTree.chain([30])) is None
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, VOCAB])
+def test_packed_bits_are_read_as_they_were(width) -> None:
+    bits = torch.rand(5, width) < 0.5
+    words = packed(bits)
+    assert (words.dtype, words.shape) == (torch.int32, (5, -(-width // 32)))
+    assert torch.equal(unpacked(words, width), bits)
+    assert words[0, 0] & 1 == bits[0, 0]
+
+
+def test_recorded_tokens_replace_what_could_be_sampled() -> None:
+    rows = torch.tensor([[1.0, 2.0, -math.inf], [1.0, math.nan, 3.0], [1.0, 2.0, 3.0], [-math.inf] * 3])
+    edit_logits(rows, LogitEdits(recorded=[(0, 2), (1, 2), (3, 1)]))
+    assert rows[0].tolist() == [-math.inf, -math.inf, 0.0]
+    assert rows[1].isnan().any()
+    assert rows[2].tolist() == [1.0, 2.0, 3.0]
+    assert rows[3].isneginf().all()
+
+
 @pytest.mark.parametrize(
     ("place", "value", "error"),
     [
@@ -61,11 +80,7 @@ def test_copies_are_made_where_log_probabilities_are_read(options, logprobs) -> 
         (3, -math.inf, InvalidRequest),
     ],
 )
-def test_why_nothing_could_be_sampled_is_said_of_what_the_model_made(place, value, error, logprobs) -> None:
-    """Bans hide it: of the row that is sampled from nothing finite is left either way."""
-    row = torch.zeros(1, VOCAB)
-    row[0, place] = value
-    s = sequence(1.0, allowed_token_ids=[5], logprobs=logprobs)
-    nodes = Nodes(s, DraftTree.chain([30]), row, torch.ones(1, VOCAB, dtype=torch.bool))
-    assert not nodes.unsampled().logits.isfinite().any()
-    assert type(nodes.why_nothing()) is error
+def test_why_nothing_could_be_sampled_is_said_of_what_the_model_made(place, value, error) -> None:
+    row = torch.zeros(VOCAB)
+    row[place] = value
+    assert type(why_nothing(sequence(1.0, allowed_token_ids=[5]), row)) is error

@@ -5,30 +5,30 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from foresay.spec.constrain import Draft, Guarded, graft
+from foresay.spec.constrain import Guarded, graft
 from foresay.spec.tree import DraftTree
 from tests.spec.grammars import Odd
 from tests.spec.trees import random_tree
 
 
-def _graft(tree: DraftTree, forced: Sequence[int] = (), most: int = 64) -> Draft:
+def _graft(tree: DraftTree, forced: Sequence[int] = (), most: int = 64) -> DraftTree:
     return graft(Guarded(Odd(), 32), forced, tree, most)
 
 
-def _shown(draft: Draft) -> tuple[list[int], list[int], list[int] | None]:
-    return draft.tree.tokens, draft.tree.parents, draft.origin
+def _shown(tree: DraftTree) -> tuple[list[int], list[int], list[int]]:
+    return tree.tokens, tree.parents, list(tree.origin)
 
 
 def test_a_legal_tree_is_left_as_it_is() -> None:
     tree = DraftTree.build([2, 1, 3, 5], [-1, 0, 0, 1])
-    assert _graft(tree) == Draft(tree)
-    assert Draft(tree).proposed([0, 1, 3]) == [0, 1, 3]
+    assert _graft(tree) is tree
+    assert tree.proposed([0, 1, 3]) == [0, 1, 3]
 
 
 def test_illegal_nodes_go_with_all_below_them() -> None:
     draft = _graft(DraftTree.build([2, 4, 3, 5, 7, 9], [-1, 0, 0, 1, 2, 4]))
     assert _shown(draft) == ([2, 3, 7, 9], [-1, 0, 1, 2], [0, 2, 4, 5])
-    assert draft.tree.is_chain
+    assert draft.is_chain
     assert draft.proposed([0, 1, 2]) == [0, 2, 4]
 
 
@@ -60,12 +60,12 @@ def test_random_grafts_hold_what_is_legal() -> None:
         tokens, parents = tree.tokens, tree.parents
         wanted = {path for path in _paths(tokens, parents) if all(token % 2 for token in path[1:])}
         wanted |= {(tokens[0], *forced[:length]) for length in range(len(forced) + 1)}
-        assert set(_paths(draft.tree.tokens, draft.tree.parents)) == wanted
-        assert len(draft.tree) == len(wanted)
-        for node, origin in enumerate(draft.origin or []):
+        assert set(_paths(draft.tokens, draft.parents)) == wanted
+        assert len(draft) == len(wanted)
+        for node, origin in enumerate(draft.origin):
             if origin >= 0:
-                assert draft.tree.tokens[node] == tree.tokens[origin]
-                assert draft.tree.depths[node] == tree.depths[origin]
+                assert draft.tokens[node] == tree.tokens[origin]
+                assert draft.depths[node] == tree.depths[origin]
 
 
 def _paths(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:

@@ -61,12 +61,8 @@ def came(
     trace = StepTrace(
         number=0, rows=len(tree), sequences=1, prefill_rows=0, drafted=0, accepted=accepted, emitted=0, seconds=seconds
     )
-    depths = tree.depths[1:]
-    return trace, [
-        VerifyResult(
-            ScheduledSequence(one, 0, plan.shape, plan=plan), tree, emitted=tokens, accepted=accepted, depths=depths
-        )
-    ]
+    scheduled = ScheduledSequence(one, 0, plan.shape, plan=plan)
+    return trace, [VerifyResult(scheduled, tree, path=range(1, accepted + 1), emitted=tokens)]
 
 
 def model_share(plan: Plan) -> Share:

@@ -35,9 +35,8 @@ class Steps:
         (plan,) = self.budget.plan([self.one])
         (tree,) = self.combined.draft([self.one], [plan])
         self.one.tokens.extend(tokens)
-        depths = tree.depths[1:]
-        scheduled = ScheduledSequence(self.one, 0, plan.shape, plan=plan)
-        result = VerifyResult(scheduled, tree, emitted=tokens, accepted=accepted, depths=depths, forced=forced)
+        scheduled, path = ScheduledSequence(self.one, 0, plan.shape, plan=plan), range(1, accepted + 1)
+        result = VerifyResult(scheduled, replace(tree, forced=forced), path=path, emitted=tokens)
         self.budget.stepped(STEP, [result])
         return plan, tree
 
@@ -113,8 +112,6 @@ def test_a_step_of_another_plan_says_nothing_of_what_was_found(free: Steps) -> N
     assert case is not None
     believed, pace = case.claims["looked"].chance(0.6), case.pace(1.0)
     free.one.tokens.extend([5, 5])
-    plain = VerifyResult(
-        ScheduledSequence(free.one, 0, TreeShape()), DraftTree.chain([7]), emitted=[5], accepted=0, depths=[]
-    )
+    plain = VerifyResult(ScheduledSequence(free.one, 0, TreeShape()), DraftTree.chain([7]), emitted=[5])
     free.budget.stepped(STEP, [plain])
     assert (case.claims["looked"].chance(0.6), case.pace(1.0)) == (believed, pace)

@@ -15,7 +15,7 @@ from foresay.spec.tree import DraftTree
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.paged_pass import attended
 from foresay.verifier.model.sizes import KVShape
-from foresay.verifier.paged_rows import WrittenRows
+from foresay.verifier.paged_rows import ForwardBatch
 from tests.combinations import alternating
 from tests.verifier.reading import random_parents, scattered, threads
 
@@ -64,7 +64,7 @@ class Bench:
         return table
 
     def attend(self, rows: Rows, query: Tensor) -> Tensor:
-        static = WrittenRows.of([rows], query.device)
+        static = ForwardBatch.of([rows], query.device)
         node = Attention(query.shape[1], self.groups, self.width, SCALE, None, window=self.window)
         return attended(query, self.store.layer(0), static, node, None)
 

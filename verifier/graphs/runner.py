@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from foresay.spec.commit import emit
 from foresay.spec.constrain import Guarded
 from foresay.spec.sequence import SequenceState
-from foresay.spec.step import PartsRunner, ScheduledSequence, StepPlan, VerifyResult
+from foresay.spec.step import PartsRunner, ScheduledSequence, VerifyResult, emit
 from foresay.spec.trace import Stopwatch
 from foresay.verifier.graphs.buckets import Bucket, Captured
 from foresay.verifier.graphs.capture import fetched
@@ -52,21 +51,21 @@ class WholeRunner:
         self._ahead: Launched | None = None
         self._last: Launched | None = None
 
-    def run(self, plan: StepPlan, watch: Stopwatch) -> list[VerifyResult]:
+    def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
         """Launch the step, unless it runs already, and the one behind it; wait for its outcome and commit that."""
-        launched = self._launched(plan.batch)
+        launched = self._launched(batch)
         if launched is None:
             self.rest()
             self._last = None
             self.counts["parts"] += 1
-            return self.parts.run(plan, watch)
+            return self.parts.run(batch, watch)
         watch.lap("propose")
         self.counts["launched"] += 1
         if self._may_run_ahead(launched):
             self._ahead = self._launch(launched.captured, launched.sequences)
         outcome = Outcome(launched.arrival.wait())
         watch.lap("forward")
-        results = self._arrived(launched, plan.batch, outcome)
+        results = self._arrived(launched, batch, outcome)
         watch.lap("commit")
         return results
 
@@ -172,9 +171,9 @@ class WholeRunner:
 
     def _commit(self, launched: Launched, index: int, scheduled: ScheduledSequence, outcome: Outcome) -> VerifyResult:
         sequence, proposer = scheduled.sequence, launched.captured.proposer
-        tree, sampled = outcome.of(index, proposer.name)
-        run = emit(sequence, sampled.taken, lambda: nothing_sampled(sequence))
-        sequence.table.commit(len(run.path))
+        tree, verified = outcome.of(index, proposer.name)
+        result = emit(scheduled, tree, verified, lambda: nothing_sampled(sequence))
+        sequence.table.commit(len(result.rows))
         self.verifier.committed(sequence.table)
-        proposer.collected(sequence, tree, run.path)
-        return VerifyResult.of(scheduled, tree, sampled.tokens, run)
+        proposer.collected(sequence, tree, result.rows)
+        return result

@@ -15,7 +15,6 @@ Legend: S sequences, N nodes of a tree, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -23,19 +22,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foresay.spec.accept import Acceptance
 from foresay.spec.features import Features
-from foresay.spec.protocols import Sampled
+from foresay.spec.protocols import Verified
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.paged_pass import paged_pass
 from foresay.verifier.ops.accept import real_parents, report
+from foresay.verifier.ops.logits import keep_allowed
 from foresay.verifier.ops.records import RowSampling
 from foresay.verifier.ops.sample import sample_rows
 from foresay.verifier.paged_model import PagedModel
-from foresay.verifier.settle import accept_and_move
+from foresay.verifier.verify import accept_and_move
 
 
 class Drawing(Protocol):
@@ -64,14 +63,13 @@ class Outcome:
         lengths: list[int] = self.table[:, 0].tolist()
         return lengths
 
-    def of(self, index: int, drafter: str) -> tuple[DraftTree, Sampled]:
+    def of(self, index: int, drafter: str) -> tuple[DraftTree, Verified]:
         """One sequence's tree, and what came of it."""
         length, *rest = self.table[index].tolist()
         count = len(rest) // 4
         path, tokens, parents, sampled = (rest[first : first + count] for first in range(0, 4 * count, count))
-        tree, path = _tree(tokens, parents, drafter), path[:length]
-        taken = Acceptance(path, [sampled[node] for node in path])
-        return tree, Sampled(sampled[: len(tree)], taken)
+        tree = _tree(tokens, parents, drafter)
+        return tree, (sampled[: len(tree)], path[:length])
 
 
 def seen(row: Tensor, drafter: str) -> DraftTree:
@@ -121,7 +119,7 @@ class SpeculativeStep:
     @torch.inference_mode()
     def __call__(self) -> None:
         """Launch it whole."""
-        self._settle(self._forward(), None)
+        self._verify(self._forward(), None)
 
     def parts(self) -> Iterator[None]:
         """Launch it with a stop behind the pass."""
@@ -131,7 +129,7 @@ class SpeculativeStep:
             self.seen.copy_(torch.cat((passed.tree.tokens, parents), dim=1))
         yield
         with torch.inference_mode():
-            self._settle(passed, self.allowed)
+            self._verify(passed, self.allowed)
         yield
 
     def _forward(self) -> _Passed:
@@ -144,18 +142,12 @@ class SpeculativeStep:
         logits, features = paged_pass(self.model.decoder, rows, self.model.store, self.proposer.needs)
         return _Passed(tree, slots, windowed, logits, features)
 
-    def _settle(self, passed: _Passed, allowed: Tensor | None) -> None:
+    def _verify(self, passed: _Passed, allowed: Tensor | None) -> None:
         state, store, tree, slots = self.state, self.model.store, passed.tree, passed.slots
-        logits = passed.logits if allowed is None else masked(passed.logits, allowed)
-        sampled = self._sample(logits, state.sampling(tree.depths), tree)
+        if allowed is not None:
+            keep_allowed(passed.logits, allowed)
+        sampled = self._sample(passed.logits, state.sampling(tree.depths), tree)
         paths = accept_and_move(store, tree, sampled, slots, state.live, passed.windowed)
         self.proposer.committed(state, Taken(tree, paths, slots, passed.features))
         report(paths, tree.tokens, tree.parents, tree.counts, sampled, self.out, _NO_NODE)
         state.advance(paths)
-
-
-def masked(logits: Tensor, allowed: Tensor) -> Tensor:
-    """fp32[N, V]: minus infinity where a bit is not set. allowed: int32[N, ceil(V / 32)]."""
-    bits = torch.arange(32, device=logits.device, dtype=torch.int32)
-    wide = (allowed[:, :, None] >> bits).bitwise_and(1).flatten(1)[:, : logits.shape[1]]
-    return logits.masked_fill(wide == 0, -math.inf)

@@ -30,7 +30,7 @@ from foresay.verifier.heads.layer import HeadWeights, PagedHead
 from foresay.verifier.ops.level import known_tokens
 from foresay.verifier.ops.norm import norm, pair
 from foresay.verifier.ops.take import take_rows
-from foresay.verifier.paged_rows import StaticRows, WrittenRows
+from foresay.verifier.paged_rows import ForwardBatch, StaticRows
 
 
 class EagleHead(PagedHead):
@@ -48,7 +48,7 @@ class EagleHead(PagedHead):
 
     def run(self, rows: Sequence[Rows], hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
         """A pass over ragged rows of several sequences (:meth:`paged`). hidden: [R, H], as the rows are given."""
-        return self.paged(WrittenRows.of(rows, self.device), hidden, store)
+        return self.paged(ForwardBatch.of(rows, self.device), hidden, store)
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:

@@ -47,16 +47,15 @@ def accept_paths(
         if count:
             own, above, words = (each[row, :count].tolist() for each in (tokens, parents, ancestors))
             tree = DraftTree(own, above, [], [word & _WORD for word in words])  # the rule reads no depths
-            taken = accept(tree, sampled[row].tolist())
-            _write(found, row, taken.path, taken.emitted, slots[row])
+            _write(found, row, accept(tree, sampled[row].tolist()), sampled[row], slots[row])
     return found
 
 
-def _write(found: AcceptedPaths, row: int, path: list[int], emitted: list[int], slots: Tensor) -> None:
+def _write(found: AcceptedPaths, row: int, path: list[int], sampled: Tensor, slots: Tensor) -> None:
     length = len(path)
     found.lengths[row] = length
     found.paths[row, :length] = torch.tensor(path)
-    found.emitted[row, :length] = torch.tensor(emitted)
+    found.emitted[row, :length] = sampled[path]
     found.sources[row, :length] = slots[path]
 
 

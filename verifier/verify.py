@@ -1,0 +1,62 @@
+"""What follows a sample: paths are accepted, and their rows move down.
+
+Trees stand here as a captured step has them, each in a row as wide as the largest tree.
+
+Legend: B sequences of a pass, W of its rows whose logits are wanted, N nodes of the largest tree.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foresay.kvpaging import KVStore
+from foresay.verifier.graphs.proposer import DeviceTree
+from foresay.verifier.ops.accept import accept_paths
+from foresay.verifier.ops.move import move_paths
+from foresay.verifier.ops.records import AcceptedPaths
+from foresay.verifier.ops.take import take_rows
+from foresay.verifier.paged_rows import StaticRows, WrittenTrees
+
+
+def verify(store: KVStore, rows: StaticRows, sampled: Tensor, trees: WrittenTrees) -> Tensor:
+    """Accept and move. sampled: int64[W], from each wanted row. Returns int64[B, 1 + 2 N], which the host reads: how
+    long each path is, the path, the sample at each node."""
+    assert rows.wanted is not None, "logits are those of rows"
+
+    def of_nodes(column: Tensor, places: Tensor) -> Tensor:
+        return take_rows(column, places).view_as(trees.parents)
+
+    places = trees.places.flatten()
+    at_nodes, numbers = of_nodes(sampled, places), take_rows(rows.wanted, places)
+    kept = [rows] if rows.windowed is None else [rows, rows.windowed]
+    columns = trees.tokens, trees.words, *(each.slots for each in kept)
+    tokens, words, slots, *windowed = (of_nodes(column, numbers) for column in columns)
+    no_depths = trees.nodes  # nothing here reads any
+    tree = DeviceTree(tokens, trees.parents, words, no_depths, trees.nodes, chain=False)
+    paths = accept_and_move(store, tree, at_nodes, slots, None, *windowed)
+    return torch.cat((paths.lengths[:, None], paths.paths, at_nodes), dim=1)
+
+
+def accept_and_move(
+    store: KVStore,
+    tree: DeviceTree,
+    sampled: Tensor,
+    slots: Tensor,
+    live: Tensor | None = None,
+    windowed: Tensor | None = None,
+) -> AcceptedPaths:
+    """The paths that the samples take; their rows move down. sampled, slots: int64[B, N], of each node; windowed: the
+    slots where layers with window pages keep them. live: int32[B], 0 where nothing is sampled."""
+
+    def accepted(slots: Tensor) -> AcceptedPaths:
+        return accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts, slots, live)
+
+    paths = accepted(slots)
+    if not tree.chain:
+        sources = {False: (paths.sources, slots)}
+        if windowed is not None:
+            sources[True] = (accepted(windowed).sources, windowed)
+        for arrays in store.arrays:
+            move_paths(arrays.parts, *sources[arrays.windows is not None], paths.lengths)
+    return paths
