@@ -24,7 +24,7 @@ from foresay.spec.engine import Engine
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
-from foresay.spec.step import PartsRunner, StepRunner
+from foresay.spec.step import StepRunner
 from foresay.spec.trace import Statistics
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.capture import CudaGraphs, Direct
@@ -105,7 +105,7 @@ class Bench:
         by op. tree: widths of its levels, "" for none."""
         drafter, shape = self.drafter(name), TreeShape.parse(tree) if tree else TreeShape()
         drafting = Drafting(RoutedDrafter(PredictionDrafter(_COST), drafter, shape), None, shape, _COST)
-        runner: StepRunner = PartsRunner(self.target, drafting.drafter)
+        runner = StepRunner(self.target, drafting.drafter)
         self.target._replayed.clear()  # what an engine before this one captured
         if graphs:
             capture = CudaGraphs() if self.device.torch.type == "cuda" else Direct

@@ -151,7 +151,7 @@ class Adjustment:
     def count(self, token: int) -> None:
         """A token was committed to the output."""
         if self._penalties is not None:
-            self._penalties.counts.add(token)
+            self._penalties.add(token)
 
     def edits(self, text: Sequence[int], paths: Sequence[Path]) -> LogitEdits:
         """What it changes at these nodes. text: the committed tokens. paths: one for each node."""
@@ -183,14 +183,15 @@ def _always_allowed(sampling: SamplingParams, vocab_size: int) -> Tensor | None:
     return packed(allowed)
 
 
-class _Counts:
-    """How often each token seen so far is in the output. Tokens of the prompt are seen with count 0."""
+class _Penalties:
+    """What was said, and what that costs: how often each token seen so far is in the output. Tokens of the prompt are
+    seen with count 0, where they count at all."""
 
-    def __init__(self, prompt: Iterable[int]) -> None:
-        distinct = sorted(set(prompt))
+    def __init__(self, sampling: SamplingParams, prompt: Sequence[int]) -> None:
+        self._factors = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
+        distinct = sorted(set(prompt)) if sampling.repetition_penalty != 1.0 else []
         self._places = {token: place for place, token in enumerate(distinct)}
-        self._ids = torch.tensor(distinct, dtype=torch.int64)
-        self._counts = torch.zeros(len(distinct))
+        self._ids, self._counts = torch.tensor(distinct, dtype=torch.int64), torch.zeros(len(distinct))
 
     def add(self, token: int) -> None:
         place = self._places.setdefault(token, len(self._places))
@@ -200,35 +201,18 @@ class _Counts:
         self._ids[place] = token
         self._counts[place] += 1.0
 
-    def of(self, token: int) -> float:
-        place = self._places.get(token)
-        return 0.0 if place is None else float(self._counts[place])
-
-    @property
-    def ids(self) -> Tensor:
-        """int64[M]: the tokens seen, each once."""
-        return self._ids[: len(self._places)]
-
-    @property
-    def counts(self) -> Tensor:
-        """fp32[M]: their counts."""
-        return self._counts[: len(self._places)]
-
-
-class _Penalties:
-    """What was said, and what that costs."""
-
-    def __init__(self, sampling: SamplingParams, prompt: Sequence[int]) -> None:
-        self._factors = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
-        self.counts = _Counts(prompt if sampling.repetition_penalty != 1.0 else ())
-
     def on(self, paths: Sequence[Path]) -> Penalties:
         """At nodes with these paths, as plain decoding would count each."""
         found = [(row, token, path.count(token)) for row, path in enumerate(paths) for token in dict.fromkeys(path)]
-        known = {token: self.counts.of(token) for token in {token for _, token, _ in found}}
+        known = {token: self._said(token) for token in {token for _, token, _ in found}}
         rows, tokens = (torch.tensor([each[part] for each in found], dtype=torch.int64) for part in (0, 1))
         times = torch.tensor([known[token] + times for _, token, times in found])
-        return Penalties(self.counts.ids, self.counts.counts, rows, tokens, times, *self._factors)
+        seen = slice(len(self._places))
+        return Penalties(self._ids[seen], self._counts[seen], rows, tokens, times, *self._factors)
+
+    def _said(self, token: int) -> float:
+        place = self._places.get(token)
+        return 0.0 if place is None else float(self._counts[place])
 
 
 class _Phrases:

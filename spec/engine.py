@@ -22,7 +22,7 @@ from foresay.spec.request import Delta, EngineInfo, FinishReason, Origin, Reques
 from foresay.spec.sampling import SEED_RANGE
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
-from foresay.spec.step import PartsRunner, ScheduledSequence, StepRunner, VerifyResult
+from foresay.spec.step import ScheduledSequence, StepRunner, VerifyResult
 from foresay.spec.trace import SequenceTrace, Statistics, StepTrace, Stopwatch
 from foresay.spec.tree import MAX_NODES
 
@@ -48,7 +48,7 @@ class Engine:
     ) -> None:
         self.info, self.pool, self.prefix = info, pool, prefix
         self.drafter, self.scheduler = drafter, scheduler
-        self.runner = runner or PartsRunner(verifier, drafter)
+        self.runner = runner or StepRunner(verifier, drafter)
         self._crowded = crowded
         self.steps = 0
         self.trace: StepTrace | None = None

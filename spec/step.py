@@ -27,10 +27,10 @@ from foresay.spec.constrain import Guarded, MaskThread, graft
 from foresay.spec.decide import edits_of, why_nothing
 from foresay.spec.errors import ForesayError
 from foresay.spec.features import Features, by_sequence, of_path, reader_of
+from foresay.spec.logprobs import logprobs_of_run, score_prompt
 from foresay.spec.protocols import Drafter, Forward, Rows, Verified, Verifier, Wanted
 from foresay.spec.request import TokenLogprobs
 from foresay.spec.sample import BROKEN
-from foresay.spec.score import logprobs_of_run, score_prompt
 from foresay.spec.sequence import SequenceState
 from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
@@ -113,26 +113,8 @@ class DraftsByPlan(Drafter, Protocol):
         ...
 
 
-class StepRunner(Protocol):
-    """Runs steps: what the engine calls."""
-
-    verifier: Verifier
-
-    def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
-        """Run a step and commit it: afterwards every sequence's tokens, pages and caches agree again."""
-        ...
-
-    def ahead(self, sequence: SequenceState) -> int:
-        """Rows past the committed length that may still be written: pages that must not be given back yet."""
-        ...
-
-    def rest(self) -> None:
-        """Let go of whatever runs ahead of the plan."""
-        ...
-
-
-class PartsRunner:
-    """Runs steps one after the other, in parts."""
+class StepRunner:
+    """Runs steps one after the other, in parts: what the engine calls."""
 
     def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
         self.verifier, self.drafter = verifier, drafter
@@ -140,7 +122,7 @@ class PartsRunner:
         self._masks = MaskThread()
 
     def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
-        """Propose, run the forward pass, sample, accept and commit."""
+        """Propose, run the forward pass, sample, accept and commit; then tokens, pages and caches agree again."""
         trees = self._propose(batch)
         watch.lap("propose")
         rows = [_rows(scheduled, _pruned(scheduled, tree)) for scheduled, tree in zip(batch, trees, strict=True)]
@@ -172,11 +154,11 @@ class PartsRunner:
         return forward, allowed
 
     def ahead(self, sequence: SequenceState) -> int:
-        """Nothing runs ahead."""
+        """Rows past the committed length that may still be written: pages that must not be given back yet."""
         return 0
 
     def rest(self) -> None:
-        """Nothing runs ahead."""
+        """Let go of whatever runs ahead of the plan; here nothing does."""
 
     def _propose(self, batch: list[ScheduledSequence]) -> list[DraftTree]:
         trees = [DraftTree.chain(scheduled.sequence.tokens[-1:]) for scheduled in batch]
@@ -219,16 +201,27 @@ class PartsRunner:
             if self.drafter is not None and sequence.speculate:
                 self.drafter.extend(sequence)
             return VerifyResult(scheduled)
-        result = emit(scheduled, rows.tree, verified, lambda: why_nothing(sequence, raw()[0]))
+        result = self.emitted(scheduled, rows.tree, verified, lambda: why_nothing(sequence, raw()[0]))
         path = result.rows
-        table.commit(len(path))
-        self.verifier.committed(table)
         self._show(scheduled, path, features)
         if self.drafter is not None and path:
             self.drafter.committed(sequence, rows.tree.proposed(path))
         if sequence.sampling.logprobs is not None:
             result.logprobs = logprobs_of_run(sequence, raw(), path, result.emitted)
         return result
+
+    def emitted(
+        self, scheduled: ScheduledSequence, tree: DraftTree, verified: Verified, why_nothing: Callable[[], ForesayError]
+    ) -> VerifyResult:
+        """Emit what was sampled along the path, and commit its rows; whatever is wrong ends this sequence alone.
+
+        why_nothing: asked if no token could be sampled at the root.
+        """
+        (sampled, path), table = verified, scheduled.sequence.table
+        emitted = _append(scheduled.sequence, [sampled[node] for node in path], why_nothing)
+        table.commit(len(emitted))
+        self.verifier.committed(table)
+        return VerifyResult(scheduled, tree, sampled, path[1 : len(emitted) + 1], emitted)
 
     def _show(self, scheduled: ScheduledSequence, path: list[int], features: Features) -> None:
         """Hand the features of what was just committed to a drafter that reads them."""
@@ -238,19 +231,8 @@ class PartsRunner:
             reader.observe(scheduled.sequence, of_path(features, scheduled.prefill, path))
 
 
-def emit(
-    scheduled: ScheduledSequence, tree: DraftTree, verified: Verified, why_nothing: Callable[[], ForesayError]
-) -> VerifyResult:
-    """Append what was sampled along the path and tell the grammar; whatever is wrong ends this sequence alone.
-
-    why_nothing: asked if no token could be sampled at the root.
-    """
-    sampled, path = verified
-    emitted = _append(scheduled.sequence, [sampled[node] for node in path], why_nothing)
-    return VerifyResult(scheduled, tree, sampled, path[1 : len(emitted) + 1], emitted)
-
-
 def _append(sequence: SequenceState, sampled: list[int], why_nothing: Callable[[], ForesayError]) -> list[int]:
+    """Append these tokens and tell the grammar; returns those that were really appended."""
     constraint = sequence.constraint
     if constraint is not None and constraint.error is not None:
         sequence.fail(constraint.error)

@@ -107,8 +107,8 @@ def test_every_reference_leads_somewhere(files: list[Path]) -> None:
 def test_what_leads_nowhere_is_seen(tmp_path: Path) -> None:
     source = tmp_path / "module.py"
     source.write_text(
-        '"""Of :mod:`foresay.spec.step`, :meth:`foresay.spec.step.PartsRunner.run` and spec/step.py; :func:`nobody`,\n'
-        ':mod:`foresay.spec.nowhere`, :meth:`foresay.spec.step.PartsRunner.walk`, :mod:`.step`, spec/nowhere.py."""\n'
+        '"""Of :mod:`foresay.spec.step`, :meth:`foresay.spec.step.StepRunner.run` and spec/step.py; :func:`nobody`,\n'
+        ':mod:`foresay.spec.nowhere`, :meth:`foresay.spec.step.StepRunner.walk`, :mod:`.step`, spec/nowhere.py."""\n'
     )
-    nowhere = ["nobody", "foresay.spec.nowhere", "foresay.spec.step.PartsRunner.walk", ".step", "spec/nowhere.py"]
+    nowhere = ["nobody", "foresay.spec.nowhere", "foresay.spec.step.StepRunner.walk", ".step", "spec/nowhere.py"]
     assert sorted(broken(source)) == sorted(nowhere)

@@ -28,7 +28,7 @@ from foresay.spec.budget.members import MODEL_LEVELS, OPEN, Member
 from foresay.spec.price import Price
 from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import PREDICTED_LEVELS
-from foresay.spec.step import PartsRunner, StepRunner
+from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import buckets, chunks, passes, sizes, widths
 from foresay.verifier.graphs.capture import Capture, CudaGraphs, Direct
@@ -135,10 +135,10 @@ def runner_of(
 ) -> StepRunner:
     """Who runs the steps. Where they are always the same, whole ones are captured too, of up to four sequences, and
     launched one ahead of the host; where a budget chooses, or the host drafts, it comes in between."""
-    parts, asked, shape = PartsRunner(verifier, drafting.drafter), configured(drafting.drafter), drafting.shape
+    asked, shape = configured(drafting.drafter), drafting.shape
     drafter = on_device(asked)
     if drafting.budget is not None or drafter is not asked:
-        return parts
+        return StepRunner(verifier, drafting.drafter)
     page_size = verifier.store.pool.page_size
     tables, counts = widths(longest + 2 * shape.nodes + 1, page_size), sizes(max_seqs)
     made, total = {}, len(counts) * len(tables)
@@ -146,7 +146,7 @@ def runner_of(
     for number, (key, bucket) in enumerate(captured, start=1):
         say("capturing steps", number / total)
         made[key] = bucket
-    return WholeRunner(parts, made)
+    return WholeRunner(verifier, drafting.drafter, made)
 
 
 def capture_of(graphs: bool) -> Capture:

@@ -12,7 +12,7 @@ from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import Scheduler
-from foresay.spec.step import PartsRunner
+from foresay.spec.step import StepRunner
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.buckets import buckets, sizes, widths
 from foresay.verifier.graphs.capture import Capture, recorded
@@ -49,7 +49,6 @@ def captured_engine(
     """graphs: False runs the same passes without captured steps. wrap: put around every proposer that has a model."""
     pool = PagePool(1 + tokens // page_size, page_size)
     verifier, proposing = windowed(pair.target, pool, pair.kv, windows), drafter(pool)
-    parts = PartsRunner(verifier, proposing)
     index = PrefixIndex(pool) if prefix else None
     info = info_of(pair.target, pool, max_seqs, shape)
 
@@ -68,7 +67,7 @@ def captured_engine(
         verifier=verifier,
         drafter=proposing,
         scheduler=Scheduler(pool, index, shape, CostModel([1], [1.0]), max_seqs, 256, plain_every),
-        runner=WholeRunner(parts, dict(made), run_ahead) if graphs else parts,
+        runner=WholeRunner(verifier, proposing, dict(made), run_ahead) if graphs else StepRunner(verifier, proposing),
     )
 
 

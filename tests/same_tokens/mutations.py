@@ -16,8 +16,8 @@ from torch import Tensor
 from foresay.spec import step
 from foresay.spec.adjust import Adjustment
 from foresay.spec.constrain import Guarded
+from foresay.spec.logprobs import logprobs_of_run
 from foresay.spec.protocols import Rows
-from foresay.spec.score import logprobs_of_run
 from foresay.verifier import verify
 from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rotate, rounded
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable

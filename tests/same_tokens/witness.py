@@ -16,12 +16,12 @@ from foresay.spec.engine import Engine
 from foresay.spec.protocols import Drafter, Forward, Verifier
 from foresay.spec.request import Delta, Request, TokenLogprobs
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.step import PartsRunner, ScheduledSequence, VerifyResult
+from foresay.spec.step import ScheduledSequence, StepRunner, VerifyResult
 from foresay.spec.trace import Statistics, Stopwatch
 from tests.spec.grammars import Automaton
 
 
-class Witness(PartsRunner):
+class Witness(StepRunner):
     """The step loop, noting the bits of the row behind each emitted token, by request and position."""
 
     def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foresay.spec.request import Request
-from foresay.spec.step import PartsRunner
+from foresay.spec.step import StepRunner
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs import buckets
 from foresay.verifier.graphs.buckets import passes
@@ -142,7 +142,7 @@ def test_prompts_in_captured_chunks(elsewhere, monkeypatch) -> None:
     wanted = run_freely(captured_engine(made, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1), jobs)
     with simulated():
         engine = captured_engine(moved, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
-        assert isinstance(engine.runner, PartsRunner)
+        assert isinstance(engine.runner, StepRunner)
         verifier = engine.runner.verifier
         assert isinstance(verifier, PagedModel)
         for _ in verifier.capture(None, [*passes(1, 600, 16), *buckets.chunks(256, 600, 16)], captured):

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import foresay.spec.step
-from foresay.spec.logprobs import IMPOSSIBLE, logprobs_of
+from foresay.spec.logprobs import IMPOSSIBLE, logprobs_of, logprobs_of_run
 from foresay.spec.request import TokenLogprobs
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.score import logprobs_of_run
 from tests.spec.house import Answer, House
 from tests.spec.tables import Guesser, TableModel, plain
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from foresay.spec.constrain import Guarded
+from foresay.spec.protocols import Drafter, Verifier
 from foresay.spec.sequence import SequenceState
-from foresay.spec.step import PartsRunner, ScheduledSequence, VerifyResult, emit
+from foresay.spec.step import ScheduledSequence, StepRunner, VerifyResult
 from foresay.spec.trace import Stopwatch
 from foresay.verifier.graphs.buckets import Bucket, Captured
 from foresay.verifier.graphs.capture import fetched
@@ -36,16 +37,22 @@ from foresay.verifier.graphs.state import Joined, write
 from foresay.verifier.graphs.step import Outcome, seen
 
 
-class WholeRunner:
-    """Implements :class:`foresay.spec.step.StepRunner`. buckets: captured steps by number of sequences and pages of a
-    table.
+class WholeRunner(StepRunner):
+    """buckets: captured steps by number of sequences and pages of a table.
 
     run_ahead: whether the next step is launched before the host has seen this one. counts: steps that were launched
     from graphs, that ran ahead and were dropped, and that ran in parts.
     """
 
-    def __init__(self, parts: PartsRunner, buckets: Mapping[tuple[int, int], Bucket], run_ahead: bool = True) -> None:
-        self.parts, self.verifier, self.run_ahead = parts, parts.verifier, run_ahead
+    def __init__(
+        self,
+        verifier: Verifier,
+        drafter: Drafter | None,
+        buckets: Mapping[tuple[int, int], Bucket],
+        run_ahead: bool = True,
+    ) -> None:
+        super().__init__(verifier, drafter)
+        self.run_ahead = run_ahead
         self.buckets = dict(sorted(buckets.items()))
         self.counts = {"launched": 0, "dropped": 0, "parts": 0}
         self._ahead: Launched | None = None
@@ -58,7 +65,7 @@ class WholeRunner:
             self.rest()
             self._last = None
             self.counts["parts"] += 1
-            return self.parts.run(batch, watch)
+            return super().run(batch, watch)
         watch.lap("propose")
         self.counts["launched"] += 1
         if self._may_run_ahead(launched):
@@ -73,7 +80,7 @@ class WholeRunner:
         """Commit what came of a step."""
         self._last = launched
         before = [sequence.table.length for sequence in launched.sequences]
-        results = [self._commit(launched, index, scheduled, outcome) for index, scheduled in enumerate(batch)]
+        results = [self._collect(launched, index, scheduled, outcome) for index, scheduled in enumerate(batch)]
         launched.lengths = [sequence.table.length for sequence in launched.sequences]
         rows = [after - length for after, length in zip(launched.lengths, before, strict=True)]
         if rows != outcome.rows[: len(rows)]:  # the host took fewer tokens than the device has
@@ -169,11 +176,9 @@ class WholeRunner:
             return False
         return reserved(sequences, kept_rows(captured)) or reserved(sequences, reach(captured))
 
-    def _commit(self, launched: Launched, index: int, scheduled: ScheduledSequence, outcome: Outcome) -> VerifyResult:
+    def _collect(self, launched: Launched, index: int, scheduled: ScheduledSequence, outcome: Outcome) -> VerifyResult:
         sequence, proposer = scheduled.sequence, launched.captured.proposer
         tree, verified = outcome.of(index, proposer.name)
-        result = emit(scheduled, tree, verified, lambda: nothing_sampled(sequence))
-        sequence.table.commit(len(result.rows))
-        self.verifier.committed(sequence.table)
+        result = self.emitted(scheduled, tree, verified, lambda: nothing_sampled(sequence))
         proposer.collected(sequence, tree, result.rows)
         return result
