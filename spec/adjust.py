@@ -3,7 +3,7 @@
 A node's penalties count the committed tokens and those on its path. The columns of committed tokens are written for
 all rows at once; then, in each row, the tokens of its path are computed again *from the raw logits* with the larger
 count (a repetition penalty multiplies, so a correction cannot be added). A value is one formula of (logit, count),
-whoever counted: the bits are those of plain decoding. See docs/options.md.
+wherever it was counted: the bits are those of plain decoding. See docs/options.md.
 
 What is to be changed is a value, :class:`LogitEdits`, that :func:`edit_logits` applies where the logits are. Order:
 logit bias; repetition penalty; frequency and presence penalties; bans. Nothing here is made for a request that asks for
@@ -29,10 +29,10 @@ Path = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Tokens that become less likely (or more, if a penalty is negative), since they were said.
+    """Tokens that become less likely (or more, if a penalty is negative), since the text has them already.
 
-    ids: int64[M], said or read before the tree, ``counts`` (fp32[M]) times each: in every row. rows, tokens: int64[K],
-    where a token is on a row's path, and is said ``times`` (fp32[K]) there in all.
+    ids: int64[M], tokens of the text before the tree, with counts, fp32[M]: in every row. rows, tokens: int64[K], where
+    a token is on a row's path too, with its count there, ``times``, fp32[K].
     """
 
     ids: Tensor
@@ -53,7 +53,7 @@ class Penalties:
         logits[rows, tokens] = on_paths
 
     def _penalised(self, logits: Tensor, counts: Tensor) -> Tensor:
-        """The one formula: of tokens that were seen, and were said ``counts`` times."""
+        """The one formula: of tokens that were seen, with these counts in the output."""
         if self.repetition != 1.0:
             logits = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
         if self.frequency or self.presence:
@@ -79,7 +79,7 @@ class LogitEdits:
 
 @torch.inference_mode()
 def edit_logits(logits: Tensor, edits: LogitEdits, keep: Callable[[Tensor, Tensor], None] | None = None) -> None:
-    """Change raw logits in place, on their device. logits: fp32[N, V]. keep: does what :func:`keep_allowed` does."""
+    """Change raw logits in place, on their device. logits: fp32[N, V]. keep: another :func:`keep_allowed`."""
     if edits.bias is not None:
         ids, values = (column.to(logits.device) for column in edits.bias)
         logits.index_copy_(1, ids, logits.index_select(1, ids) + values)
@@ -124,7 +124,8 @@ def _at(pairs: Sequence[tuple[int, int]], logits: Tensor) -> tuple[Tensor, Tenso
 
 
 class Adjustment:
-    """The changes one sequence asks for. Owns the counts of its committed tokens; tell it each with :meth:`count`."""
+    """The changes one sequence asks for. Owns the counts of its committed tokens, each of which is added with
+    :meth:`count`."""
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
         self._vocab_size, bias = vocab_size, sampling.logit_bias
@@ -173,7 +174,7 @@ def _penalised(sampling: SamplingParams) -> bool:
 
 
 def _always_allowed(sampling: SamplingParams, vocab_size: int) -> Tensor | None:
-    """int32[1, ceil(V / 32)]: tokens that are not banned wherever they stand; None if none are."""
+    """int32[1, ceil(V / 32)]: tokens that are not banned everywhere; None if none are banned so."""
     words = [words[0] for words in sampling.bad_words if len(words) == 1]
     if not words and sampling.allowed_token_ids is None:
         return None
@@ -184,8 +185,7 @@ def _always_allowed(sampling: SamplingParams, vocab_size: int) -> Tensor | None:
 
 
 class _Penalties:
-    """What was said, and what that costs: how often each token seen so far is in the output. Tokens of the prompt are
-    seen with count 0, where they count at all."""
+    """How often each token seen so far is in the output. Tokens of the prompt have count 0, if they count at all."""
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int]) -> None:
         self._factors = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
@@ -216,7 +216,7 @@ class _Penalties:
 
 
 class _Phrases:
-    """Bans the last token of a sequence wherever the tokens before it have just been said."""
+    """Bans the last token of a phrase wherever the text ends with the tokens before it."""
 
     def __init__(self, phrases: Iterable[Sequence[int]]) -> None:
         self._by_end: dict[int, list[tuple[list[int], int]]] = {}

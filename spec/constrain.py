@@ -82,8 +82,9 @@ class Constraint(Protocol):
 class Guarded:
     """A constraint whose failure ends its own sequence alone.
 
-    error: what went wrong first; from then on nothing is asked of the constraint, and nothing may be emitted that was
-    sampled without it. field: of the request, which errors name; one that the constraint raises is the request's fault.
+    error: what went wrong first; from then on the constraint is not called any more, and nothing may be emitted that
+    was sampled without it. field: of the request, which errors name; one that the constraint raises is the request's
+    fault.
     """
 
     def __init__(self, constraint: Constraint, vocab_size: int, field: str = "") -> None:
@@ -105,9 +106,9 @@ class Guarded:
         return self._guard(lambda: self._as_wide(self.constraint.masks(tokens, parents), len(tokens)), None)
 
     def allowed(self, tree: DraftTree) -> Tensor:
-        """The same of a tree that nobody pruned; all tokens where nothing is known.
+        """The same of a tree that was not pruned; all tokens where nothing is known.
 
-        What hangs below a token that may not stand there is never reached, so of it nothing is asked.
+        What is below a token that is not allowed is never reached, so the constraint is not asked about it.
         """
         tokens, parents = tree.tokens, tree.parents
         packed = torch.full((len(tokens), self._words), -1, dtype=torch.int32)
@@ -160,7 +161,7 @@ class Guarded:
 class Ahead:
     """A grammar beside a tree while it is drafted, for drafters that can leave out what may not follow.
 
-    A copy of the constraint follows each node it is asked about. What goes wrong here, or takes too long, ends no
+    A copy of the constraint follows each node. What goes wrong here, or takes too long, ends no
     sequence: the drafts are only worse, and whether the text can go on is for the masks of the step to say.
     """
 
@@ -172,7 +173,7 @@ class Ahead:
     def banned(self, node: int, parent: int, token: int) -> Tensor | None:
         """bool[V]: what may not follow a node, which holds ``token``; None if nothing is known.
 
-        Parents are asked about before their children; the root is node 0.
+        A parent comes before its children; the root is node 0.
         """
         if self._left <= 0:
             return None

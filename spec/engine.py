@@ -79,7 +79,7 @@ class Engine:
         self._observers.note(lambda observer: observer.begun(sequence))
 
     def _leader(self, request: Request) -> SequenceState | None:
-        """Whose prompt KV the request will share; None if there is nobody."""
+        """The sequence whose prompt KV the request will share; None if there is none."""
         leader = self._sequences.get(request.fork_of) if request.fork_of is not None else None
         if leader is None:
             return None
@@ -234,7 +234,7 @@ class Engine:
     def _origin(self, result: VerifyResult, seconds: dict[str, float]) -> Origin:
         """Where the emitted tokens of this step come from. Called before the step is counted."""
         tree = result.tree
-        assert tree is not None, "whoever emits has a tree"
+        assert tree is not None, "tokens are emitted from a tree"
         return Origin(
             step=self.steps + 1,
             drafter=tree.drafter,

@@ -32,7 +32,8 @@ class FeatureReader(Protocol):
         """The target's features of the last R committed positions, ``table.length - R .. table.length - 1``.
 
         Called after each commit and right before ``extend`` or ``committed``. A position may be skipped for good: one
-        that a prefix hit brought, or that was committed while nobody asked. The tensors are the drafter's to keep.
+        that a prefix hit brought, or that was committed while no features were requested. The tensors are the drafter's
+        to keep.
         """
         ...
 
@@ -51,6 +52,6 @@ def by_sequence(features: Features, counts: Sequence[int]) -> list[Features]:
 
 
 def of_path(features: Features, lead: int, path: list[int]) -> Features:
-    """The rows of a chunk of ``lead`` tokens and of the nodes of ``path`` behind it, copied."""
+    """The rows of a chunk of ``lead`` tokens and of the nodes of ``path`` after it, copied."""
     chosen = torch.tensor([*range(lead), *(lead + node for node in path)], dtype=torch.int64)
     return {name: rows[chosen] for name, rows in features.items()}

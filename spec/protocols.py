@@ -20,7 +20,7 @@ Wanted = Literal["none", "last", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one sequence in a forward pass, and what is sampled behind them.
+    """The rows of one sequence in a forward pass, and what is sampled after them.
 
     The model holds valid KV for positions ``0 .. base - 1``. Row *i* is written to position-slot ``base + nodes[i]`` of
     the sequence's pages and sits at rotary position ``base`` and its depth. It sees every position below ``base`` and
@@ -62,7 +62,7 @@ class Rows:
 class FeatureRequest:
     """What a drafter needs of the target: the final hidden state, and the inputs of some layers.
 
-    final: the hidden state behind the final norm, which the output head multiplies. layers: 0-based decoder layers
+    final: the hidden state after the final norm, which the output head multiplies. layers: 0-based decoder layers
     whose input (the residual stream) is wanted; the number of layers itself names the output of the last one.
     """
 
@@ -131,7 +131,7 @@ class Verifier(Protocol):
 
 
 class Drafter(Protocol):
-    """Whoever proposes tokens. It may be wrong in any way: that only costs speed.
+    """A source of proposed tokens. It may be wrong in any way: that only costs speed.
 
     One whose ``needs`` are not None is a :class:`~foresay.spec.features.FeatureReader` too. All calls come from one
     thread, one at a time. docs/drafters.md explains them, and how ``--draft`` names one.
@@ -153,7 +153,7 @@ class Drafter(Protocol):
 
         path: one node for each committed token, from the root on; -1 for tokens that were no node of the tree (others
         may add to what the drafter proposed), which come last. Nothing was proposed if the step computed the prompt, if
-        all drafts were forced by a grammar, or if another drafter was asked: the path is then 0 and perhaps -1s.
+        all drafts were forced by a grammar, or if another drafter was called: the path is then 0 and perhaps -1s.
         """
         ...
 
@@ -164,7 +164,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class CatchesUp(Protocol):
-    """A :class:`Drafter` that computes something of all of the text, and does so when it is asked at the latest."""
+    """A :class:`Drafter` that computes something of all of the text, at the latest when it has to draft."""
 
     def unread(self, sequence: SequenceState) -> int:
         """Tokens it would have to compute before it could draft, the last one, the root, among them."""

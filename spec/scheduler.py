@@ -7,11 +7,11 @@
        └───────────── preempt (youngest) ───────────┘    tokens are kept, KV is computed again, as it is for
                                                          a sequence that comes with output of an engine before
 
-Sequences are admitted in order of arrival, as long as there is a place and pages for all their tokens so far. Every
-decoding sequence is in every step. What the cost curve leaves goes to the oldest prefilling sequence first.
+Sequences are admitted in order of arrival, as long as there is a free batch slot and pages for all their tokens so far.
+Every decoding sequence is in every step. What the cost curve leaves goes to the oldest prefilling sequence first.
 
 A fork (another choice for the same prompt) waits outside the queue until its leader's prompt is computed, takes that KV
-and queues with it. It needs its leader for nothing else: whatever becomes of the leader, or of the shared pages, the
+and queues with it. It needs its leader for nothing else: whatever happens to the leader, or to the shared pages, the
 fork goes on as a request of its own.
 """
 
@@ -33,7 +33,7 @@ from foresay.spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 #: As deep a draft may be where the request brought a prediction: beyond, a row costs more than one more token is worth,
 #: even if all is accepted but one in fifty.
 PREDICTED_LEVELS = 32
-#: Rows of a prompt read at once for a sequence beside the traffic: whoever comes next waits for no more.
+#: Rows of a prompt read at once for a background sequence: the next request waits for no more than that.
 _ASIDE_CHUNK = 32
 
 
@@ -68,8 +68,8 @@ class Scheduler:
         self.choice = self.news = ""
 
     def plan(self) -> list[ScheduledSequence]:
-        """Admit, choose who runs and how large each tree may be, reserve pages. Sequences preempted on the way are
-        listed in ``preempted``."""
+        """Admit, choose which sequences run and how large each tree may be, reserve pages. Sequences preempted on the
+        way are listed in ``preempted``."""
         self.preempted, self.choice, self.news = [], "", ""
         self._admit()
         batch: list[ScheduledSequence] = []
@@ -173,7 +173,7 @@ class Scheduler:
         return pool.pages_for(len(sequence.tokens) + self._shape_of(sequence).nodes) - len(table.pages) + copied
 
     def _start(self, sequence: SequenceState) -> None:
-        # Rows whose logits are wanted have to be computed, whoever knows their KV.
+        # Rows whose logits are wanted have to be computed, even if their KV is there.
         reusing = not sequence.scoring and not sequence.aside
         if self.prefix is not None and not sequence.table.length and reusing:
             pages = self.prefix.match(sequence.tokens, sequence.salt)

@@ -35,7 +35,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 
-#: Gives the raw logits of a tree's nodes, fp32[N, V], or of its root alone, when they are asked for.
+#: Returns the raw logits of a tree's nodes, fp32[N, V], or of its root alone.
 Raw: TypeAlias = Callable[[], Tensor]
 
 
@@ -62,7 +62,7 @@ class ScheduledSequence:
 
     @property
     def drafts(self) -> bool:
-        """Whether the drafter is asked: not for what could only repeat the forced tokens."""
+        """Whether the drafter is called: not for what could only repeat the forced tokens."""
         if self.shape is None or self.prefill:
             return False
         return (self.plan if self.plan.shares else self.shape).likely_levels > len(self.forced)
@@ -106,10 +106,10 @@ class VerifyResult:
 
 @runtime_checkable
 class DraftsByPlan(Drafter, Protocol):
-    """Several drafters as one, each told by the budget's plan how much it drafts."""
+    """Several drafters as one; the budget's plan says how much each of them drafts."""
 
     def draft(self, sequences: Sequence[SequenceState], plans: Sequence[Plan]) -> list[DraftTree]:
-        """A tree for each sequence, of all who share in it."""
+        """A tree for each sequence, of all drafters that share in it."""
         ...
 
 
@@ -172,7 +172,7 @@ class StepRunner:
         sequences = [scheduled.sequence for scheduled in batch]
         if self._by_plan is not None:
             return self._by_plan.draft(sequences, [scheduled.plan for scheduled in batch])
-        assert self.drafter is not None, "somebody drafts"
+        assert self.drafter is not None, "there is a drafter"
         return self.drafter.propose(sequences, [scheduled.shape for scheduled in batch if scheduled.shape is not None])
 
     def _verify(
@@ -215,7 +215,7 @@ class StepRunner:
     ) -> VerifyResult:
         """Emit what was sampled along the path, and commit its rows; whatever is wrong ends this sequence alone.
 
-        why_nothing: asked if no token could be sampled at the root.
+        why_nothing: called if no token could be sampled at the root.
         """
         (sampled, path), table = verified, scheduled.sequence.table
         emitted = _append(scheduled.sequence, [sampled[node] for node in path], why_nothing)
@@ -227,7 +227,7 @@ class StepRunner:
         """Hand the features of what was just committed to a drafter that reads them."""
         if features and (scheduled.prefill or path):
             reader = reader_of(self.drafter)
-            assert reader is not None, "who asks for features reads them"
+            assert reader is not None, "a drafter that needs features reads them"
             reader.observe(scheduled.sequence, of_path(features, scheduled.prefill, path))
 
 
@@ -237,7 +237,7 @@ def _append(sequence: SequenceState, sampled: list[int], why_nothing: Callable[[
     if constraint is not None and constraint.error is not None:
         sequence.fail(constraint.error)
         return []
-    # A broken sample is no child, so it is the last of its run: what came before it stands, and the next step, whose
+    # A broken sample is no child, so it is the last of its run: what came before it is valid, and the next step, whose
     # root that node is, samples the same again.
     emitted = sequence.append([token for token in sampled if token != BROKEN])
     if not emitted:

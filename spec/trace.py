@@ -18,7 +18,7 @@ class Statistics(msgspec.Struct, kw_only=True):
     steps: target passes that emitted tokens. drafted, accepted: drafted tokens verified, and accepted ones that were
     emitted. forced: those of the drafted that a grammar forced. acceptance_histogram[j]: steps that accepted exactly j.
     num_spec_tokens: the deepest draft configured, or accepted if a grammar forced more. discarded: tokens computed past
-    the point where the text ended. resumed: how many tokens stood, each time that another engine went on;
+    the point where the text ended. resumed: how many tokens there were, each time that another engine went on;
     changed: those times that it was one which may write another text.
     """
 
@@ -86,11 +86,11 @@ class StepTrace(msgspec.Struct, kw_only=True):
 
     mask: pruning by grammars, and what is left of computing their masks once the forward pass is done. running,
     waiting: sequences after the step. pages, kept_pages: of the KV cache in use, and those that only keep old text
-    findable. preemptions: in this step. plain: sequences whose requests switched speculation off. aside: those
-    that run beside the traffic. root_seconds: what it would have taken without drafts, of a step that read no prompt; 0
-    if nobody knows; doubt: why that may be wrong. choice: who drafts, where a budget chooses. news: in words, if it is
+    findable. preemptions: in this step. plain: sequences whose requests switched speculation off. aside: those that run
+    beside the traffic. root_seconds: what it would have taken without drafts, of a step that read no prompt; 0 if it is
+    not known; doubt: why that may be wrong. choice: which drafter, where a budget chooses. news: in words, if it is
     another one now than for some time before, and why. crowded: of the time in which the engine's threads could have
-    run lately, the share that they waited for a core; 0 where nobody knows.
+    run lately, the share that they waited for a core; 0 where that is not known.
     """
 
     number: int

@@ -28,11 +28,11 @@ _CHAIN = [(2 << node) - 1 for node in range(MAX_NODES)]
 class DraftTree:
     """One sequence's proposed tokens, as the host has them: lists with an entry for each node, at most 64.
 
-    tokens[0] is the root. drafter: who proposed the others, "" if there are none. chances: each node's chance to be
-    accepted, as the drafter sees it, the root's 1; empty if it does not say. sources: who proposed each node, where
-    several did, the root's "". parts: what each of them proposed. grown: levels that were drafted, if not all of them
-    were worth their rows. forced: how many nodes a grammar added for free; origin: for each node the number it had in
-    what was proposed, -1 if it was not there; empty where it is just that.
+    tokens[0] is the root. drafter: which proposed the others, "" if there are none. chances: each node's chance to be
+    accepted, as the drafter sees it, the root's 1; empty if it does not say. sources: which drafter proposed each node,
+    where several did, the root's "". parts: what each of them proposed. grown: levels that were drafted, if not all of
+    them were worth their rows. forced: how many nodes a grammar added for free; origin: for each node the number it had
+    in what was proposed, -1 if it was not there; empty where it is just that.
     """
 
     tokens: list[int]
@@ -115,5 +115,5 @@ class DraftTree:
 
 
 def _author(drafter: str, tokens: Sequence[int]) -> str:
-    """Who proposed a tree: nobody, if it is a root alone."""
+    """Which drafter proposed a tree; "" for a root alone."""
     return drafter if len(tokens) > 1 else ""

@@ -71,7 +71,7 @@ class PagedModel:
             return passes[0]
         if self.store.device.type == "cpu":
             return None
-        if features is None and not passes:  # one that hands features out does for who wants none
+        if features is None and not passes:  # one that returns features will do where none are wanted
             passes = next(filter(None, self._replayed.values()), passes)
         return next((one for one in passes if one.sizes.takes(rows)), None)
 

@@ -312,7 +312,7 @@ class ForwardBatch:
             to[_WINDOW + "slots"][at] = self._windows.slots(slots).numpy()[nodes]
 
     def _pad(self, rows: int, sequences: int, wanted: int) -> None:
-        """What is behind the last of each."""
+        """Padding after the last of each."""
         to = self._staged.arrays
         to["offsets"][sequences + 1 :] = rows
         to["texts"][sequences:] = to["texts"][sequences - 1]

@@ -1,6 +1,6 @@
 """What follows a sample: paths are accepted, and their rows move down.
 
-Trees stand here as a captured step has them, each in a row as wide as the largest tree.
+Trees are laid out as in a captured step, each in a row as wide as the largest tree.
 
 Legend: B sequences of a pass, W of its rows whose logits are wanted, N nodes of the largest tree.
 """

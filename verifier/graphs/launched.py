@@ -42,7 +42,7 @@ class Launched:
 
 
 def capturable(scheduled: ScheduledSequence) -> bool:
-    """Whether nothing is asked of this step that only the host can do."""
+    """Whether this step needs nothing that only the host can do."""
     sequence, sampling = scheduled.sequence, scheduled.sequence.sampling
     early = bool(sequence.stop_ids) and sequence.output_length < sampling.min_tokens
     return not (
@@ -71,13 +71,13 @@ def nothing_sampled(sequence: SequenceState) -> ForesayError:
 
 
 def reach(captured: Captured) -> int:
-    """Rows past the committed length that a step and the one behind it may write."""
+    """Rows past the committed length that a step and the one after it may write."""
     shape = captured.proposer.shape
     return shape.levels + 1 + shape.nodes
 
 
 def kept_rows(captured: Captured) -> int:
-    """The same and some more: pages that are there already need not be told to the device while it runs."""
+    """The same and some more: pages that are there already need not be sent to the device while it runs."""
     return reach(captured) + _MORE_ROWS
 
 

@@ -43,7 +43,7 @@ def rows_of(
 
     lengths: int32[S], the position of each tree's first node; None: that of the root. wanted: int64[W], the rows whose
     logits are needed, one for each sequence if not all of them; None: all. live: leave padding out where a CPU's
-    kernels do so: what stands in its rows, their slots too, is then anything. tables: int32[S, P], the pages that the
+    kernels do so: what is in its rows, their slots too, is then undefined. tables: int32[S, P], the pages that the
     rows are in; None: those of the pool.
     """
     size, count = nodes.tokens.shape
@@ -82,7 +82,7 @@ class TextEnds:
 
     It need not know which of these rows are new: one that was right already is written as it was, for it is a function
     of the text alone. count: how many tokens. first: the position below which there are no rows. A text with fewer
-    tokens than that has its root further to the front; what is behind it there is scratch, as its slots are.
+    tokens than that has its root further to the front; what comes after it there is scratch, as its slots are.
     """
 
     def __init__(self, sequences: int, count: int, first: int, device: torch.device) -> None:

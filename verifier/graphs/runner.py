@@ -5,9 +5,9 @@
     host     launch 1, 2   wait 1   deltas 1 ..   launch 3   wait 2   deltas 2 ..
     GPU      |  step 1     |  step 2       |  step 3      |  step 4 ...
 
-When a step is launched, the next one is launched behind it: all it needs is on the device. The host then hands out
+When a step is launched, the next one is launched after it: all it needs is on the device. The host then hands out
 tokens while the GPU runs on. Should the next plan be another one (a text ended, a request came), what ran ahead is
-dropped: it has only written behind the committed texts, in pages that were kept for it, and whoever is given one of
+dropped: it has only written past the committed texts, in pages that were kept for it, and a sequence that gets one of
 those pages later writes after it, on the same stream.
 """
 
@@ -59,7 +59,7 @@ class WholeRunner(StepRunner):
         self._last: Launched | None = None
 
     def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
-        """Launch the step, unless it runs already, and the one behind it; wait for its outcome and commit that."""
+        """Launch the step, unless it runs already, and the one after it; wait for its outcome and commit that."""
         launched = self._launched(batch)
         if launched is None:
             self.rest()
@@ -91,7 +91,7 @@ class WholeRunner(StepRunner):
         return results
 
     def ahead(self, sequence: SequenceState) -> int:
-        """What the step ahead may write, and the one that will be launched behind it."""
+        """What the step ahead may write, and the one that will be launched after it."""
         ahead = self._ahead
         return kept_rows(ahead.captured) if ahead is not None and sequence in ahead.sequences else 0
 
@@ -166,7 +166,7 @@ class WholeRunner(StepRunner):
         parts.run(1)
 
     def _may_run_ahead(self, launched: Launched) -> bool:
-        """Whether the step behind this one can be launched now, and its pages are there."""
+        """Whether the step after this one can be launched now, and its pages are there."""
         captured, sequences = launched.captured, launched.sequences
         if not self.run_ahead or sequences[0].constraint is not None:
             return False

@@ -44,9 +44,10 @@ class StepState:
     """The sequences of one bucket; all tensors on the device, none ever replaced.
 
     tables: int32[S, P], page ids, 0 (the padding page) where there is none. lengths: int32[S], committed tokens, whose
-    KV the target has. ends: int64[S, 1], the position behind the root. live: int32[S], 1, or 0 for a place that is only
-    padding. recent: int64[S, T], the ends of the texts, the root last. Nothing is known of a text before its ``length +
-    1 - T``-th token. window_tables: int32[S, P], the same for layers with window pages; None where there are none.
+    KV the target has. ends: int64[S, 1], the position after the root. live: int32[S], 1, or 0 for a batch slot that is
+    only padding. recent: int64[S, T], the ends of the texts, the root last. Nothing is known of a text before its
+    ``length + 1 - T``-th token. window_tables: int32[S, P], the same for layers with window pages; None where there are
+    none.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class StepState:
 
     @property
     def size(self) -> int:
-        """S, the number of places."""
+        """S, the number of batch slots."""
         return len(self.lengths)
 
     @property
@@ -110,7 +111,7 @@ class StepState:
 
     @torch.inference_mode()
     def join(self, sequences: Sequence[Joined]) -> None:
-        """Write all places; those past the given sequences become padding."""
+        """Write all batch slots; those past the given sequences become padding."""
         size = self.size
         places = [*sequences, *[_PADDING] * (size - len(sequences))]
         self.write_tables([place.pages for place in places], [place.length for place in places])
@@ -130,9 +131,9 @@ class StepState:
 
     @torch.inference_mode()
     def write_tables(self, pages: Sequence[list[int]], lengths: Sequence[int]) -> None:
-        """The page ids of the first places, of which only the first P matter; nothing is copied if they are there.
+        """The page ids of the first batch slots, of which only the first P matter; nothing is copied if they are there.
 
-        What is behind them is not looked at, but where there are none: rows of padding go to the padding page.
+        What comes after them is not read, except where there are none: rows of padding go to the padding page.
         lengths: of their texts, at least so many tokens.
         """
         width = self.tables.shape[1]
@@ -148,7 +149,7 @@ class StepState:
                 self._write_window(self._windows, place, row[:width], self._windows.first(length))
 
     def _write_window(self, windows: WindowPages, place: int, row: list[int], first: int) -> None:
-        """The window pages of a place, from the first that is seen on."""
+        """The window pages of a batch slot, from the first that is seen on."""
         assert self.window_tables is not None
         own = windows.of[row[first:]].tolist()
         if self._seen[place] != [first, *own]:
@@ -159,7 +160,7 @@ class StepState:
                 self.window_tables[place].zero_()
 
     def _rows(self, nodes: int, device: torch.device | str) -> RowSampling:
-        """How ``nodes`` rows of each place are sampled, at position 0."""
+        """How ``nodes`` rows of each batch slot are sampled, at position 0."""
         params = [place.sampling for place in self._places for _ in range(nodes)]
         seeds = [place.seed for place in self._places for _ in range(nodes)]
         return RowSampling.of(params, seeds, [0] * len(params), device)

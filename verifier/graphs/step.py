@@ -38,7 +38,7 @@ from foresay.verifier.verify import accept_and_move
 
 
 class Drawing(Protocol):
-    """Samples at every node; benchmarks put a recorded acceptance in its place."""
+    """Samples at every node; benchmarks replace it by a recorded acceptance."""
 
     def __call__(self, logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Tensor:
         """int64[S, N]. logits: fp32[S * N, V]."""
@@ -83,13 +83,13 @@ def _tree(tokens: list[int], parents: list[int], drafter: str) -> DraftTree:
     return DraftTree.build(tokens[:nodes], parents[:nodes], drafter)
 
 
-#: In the place of a parent where there is no node.
+#: Written instead of a parent where there is no node.
 _NO_NODE = -2
 
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """What stands at the cut: trees, their slots (windowed: in window pages), and what the target made of them."""
+    """What there is at the cut: trees, their slots (windowed: in window pages), and what the target made of them."""
 
     tree: DeviceTree
     slots: Tensor
@@ -122,7 +122,7 @@ class SpeculativeStep:
         self._verify(self._forward(), None)
 
     def parts(self) -> Iterator[None]:
-        """Launch it with a stop behind the pass."""
+        """Launch it with a stop after the pass."""
         with torch.inference_mode():
             passed = self._forward()
             parents = real_parents(passed.tree.parents, passed.tree.counts, _NO_NODE)
