@@ -36,18 +36,6 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenTrees:
-    """The trees of a pass. tokens, words: int64[R], of its rows. parents: int64[B, N], N the most nodes of a tree.
-    places: int64[B, N], which of the wanted rows each node is. nodes: int64[B], how many a tree has; 0 for a root."""
-
-    tokens: Tensor
-    words: Tensor
-    parents: Tensor
-    places: Tensor
-    nodes: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class StaticRows:
     """R rows, perhaps padding at the end, at position 0 of the padding page.
 
@@ -140,7 +128,12 @@ class ForwardBatch:
 
     windows: the window pages, where layers with a window keep their rows in those. drafted: whether any tree is more
     than its root: of roots nothing has to be walked. starts: where the wanted rows of each sequence begin, and how many
-    there are.
+    there are. tensors: what is read. Of R rows, W of them wanted, and B trees of up to N nodes::
+
+        tokens, words    int64[R]       as a pass reads them, and of each tree's node
+        counts           int64[3]       rows, wanted rows, sequences
+        nodes            int64[B]       nodes of each tree; 0 for a root alone, and where no tree is
+        parents, places  int64[B, N]    of each node, its parent, and which of the wanted rows it is
     """
 
     def __init__(self, sizes: Sizes, page_size: int, device: torch.device, windows: WindowPages | None = None) -> None:
@@ -165,6 +158,7 @@ class ForwardBatch:
             columns |= {"depths": (rows, torch.int32), "positions": (rows, torch.int64), "slots": (rows, torch.int64)}
             columns |= {} if windows is None else {_WINDOW + "slots": (rows, torch.int64)}
         self._staged = Staged(device, columns)
+        self.tensors = self._staged.tensors
         self._staged.arrays["texts"][:] = sizes.is_text and not self._finds
         if sizes.wanted:
             self._columns = SamplingColumns(*(self._staged.arrays[_SAMPLE + name] for name in SAMPLING))
@@ -187,22 +181,11 @@ class ForwardBatch:
     @property
     def sampling(self) -> RowSampling:
         """How a token is sampled from each of the wanted rows."""
-        return RowSampling(*(self._staged.tensors[_SAMPLE + name] for name in SAMPLING))
-
-    @property
-    def sampled(self) -> Tensor:
-        """int64[1], how many those are."""
-        return self._staged.tensors["counts"][1:2]
-
-    @property
-    def trees(self) -> WrittenTrees:
-        """The trees."""
-        there = self._staged.tensors
-        return WrittenTrees(there["tokens"], there["words"], there["parents"], there["places"], there["nodes"])
+        return RowSampling(*(self.tensors[_SAMPLE + name] for name in SAMPLING))
 
     def _laid_out(self, pages: str) -> StaticRows:
         """pages: prefix of the columns about them; "": the pool's."""
-        there = self._staged.tensors
+        there = self.tensors
         if not self._finds:
             slots, groups = there[pages + "slots"], self._groups(pages + "tables")
             return StaticRows(there["tokens"], there["positions"], slots, groups, there["wanted"])
@@ -215,7 +198,7 @@ class ForwardBatch:
 
     def _groups(self, tables: str) -> tuple[Group, ...]:
         """On a device: trees and texts in turns. tables: the column."""
-        there, groups = self._staged.tensors, list[Group]()
+        there, groups = self.tensors, list[Group]()
         texts = self._staged.arrays["texts"].tolist()
         offsets = [*self._staged.arrays["offsets"][:-1].tolist(), self.sizes.rows]
         for text, alike in groupby(range(len(texts)), texts.__getitem__):

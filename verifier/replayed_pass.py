@@ -59,10 +59,10 @@ class ReplayedPass:
         if not self.sizes.wanted:
             return
         with torch.inference_mode():
-            self._sampled = sample_rows(self._logits, self._batch.sampling, None, self._batch.sampled)
+            self._sampled = sample_rows(self._logits, self._batch.sampling, None, self._batch.tensors["counts"][1:2])
         yield
         with torch.inference_mode():
-            self._verified = verify(self._store, rows, self._sampled, self._batch.trees)
+            self._verified = verify(self._store, rows, self._sampled, self._batch)
         yield
 
     def __call__(self, rows: Sequence[Rows], features: FeatureRequest | None) -> Forward:

@@ -16,25 +16,25 @@ from foresay.verifier.ops.accept import accept_paths
 from foresay.verifier.ops.move import move_paths
 from foresay.verifier.ops.records import AcceptedPaths
 from foresay.verifier.ops.take import take_rows
-from foresay.verifier.paged_rows import StaticRows, WrittenTrees
+from foresay.verifier.paged_rows import ForwardBatch, StaticRows
 
 
-def verify(store: KVStore, rows: StaticRows, sampled: Tensor, trees: WrittenTrees) -> Tensor:
+def verify(store: KVStore, rows: StaticRows, sampled: Tensor, batch: ForwardBatch) -> Tensor:
     """Accept and move. sampled: int64[W], from each wanted row. Returns int64[B, 1 + 2 N], which the host reads: how
     long each path is, the path, the sample at each node."""
     assert rows.wanted is not None, "logits are those of rows"
+    parents, places, nodes = (batch.tensors[name] for name in ("parents", "places", "nodes"))
 
     def of_nodes(column: Tensor, places: Tensor) -> Tensor:
-        return take_rows(column, places).view_as(trees.parents)
+        return take_rows(column, places.flatten()).view_as(parents)
 
-    places = trees.places.flatten()
-    at_nodes, numbers = of_nodes(sampled, places), take_rows(rows.wanted, places)
-    kept = [rows] if rows.windowed is None else [rows, rows.windowed]
-    columns = trees.tokens, trees.words, *(each.slots for each in kept)
-    tokens, words, slots, *windowed = (of_nodes(column, numbers) for column in columns)
-    no_depths = trees.nodes  # nothing here reads any
-    tree = DeviceTree(tokens, trees.parents, words, no_depths, trees.nodes, chain=False)
-    paths = accept_and_move(store, tree, at_nodes, slots, None, *windowed)
+    at_nodes, numbers = of_nodes(sampled, places), of_nodes(rows.wanted, places)
+    slots = [each.slots for each in (rows, rows.windowed) if each is not None]
+    columns = rows.tokens, batch.tensors["words"], *slots
+    tokens, words, own, *windowed = (of_nodes(column, numbers) for column in columns)
+    no_depths = nodes  # nothing here reads any
+    tree = DeviceTree(tokens, parents, words, no_depths, nodes, chain=False)
+    paths = accept_and_move(store, tree, at_nodes, own, None, *windowed)
     return torch.cat((paths.lengths[:, None], paths.paths, at_nodes), dim=1)
 
 

@@ -28,9 +28,9 @@ from foresay.verifier.paged_rows import signed
 @dataclass(frozen=True, slots=True)
 class DeviceTree:
     """One tree for each sequence. tokens, parents, ancestors: int64[S, N] as :class:`~foresay.spec.tree.DraftTree` has
-    them.
+    them, the last bit of a word as the sign.
 
-    depths: int32[S, N]. counts: int64[S], how many nodes there are really; what is behind them is padding. chain:
+    depths: int32[S, N]. counts: int64[S], how many nodes there are really; what comes after them is padding. chain:
     whether each node is the child of the one before, in every tree, so that accepted rows need no move.
     """
 
