@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.kvpaging.ops import as_bytes, quantized
-from foresay.spec.adjust import packed
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.gate import gate_heads
 from foresay.verifier.ops.kernels.cpu.launch import recording
-from foresay.verifier.ops.logits import finish_logits, keep_allowed
+from foresay.verifier.ops.logits import finish_logits
 from foresay.verifier.ops.norm import add_norm, embed, norm
 from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
 from foresay.verifier.ops.rope import rotate_and_store
@@ -324,21 +323,6 @@ def test_logits_are_scaled_and_then_capped(processor, scale, cap, width, count) 
         assert finish_logits(found, scale, cap) is found
         torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-7)
         assert_rows_are_independent(lambda part: finish_logits(part.clone(), scale, cap), x)
-
-
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("width", [7, 33, 4096, 4101, 9000])
-def test_what_is_not_allowed_is_minus_infinity(processor, width, count) -> None:
-    bits, x = noise(ROWS, width) > 0, noise(ROWS, width)
-    x[3], bits[4] = torch.nan, True
-    for allowed in (bits, bits[:1]):
-        wanted, found, words = x.masked_fill(~allowed, -torch.inf), x.clone(), packed(allowed)
-        with threads(count):
-            keep_allowed(found, words)
-        assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))
-        with references():
-            keep_allowed(found.copy_(x), words)
-        assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
 def test_a_recording_finishes_as_many_logits_as_there_are() -> None:

@@ -30,7 +30,7 @@ from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.paged_pass import paged_pass
 from foresay.verifier.ops.accept import real_parents, report
-from foresay.verifier.ops.logits import keep_allowed
+from foresay.verifier.ops.edit import keep_allowed
 from foresay.verifier.ops.records import RowSampling
 from foresay.verifier.ops.sample import sample_rows
 from foresay.verifier.paged_model import PagedModel

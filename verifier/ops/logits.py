@@ -1,10 +1,9 @@
-"""What is done to logits before a token is sampled: a family's factor and cap, then what a request changes."""
+"""What some families do to their logits before anything reads them: a factor, and a cap."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from foresay.spec import adjust
 from foresay.verifier.ops.eager import compiled
 
 
@@ -30,19 +29,3 @@ def finish_logits(logits: Tensor, scale: float = 1.0, cap: float | None = None, 
         if cap is not None:
             logits.div_(cap).tanh_().mul_(cap)
     return logits
-
-
-def edit_logits(logits: Tensor, edits: adjust.LogitEdits) -> None:
-    """What :func:`foresay.spec.adjust.edit_logits` does, on the device of the logits."""
-    adjust.edit_logits(logits, edits, keep_allowed)
-
-
-def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
-    """What :func:`foresay.spec.adjust.keep_allowed` does. logits: fp32[N, V], allowed: int32[N, ceil(V / 32)], or one
-    row for all; contiguous."""
-    if not compiled(logits):
-        adjust.keep_allowed(logits, allowed)
-        return
-    from foresay.verifier.ops.kernels.cpu import rows
-
-    rows.keep_allowed(logits, allowed)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
+from foresay.verifier.ops.kernels.cpu.types import F32, I64, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
 
 
@@ -35,13 +35,6 @@ _COLUMNS = 4096
 def finish_logits(logits: Tensor, scale: float, cap: float | None, count: Tensor) -> None:
     """Scale and cap the first ``count`` rows. logits: fp32[W, V], contiguous."""
     _finishing(scale, cap)(logits, count, logits.shape[1])
-
-
-def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
-    """Minus infinity for each token whose bit is not set. logits: fp32[N, V]; allowed: int32[N, ceil(V / 32)], or one
-    row for all; contiguous."""
-    words = allowed.shape[1] if len(allowed) > 1 else 0
-    _keeping()(logits, allowed, logits.shape[1], words, len(logits))
 
 
 def norm(
@@ -107,25 +100,6 @@ def _finishing(scale: float, cap: float | None) -> Kernel:
             k.write(value if cap is None else k.softcapped(value, cap), piece, F32, index)
 
         k.across(k.smallest(width - begin, _COLUMNS), finish)
-    return k
-
-
-@Compiled
-def _keeping() -> Kernel:
-    k = Kernel("keep_allowed")
-    width, pieces = k.number(2), (k.number(2) + (_COLUMNS - 1)) // _COLUMNS
-    with k.share(k.number(4) * pieces) as unit:
-        row, begin = unit // pieces, unit % pieces * _COLUMNS
-        piece = k.at(k.pointer(0), row * width + begin, F32)
-        words = k.at(k.pointer(1), row * k.number(3) + begin // 32, I32)
-
-        def keep(index: Value, lanes: int) -> None:
-            word, first = k.load(words, I32, index // 32), index % 32
-            bits = k.spread(word) >> k.counting(first) if lanes > 1 else word >> k.integer(first, I32)
-            value = k.read(piece, F32, index, lanes)
-            k.store(k.select((bits & 1).differs(0), value, -float("inf")), piece, index)
-
-        k.across(k.smallest(width - begin, _COLUMNS), keep)
     return k
 
 
