@@ -103,15 +103,15 @@ class Grown:
         nodes = self.front
         if not by_path(self.sequence):
             nodes = nodes[: len(logits)]
-        banned = [self._banned(node) for node in nodes]
+        allowed = [self._allowed(node) for node in nodes]
         paths = [self._path(node) for node in nodes]
-        return adjusted(logits, self.sequence, self.depth, paths, banned, token_ids)
+        return adjusted(logits, self.sequence, self.depth, paths, allowed, token_ids)
 
-    def _banned(self, node: int) -> Tensor | None:
-        """bool[V]: what the grammar rules out after a node; None if it says nothing."""
+    def _allowed(self, node: int) -> Tensor | None:
+        """int32[ceil(V / 32)]: what the grammar lets follow a node; None if it says nothing."""
         if self.grammar is None or self.scores[node] == _NONE:  # what is no node follows nothing
             return None
-        return self.grammar.banned(node, self.parents[node], self.tokens[node])
+        return self.grammar.allowed(node, self.parents[node], self.tokens[node])
 
     def _path(self, node: int) -> list[int]:
         """The tokens from below the root down to a node."""

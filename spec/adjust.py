@@ -128,7 +128,7 @@ class Adjustment:
     :meth:`count`."""
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
-        self._vocab_size, bias = vocab_size, sampling.logit_bias
+        bias = sampling.logit_bias
         self._bias = (
             (torch.tensor(list(bias)), torch.tensor(list(bias.values()), dtype=torch.float32)) if bias else None
         )
@@ -162,11 +162,6 @@ class Adjustment:
             allowed=self._allowed,
             banned=[] if self._phrases is None else self._phrases.banned(text, paths),
         )
-
-    def apply(self, logits: Tensor, text: Sequence[int], paths: Sequence[Path]) -> None:
-        """Change raw logits in place: fp32[N, V], V as given at the start; others are left alone."""
-        if logits.shape[-1] == self._vocab_size:
-            edit_logits(logits, self.edits(text, paths))
 
 
 def _penalised(sampling: SamplingParams) -> bool:

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.spec.adjust import unpacked
 from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.names import GRAMMAR
 from foresay.spec.tree import DraftTree
@@ -170,8 +169,8 @@ class Ahead:
         self._at: dict[int, Constraint | None] = {0: None if guarded.error else guarded.constraint}
         self._left = seconds
 
-    def banned(self, node: int, parent: int, token: int) -> Tensor | None:
-        """bool[V]: what may not follow a node, which holds ``token``; None if nothing is known.
+    def allowed(self, node: int, parent: int, token: int) -> Tensor | None:
+        """int32[ceil(V / 32)]: what may follow a node, which holds ``token``; None if nothing is known.
 
         A parent comes before its children; the root is node 0.
         """
@@ -179,14 +178,14 @@ class Ahead:
             return None
         begun = time.perf_counter()
         try:
-            return self._banned(node, parent, token)
+            return self._allowed(node, parent, token)
         except Exception:
             self._at[node] = None
             return None
         finally:
             self._left -= time.perf_counter() - begun
 
-    def _banned(self, node: int, parent: int, token: int) -> Tensor | None:
+    def _allowed(self, node: int, parent: int, token: int) -> Tensor | None:
         constraint = self._at.get(node if node == 0 else parent)
         if constraint is not None and node:
             constraint = constraint.fork()
@@ -195,7 +194,7 @@ class Ahead:
         if constraint is None:
             return None
         allowed = Guarded(constraint, self._vocab_size).masks([token], [-1])
-        return None if allowed is None else ~unpacked(allowed, self._vocab_size)[0]
+        return None if allowed is None else allowed[0]
 
 
 def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int) -> DraftTree:

@@ -7,7 +7,7 @@ from itertools import product
 
 from torch import Tensor
 
-from foresay.spec.adjust import LogitEdits, paths_of
+from foresay.spec.adjust import LogitEdits, Path, paths_of
 from foresay.spec.errors import ForesayError, InvalidRequest, NumericalError
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
@@ -20,17 +20,29 @@ def edits_of(sequence: SequenceState, tree: DraftTree, allowed: Tensor | None = 
 
     allowed: int32[N, ceil(V / 32)], the tokens that a grammar lets follow each node; None: all.
     """
-    adjustment, early = sequence.adjustment, _early(sequence, tree.depths)
-    if adjustment is None and allowed is None and not early and sequence.forced is None:
+    if allowed is None and sequence.forced is None and not edits_logits(sequence, 0):
         return None
-    edits = LogitEdits()
-    if adjustment is not None:
-        edits = adjustment.edits(sequence.tokens, paths_of(tree.tokens, tree.parents))
-    if allowed is not None:
-        edits.allowed = allowed if edits.allowed is None else allowed & edits.allowed
-    edits.banned += product(early, sorted(sequence.stop_ids))
+    edits = edits_at(sequence, tree.depths, paths_of(tree.tokens, tree.parents), allowed)
     for node, depth in enumerate(tree.depths):
         edits.recorded += [(node, token) for token in (sequence.forced or ())[sequence.output_length + depth :][:1]]
+    return edits
+
+
+def edits_logits(sequence: SequenceState, depth: int) -> bool:
+    """Whether a request changes logits at nodes of this depth, its grammar aside."""
+    early = bool(sequence.stop_ids) and sequence.output_length + depth < sequence.sampling.min_tokens
+    return early or sequence.adjustment is not None
+
+
+def edits_at(
+    sequence: SequenceState, depths: Sequence[int], paths: Sequence[Path], allowed: Tensor | None = None
+) -> LogitEdits:
+    """What a request changes at nodes of these depths and paths (tokens from below the root); allowed: see above."""
+    adjustment = sequence.adjustment
+    edits = LogitEdits() if adjustment is None else adjustment.edits(sequence.tokens, paths)
+    if allowed is not None:
+        edits.allowed = allowed if edits.allowed is None else allowed & edits.allowed
+    edits.banned += product(_early(sequence, depths), sorted(sequence.stop_ids))
     return edits
 
 

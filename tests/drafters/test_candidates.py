@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foresay.drafters.candidates import adjusted, adjusts
 from foresay.kvpaging import PagePool, PageTable
-from foresay.spec.adjust import Adjustment, edit_logits, packed, paths_of
+from foresay.spec.adjust import Adjustment, edit_logits, packed, paths_of, unpacked
 from foresay.spec.constrain import Ahead, Guarded
 from foresay.spec.decide import edits_of
 from foresay.spec.noise import Noise
@@ -83,7 +83,7 @@ def test_the_likeliest_candidate_is_the_draw_that_the_target_would_make_of_these
         paths = paths_of(tree.tokens, tree.parents)
         for node, depth in enumerate(tree.depths):
             assert adjusts(s, depth) == (s.adjustment is not None or depth < 3)
-            row = adjusted(logits[node : node + 1], s, depth, [paths[node]], [banned[node]])
+            row = adjusted(logits[node : node + 1], s, depth, [paths[node]], [packed(~banned[node : node + 1])[0]])
             assert likeliest(row, s, depth) == [int(sampled[node])]
 
 
@@ -91,7 +91,7 @@ def test_the_likeliest_candidate_is_the_draw_that_the_target_would_make_of_these
 def test_other_vocabularies_are_changed_alike(options) -> None:
     """Fewer or more columns than the target has tokens, or columns in another order."""
     s, paths = sequence(1.0, **options), [[1, 2], [9]]
-    logits, ban = torch.randn(2, VOCAB), [torch.rand(VOCAB) < 0.3, None]
+    logits, ban = torch.randn(2, VOCAB), [packed(torch.rand(1, VOCAB) > 0.3)[0], None]
     before = logits.clone()
     whole = adjusted(logits, s, 1, paths, ban)
     ids = torch.randperm(VOCAB)[:80]
@@ -175,15 +175,15 @@ def test_a_slow_or_broken_grammar_is_not_asked_again() -> None:
             raise ValueError("never copied")
 
     sound = Ahead(Guarded(Automaton(3, VOCAB), VOCAB), seconds=60.0)
-    first = sound.banned(0, -1, 5)
+    first = sound.allowed(0, -1, 5)
     assert first is not None
-    token = int(first.logical_not().nonzero()[0])
-    assert sound.banned(1, 0, token) is not None
-    assert Ahead(Guarded(Automaton(3, VOCAB), VOCAB), seconds=0.0).banned(0, -1, 5) is None
+    token = int(unpacked(first[None], VOCAB)[0].nonzero()[0])
+    assert sound.allowed(1, 0, token) is not None
+    assert Ahead(Guarded(Automaton(3, VOCAB), VOCAB), seconds=0.0).allowed(0, -1, 5) is None
     broken = Ahead(Guarded(Broken(3, VOCAB), VOCAB), seconds=60.0)
-    assert broken.banned(0, -1, 5) is not None
-    assert broken.banned(1, 0, token) is None
-    assert broken.banned(2, 1, token) is None
+    assert broken.allowed(0, -1, 5) is not None
+    assert broken.allowed(1, 0, token) is None
+    assert broken.allowed(2, 1, token) is None
 
 
 @pytest.mark.parametrize(

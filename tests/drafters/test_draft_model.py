@@ -119,7 +119,7 @@ def test_its_rows_are_those_of_the_committed_text(pair, family, shape) -> None:
 def test_its_rows_are_those_of_the_text_beside_grammars_and_forks(pair, monkeypatch, shape, follows) -> None:
     """Drafts are pruned, forced tokens added to them, and other nodes committed than were drafted."""
     if not follows:
-        monkeypatch.setattr(Ahead, "banned", lambda self, node, parent, token: None)
+        monkeypatch.setattr(Ahead, "allowed", lambda self, node, parent, token: None)
     models = pair("llama2")
     watched = Watched.of(models, shape, chunk=24)
     leaders = [

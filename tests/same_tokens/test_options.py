@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     SequenceBiasLogitsProcessor,
 )
 
-from foresay.spec.adjust import Adjustment
+from foresay.spec.adjust import Adjustment, edit_logits
 from foresay.spec.logprobs import logprobs_of
 from foresay.spec.sampling import SamplingParams
 from tests.same_tokens import options
@@ -109,5 +109,5 @@ def test_transformers_says_the_same(fields: dict[str, Any], processor) -> None:
         prompt, path = random_tokens(rng, 8, 6), random_tokens(rng, case % 6, 6)
         row = torch.randn(1, 40, generator=torch.Generator().manual_seed(case)) * 3
         wanted = processor(torch.tensor([prompt + path]), row.clone())
-        Adjustment(SamplingParams(**fields), prompt, 40).apply(row, prompt, [path])
+        edit_logits(row, Adjustment(SamplingParams(**fields), prompt, 40).edits(prompt, [path]))
         assert torch.equal(row, wanted)
