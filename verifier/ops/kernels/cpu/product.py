@@ -79,8 +79,8 @@ class Product:
 
     #: Bytes: how far ahead of the sums weights are asked for.
     ahead = 2048
-    #: Rows for which all blocks are read before the next ones, and bytes of the blocks that are read again and again for
-    #: some of these rows after the other: both are to stay in the second cache, and what ``near`` rows read in the first.
+    #: Rows for which all blocks are read before the next ones, and bytes of the blocks that are read once for each
+    #: ``near`` of these rows: both are to stay in the second cache, and what ``near`` rows read in the first.
     far = near = 1 << 30
     strip = 1 << 17
 
@@ -95,10 +95,13 @@ class Product:
     def write(self) -> Kernel:
         """All of it."""
         k = self.k
-        with self._some_of(k.constant(0), self.rows, self.far) as (begin, end):
-            with self._some_of(*k.part_of(self.blocks), self._in_strip()) as (first, behind):
-                with self._some_of(begin, end, self.near) as rows, k.loop(first, behind) as block:
-                    self._blocks(block, *rows)
+        with (
+            self._some_of(k.constant(0), self.rows, self.far) as (begin, end),
+            self._some_of(*k.part_of(self.blocks), self._in_strip()) as (first, behind),
+            self._some_of(begin, end, self.near) as rows,
+            k.loop(first, behind) as block,
+        ):
+            self._blocks(block, *rows)
         return k
 
     @contextmanager
