@@ -1,4 +1,4 @@
-"""Toward many replicas, simulated: where should a request go? ``python -m bench.fleet --traces DIR``.
+"""Toward many replicas, simulated: where should a request go? ``python -m bench fleet --traces DIR``.
 
 Recorded conversations of agents (tau-bench, airline: one system prompt, then turns that grow) are replayed against 1,
 4, 16 and 64 simulated replicas, by the router that serves (:mod:`foresay.server.host.replicas.router`), to the least
@@ -10,11 +10,11 @@ and a turn comes a pause after the answer before.
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import random
 import re
+from argparse import ArgumentParser, Namespace
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
@@ -236,16 +236,16 @@ def _down(milliseconds: float) -> float:
     return 275 - 83 * (log10(milliseconds) - 2)
 
 
-def main() -> None:
-    """Simulate, and tell."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--traces", type=Path, required=True, help="directory of recorded texts")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--conversations", type=int, default=12, help="for each replica")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, help="where to draw it, as SVG")
     parser.add_argument("--no-save", action="store_true")
-    args = parser.parse_args()
+
+
+def main(args: Namespace) -> None:
     known = conversations(args.traces)
     rows = []
     for replicas in args.replicas:
@@ -258,7 +258,3 @@ def main() -> None:
         args.plot.write_text(plot(rows))
     table("simulated", list(rows[0]), [list(row.values()) for row in rows])
     finish("fleet", {"simulated": True, "rows": rows}, save=not args.no_save)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The README's figures, from the newest records of ``bench.peers``: ``python -m bench.readme``.
+"""The README's figures, from the newest records of ``bench peers``: ``python -m bench readme``.
 
 The part of README.md between two marks is written anew; a test holds it against the record.
 """
@@ -6,13 +6,15 @@ The part of README.md between two marks is written anew; a test holds it against
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from bench import BadOption
+from bench.peers import NONE, OURS, TOGETHER
 from bench.record import RESULTS
 from bench.report import markdown, ratio
-from bench.versus import NONE, OURS, TOGETHER
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- performance:begin -->\n", "<!-- performance:end -->\n"
@@ -119,12 +121,12 @@ def rewritten(text: str, part: str) -> str:
     return before + BEGIN + part + END + rest.split(END)[1]
 
 
-def main() -> None:
+def options(parser: ArgumentParser) -> None:
+    """None."""
+
+
+def main(args: Namespace) -> None:
     records = newest()
     if not records:
-        raise SystemExit("no record of bench.peers on several kinds of prompts yet: bench/README.md has the command")
+        raise BadOption("no record of bench peers on several kinds of prompts yet: bench/README.md has the command")
     README.write_text(rewritten(README.read_text("utf-8"), block(records)), "utf-8")
-
-
-if __name__ == "__main__":
-    main()

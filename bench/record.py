@@ -63,10 +63,7 @@ def models(engine: Engine, target: str, draft: str | None) -> dict[str, Any]:
 
 def command() -> str:
     """The command line that made this run, without the folders of the machine it ran on."""
-    path = Path(sys.argv[0])
-    module = f"-m bench.{path.parent.name if path.stem == '__main__' else path.stem}"
-    arguments = [Path(a).name if os.sep in a else a for a in sys.argv[1:]]
-    return " ".join(["python", module, *arguments])
+    return " ".join(["python -m bench", *(Path(a).name if os.sep in a else a for a in sys.argv[1:])])
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

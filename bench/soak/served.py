@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from bench.http import running
+from bench.serving import running
 from bench.soak.clients import session
 from foresay.server.host.spare import SPARE
 
@@ -56,14 +56,7 @@ class Served:
     @property
     def engine_id(self) -> int | None:
         """The engine process that lives now."""
-        for task in Path(f"/proc/{self.process_id}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                with suppress(OSError):  # one that is dead and not yet buried has no command line
-                    process = Path(f"/proc/{child}")
-                    spare = (process / "comm").read_bytes().strip() == SPARE
-                    if not spare and b"foresay.server.host.process" in (process / "cmdline").read_bytes():
-                        return int(child)
-        return None
+        return engine_of(self.process_id)
 
     # -- harm ----------------------------------------------------------------------------------------------------
 
@@ -172,6 +165,18 @@ class Served:
         return [one for one in found if MADE not in one]
 
 
+def engine_of(server: int) -> int | None:
+    """The engine process of a server that lives now."""
+    for task in Path(f"/proc/{server}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with suppress(OSError):  # one that is dead and not yet buried has no command line
+                process = Path(f"/proc/{child}")
+                spare = (process / "comm").read_bytes().strip() == SPARE
+                if not spare and b"foresay.server.host.process" in (process / "cmdline").read_bytes():
+                    return int(child)
+    return None
+
+
 def resident(process_id: int) -> float:
     """Memory of a process in MB, shared libraries included; 0 if it is gone."""
     try:
@@ -183,8 +188,7 @@ def resident(process_id: int) -> float:
 @contextmanager
 def started(flags: list[str], log: Path) -> Iterator[tuple[int, int]]:
     """A server that is ready: the id of its process and its port. Its engines fail when they are told to."""
-    before, failing = os.environ.get("PYTHONPATH", ""), str(Path(__file__).with_name("failing"))
-    if failing not in before.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (before, failing)))
-    with log.open("ab") as errors, running(flags, RETURN_SECONDS, errors) as (process, port):
+    paths = filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).with_name("failing"))))
+    environment = {"PYTHONPATH": os.pathsep.join(paths)}
+    with log.open("ab") as errors, running(flags, RETURN_SECONDS, errors, environment) as (process, port):
         yield process.pid, port

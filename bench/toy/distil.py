@@ -1,15 +1,15 @@
-"""Train the bundled draft from its target: ``python -m bench.toy.distil --target DIR --data DIR --out DIR``.
+"""Train the bundled draft from its target: ``python -m bench toy.distil --target DIR --data DIR --out DIR``.
 
 A Llama of 0.9 million parameters learns the target's whole next-token distribution (KL divergence) on the training
 text, which is what decides how often both draw the same token under shared noise. ``--data`` is the folder
-``bench.toy.train`` wrote its token streams to.
+``bench toy.train`` wrote its token streams to.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import numpy as np
@@ -41,15 +41,16 @@ def agreement(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder with train.npy and held.npy")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--rate", type=float, default=6e-3)
     parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
-    args = parser.parse_args()
+
+
+def main(args: Namespace) -> None:
     torch.manual_seed(0)
     train, held = np.load(args.data / "train.npy"), np.load(args.data / "held.npy")
     target = LlamaForCausalLM.from_pretrained(args.target, dtype=torch.float32).eval()
@@ -72,7 +73,3 @@ def main() -> None:
             )
     print(json.dumps(agreement(draft, target, held)), flush=True)
     save(draft, AutoTokenizer.from_pretrained(args.target, trust_remote_code=False), args.out / "draft")
-
-
-if __name__ == "__main__":
-    main()

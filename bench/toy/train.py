@@ -1,4 +1,4 @@
-"""Train the bundled target from scratch: ``python -m bench.toy.train --text DIR --out DIR --minutes 60``.
+"""Train the bundled target from scratch: ``python -m bench toy.train --text DIR --out DIR --minutes 60``.
 
 A Llama of 7.3 million parameters on public-domain children's stories and grade-school maths. The schedule is a share
 of the time given, so the same command makes the best model a machine can in that time. Matrices learn with Muon
@@ -7,10 +7,10 @@ of the time given, so the same command makes the best model a machine can in tha
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +137,7 @@ def held_out_loss(model: LlamaForCausalLM, held: np.ndarray, length: int = 512) 
     return float(torch.stack(losses).mean())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--text", type=Path, required=True, help="folder with pd_children_stories.txt and gsm8k_train.jsonl"
     )
@@ -150,7 +149,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
     parser.add_argument("--bf16", action="store_true", help="multiply in bf16: faster where the processor has AMX")
-    args = parser.parse_args()
+
+
+def main(args: Namespace) -> None:
     torch.manual_seed(0)
     tokenizer, train, held = prepare(args.text, args.out)
     print(f"{len(train):,} training tokens, {len(held):,} held out", flush=True)
@@ -187,7 +188,3 @@ def main() -> None:
             save(model, tokenizer, args.out / "target")
     print(json.dumps({"held_out_loss": held_out_loss(model, held), "tokens": seen}), flush=True)
     save(model, tokenizer, args.out / "target")
-
-
-if __name__ == "__main__":
-    main()
