@@ -107,8 +107,8 @@ def _cell(value: Any) -> Any:
 class Experiment:
     """What is to be measured and compared.
 
-    cases: of every round, or of each. figure: whose ratios are taken, to each of ``bases``. warm: rounds that do not count. more: what
-    a variant's row has beside spreads and ratios. minutes: no round is begun that would end later.
+    cases: of every round alike, or by round. figure: whose ratios are taken, to each of ``bases``. warm: rounds that
+    do not count. more: what a row has beside spreads and ratios. minutes: no round is begun that would end later.
     """
 
     variants: Sequence[Variant]
