@@ -15,7 +15,6 @@ import json
 import random
 import re
 from argparse import ArgumentParser, Namespace
-from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,8 @@ from math import log10
 from pathlib import Path
 from typing import Any
 from zlib import crc32
+
+import numpy as np
 
 from bench.record import finish, table
 from bench.stats import percentile
@@ -108,11 +109,7 @@ class Simulated:
 
 def took(rows: int) -> float:
     """Milliseconds of a step, between those that were measured."""
-    at = bisect_left(STEP_MS, (rows, 0.0))
-    if at == 0 or at == len(STEP_MS):
-        return STEP_MS[min(at, len(STEP_MS) - 1)][1]
-    (low, few), (high, many) = STEP_MS[at - 1], STEP_MS[at]
-    return few + (many - few) * (rows - low) / (high - low)
+    return float(np.interp(rows, *zip(*STEP_MS, strict=True)))
 
 
 def conversations(traces: Path) -> list[list[tuple[list[int], int]]]:

@@ -8,7 +8,6 @@ text, which is what decides how often both draw the same token under shared nois
 from __future__ import annotations
 
 import json
-import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from bench.toy.train import DRAFT, Batches, new_model, optimizers, rate_at, save
+from bench.toy.train import DRAFT, Batches, learn, new_model, save
 
 
 def divergence(draft: Tensor, target: Tensor) -> Tensor:
@@ -55,21 +54,20 @@ def main(args: Namespace) -> None:
     train, held = np.load(args.data / "train.npy"), np.load(args.data / "held.npy")
     target = LlamaForCausalLM.from_pretrained(args.target, dtype=torch.float32).eval()
     draft = new_model(DRAFT)
-    print(f"{sum(p.numel() for p in draft.parameters()):,} parameters", flush=True)
-    teach, learn = torch.compile(target, dynamic=False), torch.compile(draft, dynamic=False)
-    optimizer, batches, begun, step = optimizers(draft, args.rate), Batches(train, 4), time.monotonic(), 0
-    while (share := (time.monotonic() - begun) / (args.minutes * 60)) < 1:
+    teach, drafted, batches = (
+        torch.compile(target, dynamic=False),
+        torch.compile(draft, dynamic=False),
+        Batches(train, 4),
+    )
+
+    def loss() -> Tensor:
         rows = batches.draw(args.tokens // 256, 256)[:, :-1]
         with torch.no_grad():
             wanted = teach(rows).logits.flatten(0, 1).clone()
-        loss = divergence(learn(rows).logits.flatten(0, 1), wanted).mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        optimizer.step(rate_at(share))
-        step += 1
-        if step % 50 == 1:
-            print(
-                json.dumps({"step": step, "share": round(share, 3), "loss": round(float(loss.detach()), 4)}), flush=True
-            )
-    print(json.dumps(agreement(draft, target, held)), flush=True)
-    save(draft, AutoTokenizer.from_pretrained(args.target, trust_remote_code=False), args.out / "draft")
+        return divergence(drafted(rows).logits.flatten(0, 1), wanted).mean()
+
+    def keep() -> None:
+        print(json.dumps(agreement(draft, target, held)), flush=True)
+        save(draft, AutoTokenizer.from_pretrained(args.target, trust_remote_code=False), args.out / "draft")
+
+    learn(draft, args, loss, keep)

@@ -11,12 +11,14 @@ import json
 import random
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -156,35 +158,41 @@ def main(args: Namespace) -> None:
     tokenizer, train, held = prepare(args.text, args.out)
     print(f"{len(train):,} training tokens, {len(held):,} held out", flush=True)
     model = LlamaForCausalLM.from_pretrained(args.resume, dtype=torch.float32) if args.resume else new_model(TARGET)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    compiled = torch.compile(model, dynamic=False)
-    optimizer = optimizers(model, args.rate)
-    batches, begun, seen, step, saved = Batches(train, args.seed), time.monotonic(), 0, 0, 0.0
-    while (share := (time.monotonic() - begun) / (args.minutes * 60)) < 1:
+    compiled, batches = torch.compile(model, dynamic=False), Batches(train, args.seed)
+
+    def loss() -> Tensor:
         rows = batches.draw(args.tokens // args.length, args.length)
         with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
             logits = compiled(rows[:, :-1]).logits.float()
-        loss = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+    def keep() -> None:
+        print(json.dumps({"held_out_loss": held_out_loss(model, held)}), flush=True)
+        save(model, tokenizer, args.out / "target")
+
+    learn(model, args, loss, keep)
+
+
+def learn(model: LlamaForCausalLM, args: Namespace, loss_of: Callable[[], Tensor], keep: Callable[[], None]) -> None:
+    """Steps until the time is up; a line about every twentieth, and ``keep`` at each eighth of the time and the end."""
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    optimizer, begun, step, kept = optimizers(model, args.rate), time.monotonic(), 0, 0.0
+    while (share := (time.monotonic() - begun) / (args.minutes * 60)) < 1:
+        loss = loss_of()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step(rate_at(share))
-        seen, step = seen + args.tokens, step + 1
+        step += 1
         if step % 20 == 1:
-            took = time.monotonic() - begun
-            print(
-                json.dumps(
-                    {
-                        "step": step,
-                        "share": round(share, 3),
-                        "loss": round(float(loss.detach()), 4),
-                        "tokens_per_second": round(seen / took),
-                    }
-                ),
-                flush=True,
-            )
-        if share - saved > 0.12:
-            saved = share
-            print(json.dumps({"held_out_loss": held_out_loss(model, held)}), flush=True)
-            save(model, tokenizer, args.out / "target")
-    print(json.dumps({"held_out_loss": held_out_loss(model, held), "tokens": seen}), flush=True)
-    save(model, tokenizer, args.out / "target")
+            speed = round(step * args.tokens / (time.monotonic() - begun))
+            line = {
+                "step": step,
+                "share": round(share, 3),
+                "loss": round(float(loss.detach()), 4),
+                "tokens_per_s": speed,
+            }
+            print(json.dumps(line), flush=True)
+        if share - kept > 0.12:
+            kept = share
+            keep()
+    keep()
