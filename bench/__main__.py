@@ -24,7 +24,6 @@ NAMES = {
     "fleet": "where requests should go among many replicas, simulated",
     "soak": "random requests, kills and freezes, every answer compared",
     "inflate": "a small checkpoint, or heads of one, in a large shape",
-    "report": "the newest records as markdown",
     "readme": "the README's figures, from the newest records of peers",
     "toy.train": "train the bundled target",
     "toy.distil": "train the bundled draft model",

@@ -116,7 +116,7 @@ def main(args: Namespace) -> int:
     for name, each in verdicts.items():
         print(*(f"{'holds' if v.holds else 'FAILS'}  {name}: {v}" for v in each), sep="\n")
     told = {name: {"tokens_per_second": rates[name], "verdicts": list(map(asdict, verdicts[name]))} for name in rates}
-    model = record.models(engines["none"], args.target, args.draft) | {"tokens": args.tokens, "measured": costs}
+    model = record.models(engines["none"], **Options.of(args).directories) | {"tokens": args.tokens, "measured": costs}
     record.finish("budget", {**model, "workloads": told, "groups": found.groups}, not args.no_save)
     short = any(len(of["auto"]) < 2 for of in rates.values())
     return int(short or not all(verdict.holds for each in verdicts.values() for verdict in each))

@@ -11,6 +11,7 @@ distinct trigrams.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from bench import floor, prompts, record
 from bench.drive import Options, Run, add_arguments, build_all, mode_of, request, run, warm_up
 from bench.experiment import Case, Experiment, Sample, Taken, Variant
-from bench.stats import distinct_trigrams, spread
+from bench.stats import distinct_trigrams, pooled_ratio, spread
 from foresay.spec.acceptance import ByDepth, by_place
 from foresay.spec.engine import Engine
 from foresay.spec.sampling import SamplingParams
@@ -99,39 +100,38 @@ def main(args: Namespace) -> None:
     ).run()
     print(f"token ids identical over {', '.join(engines)}: {len(taken)} runs")
     shape = {"prompts": len(asked), "rounds": args.rounds, "max_tokens": args.max_tokens, "identical": True}
-    model = record.models(first, args.target, args.draft) | {"heads": options.heads}
+    model = record.models(first, **options.directories)
     record.finish("decode", {**model, **shape, "floor": floors, "groups": found.groups}, not args.no_save)
 
 
 def summary(taken: Sequence[Taken]) -> dict[str, Any]:
-    """Of one way at one temperature: what its runs add up to. Acceptance lists start at depth 1.
+    """Of one way at one temperature: what its runs add up to. Acceptance lists start at depth 1
+    (:mod:`foresay.spec.acceptance`).
 
-    Decode figures leave the prompt and the first token out; those of whole texts have both.
+    Decode figures leave the prompt and the first token out, and nodes per step the prompt's step; tokens per step and
+    figures of whole texts have both.
     """
-    runs: list[Run] = [one.sample.detail for one in taken]
-    steps = max(1, sum(run.statistics.steps - 1 for run in runs))
-    phases = {p: 1e3 * sum(run.statistics.seconds.get(p, 0.0) for run in runs) / steps for p in PHASES}
+    by_prompt: dict[str, list[Run]] = defaultdict(list)
+    for one in taken:
+        by_prompt[one.case.name].append(one.sample.detail)
+    runs = [run for own in by_prompt.values() for run in own]
+    sums = {
+        name: (sum(len(r.tokens) for r in own), sum(r.statistics.steps for r in own)) for name, own in by_prompt.items()
+    }
+    drafted, steps = by_place(r.statistics.drafted_per_depth for r in runs), sum(r.statistics.steps - 1 for r in runs)
+    accepted = by_place(r.statistics.accepted_per_depth for r in runs)
+    by_depth = ByDepth.of(accepted, sum(r.statistics.drafts for r in runs))
+    phases = {p: 1e3 * sum(r.statistics.seconds.get(p, 0.0) for r in runs) / max(1, steps) for p in PHASES}
     return {
-        "tokens_per_step": sum(len(r.tokens) for r in runs) / sum(r.statistics.steps for r in runs),
+        "tokens_per_step": pooled_ratio(sums),
+        "nodes_per_step": sum(r.statistics.drafted for r in runs) / max(1, steps),
         "draft_share": phases["propose"] / (sum(phases.values()) or 1.0),
-        "accepted_cumulative": accepted_by_depth(runs).cumulative,
+        "accepted_cumulative": by_depth.cumulative,
+        "accepted_given_parent": by_depth.conditional,
         "ms of a step": phases,
+        "counts by depth": {"drafted": drafted, "accepted": accepted},
         "whole texts": {
             "tokens_per_second": spread([len(r.tokens) / r.seconds for r in runs]),
             "distinct_trigrams": float(np.mean([distinct_trigrams(r.tokens) for r in runs])),
         },
-        "counts by depth": drafted(runs),
     }
-
-
-def drafted(runs: Sequence[Run]) -> dict[str, list[int]]:
-    """Counts by depth."""
-    return {
-        "drafted": by_place(r.statistics.drafted_per_depth for r in runs),
-        "accepted": by_place(r.statistics.accepted_per_depth for r in runs),
-    }
-
-
-def accepted_by_depth(runs: Sequence[Run]) -> ByDepth:
-    """Of all drafts of these runs."""
-    return ByDepth.of(drafted(runs)["accepted"], sum(run.statistics.drafts for run in runs))

@@ -11,16 +11,14 @@ Steps are all passes that emitted a token, the prompt's last one among them. Int
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from bench import record
-from bench.decode import accepted_by_depth, add_prompts, cases, drafted, encoded, writer
-from bench.drive import FROM_DIRECTORY, BadMode, Options, Run, add_arguments, build, build_all, engine_config, target_of
+from bench.decode import add_prompts, cases, encoded, summary, writer
+from bench.drive import FROM_DIRECTORY, BadMode, Options, add_arguments, build, build_all, engine_config, target_of
 from bench.experiment import Experiment, Groups, Record, Taken, ratio
-from bench.stats import pooled_ratio
 from foresay.drafters.routed import configured
 from foresay.server.engine.build import draft_shape
 from foresay.server.settings.resolved import BUNDLED, Resolved
@@ -70,24 +68,6 @@ def twins(engines: Mapping[str, Engine], options: Options) -> dict[str, Engine]:
     return made
 
 
-def summary(taken: Sequence[Taken]) -> dict[str, Any]:
-    """Of one drafter at one temperature. accepted_given_parent: by depth, conditional (:mod:`foresay.spec.acceptance`).
-    drafted_nodes_per_step is over the steps after the prompt's."""
-    runs: dict[str, list[Run]] = defaultdict(list)
-    for one in taken:
-        runs[one.case.name].append(one.sample.detail)
-    every = [run for own in runs.values() for run in own]
-    sums = {name: (sum(len(r.tokens) for r in own), sum(r.statistics.steps for r in own)) for name, own in runs.items()}
-    nodes = sum(r.statistics.drafted for r in every)
-    return {
-        "tokens_per_step": pooled_ratio(sums),
-        "drafted_nodes_per_step": nodes / sum(r.statistics.steps - 1 for r in every),
-        "drafted_tokens": nodes,
-        "accepted_given_parent": accepted_by_depth(every).conditional,
-        "counts by depth": drafted(every),
-    }
-
-
 def main(args: Namespace) -> None:
     options = with_bundled(Options.of(args))
     modes = [mode for mode in args.modes if options.has(mode)]
@@ -110,7 +90,7 @@ def main(args: Namespace) -> None:
     Record(groups).show()
     print(f"token ids identical over {', '.join([*engines, *apart])}")
     shape = {"prompts": len(asked), "seeds": args.seeds, "max_tokens": args.max_tokens, "nodes": args.nodes}
-    model = record.models(engines[modes[0]], args.target, options.draft) | {"heads": options.heads}
+    model = record.models(engines[modes[0]], **options.directories)
     record.finish("drafters", {**model, **shape, "identical": True, "groups": groups}, not args.no_save)
 
 

@@ -91,9 +91,9 @@ class Options:
         return f"{name}:{self.directory(name)}" if name in FROM_DIRECTORY else name
 
     @property
-    def heads(self) -> dict[str, str]:
-        """The names of the heads' directories, for the record."""
-        return {name: Path(path).name for name in (MEDUSA, EAGLE3, DFLASH) if (path := self.directory(name))}
+    def directories(self) -> dict[str, str | None]:
+        """Of the target and the drafters, for the record."""
+        return {"target": self.target, **{flag: getattr(self, flag) for flag in FROM_DIRECTORY.values()}}
 
     @property
     def tokenizer(self) -> Path:

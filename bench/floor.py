@@ -61,7 +61,7 @@ def main(args: Namespace) -> None:
     for way, other in zip(args.also, others.values(), strict=True):
         if kept(way).keys() == {"kv_dtype"}:  # two copies of weights may lie differently in memory, one of them faster
             target_of(other).decoder = target_of(engine).decoder
-    results = record.models(engine, args.target, None)
+    results = record.models(engine, target=args.target)
     results |= {"floor": report(engine, args.rows, args.repeats, args.context, others)}
     if args.prompts:
         results["prompts"] = prompt_rates(engine, args.prompts, args.prompt_repeats)

@@ -14,7 +14,6 @@ from typing import Any
 from bench import BadOption
 from bench.peers import NONE, OURS, TOGETHER
 from bench.record import RESULTS
-from bench.report import markdown, ratio
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- performance:begin -->\n", "<!-- performance:end -->\n"
@@ -102,7 +101,7 @@ def _verdicts(entry: Entry) -> list[str]:
 
 def _at_each(times: dict[str, Entry]) -> str:
     """How many times as fast, at each temperature."""
-    said = [f"{ratio(one)} at T = {at}" for at, one in times.items()]
+    said = [f"{x['ratio']:.2f} ({x['low']:.2f} to {x['high']:.2f}) at T = {at}" for at, x in times.items()]
     return ", ".join(said).replace(" at T", " times as fast at T", 1)
 
 
@@ -113,6 +112,12 @@ def _at_once(entry: Entry) -> str:
     rows = [[way, *(f"{found[way]['median']:.0f}" for found in counts.values())] for way in ways]
     said = f"Tokens per second in total, by the number of requests at once ({entry['max_tokens']} tokens each):"
     return f"{said}\n\n{markdown(['', *counts], rows)}"
+
+
+def markdown(columns: list[str], rows: list[list[str]]) -> str:
+    """A table; the first column is text."""
+    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def rewritten(text: str, part: str) -> str:

@@ -48,17 +48,12 @@ def machine() -> dict[str, Any]:
     }
 
 
-def models(engine: Engine, target: str, draft: str | None) -> dict[str, Any]:
+def models(engine: Engine, **directories: str | None) -> dict[str, Any]:
     """What ran: names without folders, and what the engine says of itself."""
     info = engine.info
-    return {
-        "target": Path(target).name,
-        "draft": Path(draft).name if draft else None,
-        "vocab_size": info.vocab_size,
-        "dtype": info.dtype,
-        "exact": info.exact,
-        "exact_reason": info.exact_reason,
-    }
+    names = {name: Path(path).name if path else None for name, path in directories.items()}
+    of_engine = {name: getattr(info, name) for name in ("vocab_size", "dtype", "exact", "exact_reason")}
+    return names | of_engine
 
 
 def command() -> str:

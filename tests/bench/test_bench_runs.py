@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench import __main__, decode, drive, floor, record, report, texts
+from bench import __main__, decode, drive, floor, record, texts
 from bench.drive import FROM_DIRECTORY, BadMode, Options, Run, engine_config, mode_of
 from bench.experiment import Case, Sample, Taken
 from foresay.spec.sampling import SamplingParams
@@ -82,7 +82,7 @@ def test_some_modes_need_a_directory(name: str) -> None:
 def test_summary() -> None:
     run = finished_run([5, 6, 7, 8, 9], [0, 1, 1], [0, 2, 1])
     got = decode.summary([Taken("draft_model:2", Case("", "p"), n, Sample({}, detail=run)) for n in range(2)])
-    assert got["tokens_per_step"] == pytest.approx(5 / 3)
+    assert got["tokens_per_step"].ratio == pytest.approx(5 / 3)
     assert got["draft_share"] == pytest.approx(0.25)
     assert got["ms of a step"]["forward"] == pytest.approx(1500.0)  # over the two steps after the prompt's
     assert got["counts by depth"] == {"drafted": [4, 2], "accepted": [4, 0]}
@@ -124,8 +124,7 @@ def test_engines_side_by_side_share_weights_and_are_recorded(
     rows = entry["groups"]["temperature 0"]
     assert rows["draft_model:2"]["times none"]["ratio"] > 0
     assert sum(rows["draft_model:3,2"]["counts by depth"]["drafted"]) > 0
-    told = report.report(tmp_path / "results")
-    assert "| draft_model:3,2 |" in told and str(tmp_path) not in told
+    assert str(tmp_path) not in json.dumps(entry), "folders of the machine are nobody's business"
 
 
 def test_floors_are_probed_by_as_many_threads_as_kernels_have(

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench import __main__, record, report
-from bench.drafters import APART, check_nodes, summary, with_gains
+from bench import __main__, record
+from bench.decode import summary
+from bench.drafters import APART, check_nodes, with_gains
 from bench.drive import BadMode, Options, Run
 from bench.experiment import Case, Sample, Taken
 from foresay.drafters.heads.dflash_model import DFlashModel, DFlashShape
@@ -36,7 +37,7 @@ def finished(tokens: int, drafted: list[int], accepted: list[int]) -> Run:
         time_to_first_token=0.1, decode_seconds=1.0, decode_tokens_per_second=1.0, per_step_drafted=drafted,
         per_step_accepted=accepted, **empty,
     )  # fmt: skip
-    run = Run(list(range(tokens)))
+    run = Run(list(range(tokens)), 1.0)
     run.statistics = statistics
     return run
 
@@ -54,8 +55,7 @@ def test_figures() -> None:
     ]
     got, apart = summary(taken[:2]), summary(taken[2:])
     assert got["tokens_per_step"].ratio == pytest.approx(12 / 6)
-    assert got["drafted_tokens"] == 16
-    assert got["drafted_nodes_per_step"] == pytest.approx(16 / 4)
+    assert got["nodes_per_step"] == pytest.approx(16 / 4)
     assert got["accepted_given_parent"] == pytest.approx([3 / 4, 2 / 3, 1 / 2])
     assert apart["tokens_per_step"].ratio == pytest.approx(1.0)
     groups = with_gains(taken, {"": {"m": {}, "m" + APART: {}}})
@@ -132,9 +132,8 @@ def test_a_whole_run(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         # The draft model is the target itself, so all it drafts is right: 12 tokens in a prompt's and four more steps.
         assert found["draft_model:2"]["tokens_per_step"]["ratio"] == pytest.approx(12 / 5)
         assert found["draft_model:2"]["accepted_given_parent"] == [1.0, pytest.approx(1.0, abs=0.3)]
-        assert found["eagle3:3,2,2"]["drafted_tokens"] > 0
+        assert found["eagle3:3,2,2"]["nodes_per_step"] > 0
     at_1 = entry["groups"]["temperature 1"]
     shared, apart = at_1["draft_model:2"], at_1["draft_model:2" + APART]
     assert apart["tokens_per_step"]["ratio"] < shared["tokens_per_step"]["ratio"] and shared["gain"]["ratio"] > 1
     assert not any(APART in name for name in entry["groups"]["temperature 0"]), "where no noise is"
-    assert "| eagle3:3,2,2 |" in report.report(tmp_path / "results")
