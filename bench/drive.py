@@ -71,8 +71,7 @@ class Options:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
         """From the flags that ``add_arguments`` adds."""
-        own = {"medusa": args.medusa, "eagle3": args.eagle3, "dflash": args.dflash}
-        return cls(args.target, args.draft, args.dtype, args.threads, **own)
+        return cls(**{name: getattr(args, name) for name in ("target", "dtype", "threads", *FROM_DIRECTORY.values())})
 
     def has(self, mode: str) -> bool:
         """Whether the directory that a way of decoding needs is given."""
@@ -80,7 +79,7 @@ class Options:
         return name not in FROM_DIRECTORY or self.directory(name) is not None
 
     def directory(self, name: str) -> str | None:
-        """Where a drafter is loaded from; None if nobody says."""
+        """Where a drafter is loaded from; None if that is not given."""
         found: str | None = getattr(self, FROM_DIRECTORY[name])
         return found
 
@@ -104,10 +103,8 @@ class Options:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that all benchmarks share."""
     parser.add_argument("--target", default="bundled", help="checkpoint directory or hub id (the bundled target)")
-    parser.add_argument("--draft", help="draft model, for the draft_model modes")
-    parser.add_argument("--medusa", help="directory of Medusa heads, for the medusa modes")
-    parser.add_argument("--eagle3", help="directory of an EAGLE-3 head, for the eagle3 modes")
-    parser.add_argument("--dflash", help="directory of a DFlash head, for the dflash modes")
+    for name, flag in FROM_DIRECTORY.items():
+        parser.add_argument(f"--{flag}", metavar="DIR", help=f"draft model or head, for the {name} modes")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"))
     parser.add_argument("--threads", type=int, help="CPU threads (the engine's choice)")
     parser.add_argument("--seed", type=int, default=0)

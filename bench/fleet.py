@@ -1,4 +1,4 @@
-"""Toward many replicas, simulated: where should a request go? ``python -m bench fleet --traces DIR``.
+"""Many replicas, simulated: where should a request go? ``python -m bench fleet --traces DIR``.
 
 Recorded conversations of agents (tau-bench, airline: one system prompt, then turns that grow) are replayed against 1,
 4, 16 and 64 simulated replicas, by the router that serves (:mod:`foresay.server.host.replicas.router`), to the least
@@ -42,7 +42,7 @@ WAYS = ("router", "least loaded", "random")
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One request. prompt: its token ids. rest: the turns behind it. Times are in seconds."""
+    """One request. prompt: its token ids. rest: the turns after it. Times are in seconds."""
 
     prompt: list[int]
     output: int
@@ -140,7 +140,7 @@ def begun(known: Sequence[list[tuple[list[int], int]]], count: int, replicas: in
 
 
 def turn_of(turns: list[tuple[list[int], int]], arrived: float) -> Turn:
-    """The first of them, with the others behind it."""
+    """The first of them, with the others to come after it."""
     (prompt, output), *rest = turns
     return Turn(prompt, output, rest, arrived=arrived)
 

@@ -291,7 +291,7 @@ def inflate(
 ) -> int:
     """Write ``source`` embedded into ``shape`` as the checkpoint directory ``out``; the number of its parameters.
 
-    positions: the longest text, if not the source's; behind that the source was taught nothing, but costs are true.
+    positions: the longest text, if not the source's; the source was taught nothing longer, but costs are true.
     """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     small = shape_of(config)

@@ -1,4 +1,4 @@
-"""What every benchmark leaves behind: a table for people, one JSON line last, the same in ``bench/results/``."""
+"""What every benchmark leaves: a table for people, one JSON line last, the same in ``bench/results/``."""
 
 from __future__ import annotations
 
@@ -85,17 +85,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def finish(bench: str, results: dict[str, Any], save: bool = True, folder: Path | None = None) -> None:
-    """Write ``<date>-<bench>.json`` (unless told not to) and print the same as one JSON line.
-
-    folder: where it is written; None: ``bench/results``.
-    """
+def finish(bench: str, results: dict[str, Any], save: bool = True) -> None:
+    """Write ``bench/results/<date>-<bench>.json``, if it is to be saved, and print the same as one JSON line."""
     now = datetime.now(UTC)
     entry = {"bench": bench, "date": now.isoformat(timespec="seconds"), "command": command(), "machine": machine()}
     entry |= plain(results)
     if save:
-        folder = folder or RESULTS
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{now:%Y%m%d-%H%M%S}-{bench}.json"
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        path = RESULTS / f"{now:%Y%m%d-%H%M%S}-{bench}.json"
         path.write_text(json.dumps(entry, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(entry, separators=(",", ":")))

@@ -27,7 +27,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """What is left when nobody asks. pages: of the KV cache that somebody still holds. Memory in MB."""
+    """What is left when there is no request. pages: of the KV cache that are still held. Memory in MB."""
 
     at: float
     running: int
@@ -109,7 +109,7 @@ class Served:
         return info
 
     async def quiet(self, descriptors: int | None = None) -> Quiet:
-        """Wait until nothing runs, make one step, and read what is held behind it. descriptors: so many may be open."""
+        """Wait until nothing runs, make one step, and read what is held after it. descriptors: so many may be open."""
         await self._until_idle(descriptors)
         # After a cancel there is no step that would tell of the pages, so one is asked for.
         assert await self._step() == 200, "it is ready"
@@ -159,7 +159,7 @@ class Served:
 
     @property
     def mistakes(self) -> list[str]:
-        """What it wrote of errors that nobody foresaw."""
+        """What it wrote of errors that were not foreseen."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         found = [text[one.start() :][:3000] for one in re.finditer(r"Traceback \(most recent", text)]
         return [one for one in found if MADE not in one]
