@@ -109,7 +109,7 @@ class Simulated:
 
 def took(rows: int) -> float:
     """Milliseconds of a step, between those that were measured."""
-    return float(np.interp(rows, *zip(*STEP_MS, strict=True)))
+    return float(np.interp(rows, [count for count, _ in STEP_MS], [ms for _, ms in STEP_MS]))
 
 
 def conversations(traces: Path) -> list[list[tuple[list[int], int]]]:
