@@ -28,6 +28,14 @@ def test_what_is_not_allowed_is_minus_infinity(any_processor, width, count) -> N
         assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
+def test_a_repeated_row_is_a_mask_too() -> None:
+    x, allowed = torch.randn(3, 70), packed(torch.rand(1, 70) < 0.5)
+    found, wanted = x.clone(), x.clone()
+    keep_allowed(found, allowed.expand(3, -1))
+    keep_allowed(wanted, allowed)
+    assert torch.equal(found, wanted) and found.isneginf().any()
+
+
 def test_masks_come_after_what_is_added() -> None:
     x, allowed = torch.zeros(2, 40), torch.ones(2, 40, dtype=torch.bool)
     allowed[1, 3] = False

@@ -16,11 +16,11 @@ def edit_logits(logits: Tensor, edits: adjust.LogitEdits) -> None:
 def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
     """What :func:`foresay.spec.adjust.keep_allowed` does.
 
-    logits: fp32[N, V]; allowed: int32[N, ceil(V / 32)], or one row for all; contiguous.
+    logits: fp32[N, V], contiguous; allowed: int32[N, ceil(V / 32)], or one row for all.
     """
     if not compiled(logits):
         adjust.keep_allowed(logits, allowed)
         return
     from foresay.verifier.ops.kernels.cpu import allowed as kernels
 
-    kernels.keep_allowed(logits, allowed)
+    kernels.keep_allowed(logits, allowed.contiguous())  # a grammar's masks may be one row that is repeated

@@ -14,7 +14,7 @@ _COLUMNS = 4096
 
 
 def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
-    """As :func:`foresay.verifier.ops.edit.keep_allowed`."""
+    """As :func:`foresay.verifier.ops.edit.keep_allowed`; both contiguous."""
     words = allowed.shape[1] if len(allowed) > 1 else 0
     _keeping()(logits, allowed, logits.shape[1], words, len(logits))
 
