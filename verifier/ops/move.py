@@ -39,7 +39,7 @@ def _move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor
     # Of a row that a program moves: 64 rows of so many words take 32 registers in each of 128 threads.
     columns, rows = (64, padded(width)) if on_triton(sources) else (256, 64)
     for pair in (parts[first : first + 2] for first in range(0, len(parts), 2)):
-        keys, *values = _as_words(pair)
+        keys, *values = _as_words([each for each in pair if each.numel()] or list(pair[:1]))
         widths = [math.prod(each.shape[2:]) for each in (keys, *values)]
         grid = sequences, sum(-(-each // columns) for each in widths), len(keys)
         launch(
@@ -49,7 +49,7 @@ def _move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor
         )  # fmt: skip
 
 
-def _as_words(pair: tuple[Tensor, ...]) -> list[Tensor]:
+def _as_words(pair: list[Tensor]) -> list[Tensor]:
     """The same memory as integers, the widest that divide both kinds of head: moving looks at no number."""
     kind = _WORDS[math.gcd(4, *(each.shape[-1] * each.element_size() for each in pair))]
-    return [each.view(kind) if each.numel() else each.to(kind) for each in pair]
+    return [each.view(kind) for each in pair]
