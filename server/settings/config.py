@@ -201,14 +201,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     trace: Annotated[
         str | None,
         _about(
-            "append every step to this file (trees, draws, acceptance, times; no text), for foresay replay",
+            "append every step to this file (trees, draws, acceptance, times; no text)",
             "observing",
             "FILE",
         ),
     ] = None
-    trace_text: Annotated[
-        bool, _about("write token ids into the trace too, so that lookup drafters can be replayed", "observing")
-    ] = False
+    trace_text: Annotated[bool, _about("write token ids into the trace too, for foresay replay", "observing")] = False
     max_seqs: Annotated[int, Meta(ge=1, le=256), _about("sequences decoded at the same time", "memory", "N")] = 4
     max_model_len: Annotated[
         Positive | None, _about("longest prompt plus output in tokens (the model's own limit)", "memory", "TOKENS")
@@ -354,7 +352,7 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None,
         _about(
-            "keys with names and limits, hashed; foresay keys add makes it. Read again when it changes",
+            "keys with names and limits, hashed; foresay keys new makes entries. Read again when it changes",
             "access",
             "FILE",
         ),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from aiohttp.test_utils import TestClient, TestServer
 
+from foresay.server.gateway.keys import entry_text
 from foresay.server.host.service import Service, ServiceOptions, Text
 from foresay.server.http.app import HTTP_LOG, create_app
 from foresay.server.http.auth import AuthMiddleware
@@ -16,6 +18,12 @@ from tests.server.staying import alone
 
 ALICE, BOB = "sk-alice-0123456789abcdef", "sk-bob-0123456789abcdef"
 ASK = {"prompt": "Tell", "max_tokens": 4}
+
+
+def append(path: Path, name: str, key: str) -> None:
+    """Add a key to a file of keys, as ``foresay keys hash NAME >> FILE`` does, for its owner's eyes only."""
+    path.touch(0o600)
+    path.write_text(path.read_text() + entry_text(name, key))
 
 
 class Clock:

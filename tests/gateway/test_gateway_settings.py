@@ -111,7 +111,7 @@ def test_a_server_that_others_can_reach_is_warned_about_and_told_what_to_do(give
     assert len(notes) == (warning is not None)
     if warning is not None:
         assert warning in notes[0]
-        assert "foresay keys add" in notes[0] or "--ssl-certfile" in notes[0]
+        assert "foresay keys new" in notes[0] or "--ssl-certfile" in notes[0]
 
 
 def test_the_banner_says_who_may_ask_and_shows_no_key():

@@ -4,7 +4,7 @@ It is made from the routes of the modules and the structs they read and write. R
 where fields are understood (:mod:`foresay.server.api.common.validation`, :mod:`foresay.server.text.options`,
 :mod:`foresay.spec.sampling`), in words that say more than a schema could.
 
-``python -m foresay.server.http.openapi > docs/openapi.json`` writes the committed copy; a test compares the two.
+``python -m foresay.server.http.openapi`` prints it (``make openapi``).
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def _reachable(schema: Any, components: dict[str, Any], found: set[str] | None =
 
 
 def encoded(modules: Sequence[ModuleType]) -> bytes:
-    """The document as the committed file has it."""
+    """The document as it is printed and served."""
     return msgspec.json.format(msgspec.json.encode(document(modules)), indent=2) + b"\n"
 
 
