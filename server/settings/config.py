@@ -23,8 +23,8 @@ from foresay.server.catalog.formats import REASONING, TOOL_FORMATS
 from foresay.server.settings import units
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SUFFIX
+from foresay.spec.sampling import MinP, MinTokens, Penalty, Positive, RepetitionPenalty, Temperature, TopK, TopP
 
-Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Span = Annotated[str, Meta(pattern=units.SPAN, extra={"expected": units.EXPECTED})]
@@ -62,9 +62,6 @@ LayerNumbers = Annotated[
 Replicas = Annotated[
     str, Meta(pattern=r"^[1-9][0-9]{0,3}(-[1-9][0-9]{0,3})?$", extra={"expected": 'a number such as 2, or "1-4"'})
 ]
-Temperature = Annotated[float, Meta(ge=0, le=100)]
-TopK = Annotated[int, Meta(ge=-1)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
 Origin = Annotated[
     str,
     Meta(
@@ -471,19 +468,17 @@ class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
         ),
     ] = None
     min_p: Annotated[
-        float,
-        Meta(ge=0, le=1),
+        MinP,
         _about("leave out tokens less likely than P times the most likely one", "sampling", "P"),
     ] = 0.0
     presence_penalty: Annotated[
-        float, Meta(ge=-2, le=2), _about("subtracted from the logits of tokens already generated", "sampling", "P")
+        Penalty, _about("subtracted from the logits of tokens already generated", "sampling", "P")
     ] = 0.0
     frequency_penalty: Annotated[
-        float, Meta(ge=-2, le=2), _about("the same, once for each time they were generated", "sampling", "P")
+        Penalty, _about("the same, once for each time they were generated", "sampling", "P")
     ] = 0.0
     repetition_penalty: Annotated[
-        float,
-        Meta(ge=0.01, le=100),
+        RepetitionPenalty,
         _about("above 1, tokens of the prompt and the text so far get less likely", "sampling", "R"),
     ] = 1.0
     max_tokens: Annotated[
@@ -492,7 +487,7 @@ class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
             "the longest answer, in tokens (default: 256; chat and run: all that the context leaves)", "stopping", "N"
         ),
     ] = None
-    min_tokens: Annotated[int, Meta(ge=0), _about("fewest tokens to generate", "stopping", "N")] = 0
+    min_tokens: Annotated[MinTokens, _about("fewest tokens to generate", "stopping", "N")] = 0
     stop: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
         _about("stop where this text appears; may be given several times", "stopping", "TEXT"),

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from foresay.server.api.common.validation import named
-from foresay.server.api.responses.events import ClientEvent, Envelope, ItemDelta
+from foresay.server.api.responses.events import ClientEvent, Create, Envelope, ItemDelta
 from foresay.server.schemas.tokens import Provenance
 from foresay.spec.errors import InvalidRequest
 
@@ -37,7 +37,7 @@ def decoded(message: str) -> ClientEvent:
     try:
         event = _client_event.decode(message)
     except msgspec.ValidationError as error:
-        wrong = named(error)
+        wrong = named(error, Create, lambda: msgspec.json.decode(message))
         raise wrong if wrong.param else InvalidRequest("", f"The message must be an object: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("", f"The message cannot be read: {error}") from None
