@@ -78,9 +78,17 @@ SecretKey = Annotated[
 ]
 
 
-def _about(description: str, group: str, metavar: str | None = None, secret: bool = False) -> Meta:
-    """What ``--help`` says about a field, and under which heading. secret: its value is never shown."""
-    return Meta(description=description, extra={"group": group, "metavar": metavar, "secret": secret})
+#: Who applies a setting: the engine; the engine, whose text may be another then; the server's routes; or each replica,
+#: beside the engine's.
+AppliedBy = Literal["engine", "text", "service", "cluster"]
+
+
+def _about(
+    description: str, group: str, metavar: str | None = None, secret: bool = False, by: AppliedBy | None = None
+) -> Meta:
+    """What ``--help`` says about a field, and under which heading. secret: its value is never shown. by: who applies
+    it, if that is not plain from its section."""
+    return Meta(description=description, extra={"group": group, "metavar": metavar, "secret": secret, "by": by})
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +102,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "id",
             "models",
             "TARGET",
+            by="text",
         ),
     ] = "bundled"
     draft: Annotated[
@@ -112,6 +121,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _about(
             "weights and KV cache; auto is bfloat16, or float16 on a GPU and float32 on a processor without bf16",
             "models",
+            by="text",
         ),
     ] = "auto"
     quantize: Annotated[
@@ -121,6 +131,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "in each step (as the files have them)",
             "models",
             "KIND",
+            by="text",
         ),
     ] = None
     activations: Annotated[
@@ -129,6 +140,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "what quantised weights are multiplied with: int8 rounds activations in groups of 32, which is faster on a "
             "CPU; model leaves them as they are; auto is int8 with weights of 4 bits on a CPU",
             "models",
+            by="text",
         ),
     ] = "auto"
     kv_dtype: Annotated[
@@ -137,6 +149,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "the target's KV cache: int8 or fp8 (e4m3), with a scale for each token and head, hold about twice as many "
             "tokens in the same memory; auto is --dtype",
             "models",
+            by="text",
         ),
     ] = "auto"
     draft_quantize: Annotated[Quantize | None, _about("--quantize for a draft model", "models", "KIND")] = None
@@ -144,7 +157,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         KVDtype, _about("--kv-dtype for the KV cache of a draft model or of EAGLE and DFlash heads", "models")
     ] = "auto"
     device: Annotated[
-        DeviceKind, _about("where the models run; auto is the first GPU if there is one, otherwise the CPU", "models")
+        DeviceKind,
+        _about("where the models run; auto is the first GPU if there is one, otherwise the CPU", "models", by="text"),
     ] = "auto"
     graphs: Annotated[
         bool, _about("capture whole steps in CUDA graphs at start-up; on a CPU there are none", "models")
@@ -280,6 +294,7 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "long; 20 times as long if it is only silent, or loading",
             "server",
             "SECONDS",
+            by="cluster",
         ),
     ] = 30.0
     max_resumes: Annotated[
@@ -290,6 +305,7 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "fails",
             "server",
             "N",
+            by="cluster",
         ),
     ] = 3
     idle_unload: Annotated[
@@ -441,6 +457,11 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     def most_replicas(self) -> int:
         """Engines that there may be."""
         return 1 if self.replicas is None else int(self.replicas.rpartition("-")[2])
+
+    @property
+    def most_running(self) -> int:
+        """Requests that may run and wait."""
+        return self.max_seqs * self.most_replicas + self.max_queue
 
 
 #: What a command writes at most unless it is told.

@@ -6,7 +6,6 @@ import pytest
 
 from foresay.server.cli import serving
 from foresay.server.cli.main import main
-from foresay.server.host.service import ServiceOptions
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.load import load
@@ -78,8 +77,7 @@ async def test_the_gate_is_made_of_the_settings():
     assert auth.origins.allows("https://a.example") and not auth.origins.allows("https://b.example")
     caller = auth.key_store.caller(ALICE)
     assert caller is not None and caller.rate_limiter.limits.max_concurrent_requests == 3
-    options = ServiceOptions.of(ServeConfig(max_seqs=2, max_queue=5, request_timeout=9.0, max_output_tokens=7), "m")
-    assert (options.most_running, options.request_timeout, options.max_output_tokens) == (7, 9.0, 7)
+    assert ServeConfig(max_seqs=2, max_queue=5).most_running == 7
 
 
 def test_serving_with_a_key_file_that_is_not_there_is_one_line(capsys, tmp_path):

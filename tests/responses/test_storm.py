@@ -15,14 +15,14 @@ from aiohttp.test_utils import TestServer
 
 from foresay.server.api.responses.store import Responses
 from foresay.server.host.client import EngineClient
-from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.service import Service, Text
 from foresay.server.host.spare import Spares
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.settings.config import ServeConfig
 from tests.responses.bare import BINARY, CLOSE, PING, PONG, TEXT, Bare
 from tests.responses.test_socket import LAST
-from tests.server.staying import alone
+from tests.server.staying import alone, service_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 MESSAGES = 1000
@@ -39,7 +39,7 @@ async def real(checking_spares: Spares) -> AsyncIterator[tuple[Service, EngineCl
     engine = EngineClient(config, checking_spares)
     await engine.start()
     await engine.until_ready()
-    service = Service(engine, ServiceOptions(model="bundled"), Text.load(config))
+    service = service_of(engine, Text.load(config), model="bundled")
     async with TestServer(create_app(alone(service), AuthMiddleware(largest_body=LARGEST))) as server:
         yield service, engine, int(server.port or 0)
     await engine.stop()

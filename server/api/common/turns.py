@@ -272,7 +272,7 @@ def _params(service: Service, body: GenerationRequest) -> SamplingParams:
     text, info = service.opened()
     params = validation.sampling_params(body, text.defaults, info.vocab_size)
     if params.seed is None:
-        params = msgspec.structs.replace(params, seed=service.options.seed)
+        params = msgspec.structs.replace(params, seed=service.config.seed)
     if body.bad_words:
         params = msgspec.structs.replace(params, bad_words=bad_words(body, text.tokenizer))
     return params
@@ -296,8 +296,8 @@ def _fitted(
     info = service.opened()[1]
     prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
     left = info.max_model_len - len(prompt)
-    own = validation.capped(body, params, service.options.max_output_tokens, left)
-    own, shortened = validation.clamped(body, own, left, prepared.strict or service.options.strict_limits)
+    own = validation.capped(body, params, service.config.max_output_tokens, left)
+    own, shortened = validation.clamped(body, own, left, prepared.strict or service.config.strict_limits)
     validation.check_prompt(prompt, prepared.field, own, info.vocab_size, info.max_model_len)
     return prompt, own, shortened
 
@@ -321,6 +321,6 @@ async def answered(
     service.warned.note(answer.warnings)
     async with service.generation(answer.choices) as generation:
         if body.stream:
-            return await stream(http, answer, generation, service.options.ping_seconds)
+            return await stream(http, answer, generation, service.ping_seconds)
         whole = await collect(answer, generation)
     return json_response(whole, headers=headers(answer.warnings))
