@@ -32,6 +32,12 @@ from foresay.spec.sampling import SEED_RANGE, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 MOST_PROMPTS = 128
+_TRANSLATED = {
+    *("top_k", "seed", "max_tokens", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids"),
+    *("logprobs", "prompt_logprobs"),
+}
+#: The fields that mean to the engine what they mean in a request.
+_SAME = sorted({*SamplingParams.__struct_fields__} & {*GenerationRequest.__struct_fields__} - _TRANSLATED)
 #: The fields that say how many tokens are written at most, the stronger first.
 _LIMITING = ("max_completion_tokens", "max_tokens")
 
@@ -126,7 +132,7 @@ def refused_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:
-    """How to draw: the request's word, else the model's recommendation, else OpenAI's default."""
+    """How to draw: the request's word, else the model's recommendation, else the default, which is OpenAI's."""
     bounds.check_count(request.allowed_token_ids, vocab_size, "allowed_token_ids")
     field, most = _most_tokens(request, defaults)
     if options.scores_only(request):
@@ -135,19 +141,13 @@ def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, voca
             raise InvalidRequest("min_tokens", f"min_tokens must be at most max_tokens (0), got {request.min_tokens}")
     if most is not None and most < 1:
         raise InvalidRequest(field, f"{field} must be at least 1, got {most}")
+    drawn = {name: _first(getattr(request, name), getattr(defaults, name, None), None) for name in _SAME}
     params = SamplingParams(
-        temperature=_first(request.temperature, defaults.temperature, 1.0),
+        **{name: value for name, value in drawn.items() if value is not None},
         top_k=min(_first(request.top_k, defaults.top_k, 0), vocab_size),  # more is all of them, and may be no word
-        top_p=_first(request.top_p, defaults.top_p, 1.0),
-        min_p=_first(request.min_p, defaults.min_p, 0.0),
         seed=None if request.seed is None else request.seed % SEED_RANGE,
         max_tokens=most,
-        min_tokens=request.min_tokens or 0,
         stop_token_ids=tuple(request.stop_token_ids or ()),
-        ignore_eos=bool(request.ignore_eos),
-        presence_penalty=_first(request.presence_penalty, 0.0),
-        frequency_penalty=_first(request.frequency_penalty, 0.0),
-        repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=options.logit_bias(request),
         allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
         logprobs=options.logprobs(request),
