@@ -122,8 +122,8 @@ COMMAND = Command(
     "keys",
     "make API keys for the server, and list them",
     (
-        "foresay keys new alice >> keys.toml",
-        "foresay keys hash alice >> keys.toml",
+        "foresay keys new alice",
+        "foresay keys hash alice",
         "foresay keys list --api-key-file keys.toml",
         "foresay keys list --url http://127.0.0.1:8000",
     ),
