@@ -310,9 +310,9 @@ CONNECTIONS = (
         vllm=True,
     ),
 )
-#: What runs, once anything does.
+#: The engine's build, once there is one.
 ABOUT = (
-    gauge("build_info", "What runs.", _build, ("version", "target", "drafter", "draft", "dtype", "device", "exact")),
+    gauge("build_info", "Version and settings of the engine.", _build, ("version", "target", "drafter", "draft", "dtype", "device", "exact")),
     gauge(
         "kv_cache_token_bytes", "Bytes of the KV cache for one token, drafters' included.", _token_bytes, ["kv_dtype"]
     ),
@@ -335,7 +335,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     "Replicas": REPLICAS,
     "Engine": ENGINE,
     "Connections": CONNECTIONS,
-    "What runs": ABOUT,
+    "Build": ABOUT,
     "Self-check": SELF_CHECK,
 }
 #: Those that the page sums up, by what it calls them.
