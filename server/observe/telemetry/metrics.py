@@ -312,7 +312,12 @@ CONNECTIONS = (
 )
 #: The engine's build, once there is one.
 ABOUT = (
-    gauge("build_info", "Version and settings of the engine.", _build, ("version", "target", "drafter", "draft", "dtype", "device", "exact")),
+    gauge(
+        "build_info",
+        "Version and settings of the engine.",
+        _build,
+        ("version", "target", "drafter", "draft", "dtype", "device", "exact"),
+    ),
     gauge(
         "kv_cache_token_bytes", "Bytes of the KV cache for one token, drafters' included.", _token_bytes, ["kv_dtype"]
     ),
