@@ -32,7 +32,7 @@ from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import Member
-from foresay.spec.budget.plan import Plan, levels_of
+from foresay.spec.budget.plan import Plan
 from foresay.spec.engine import Engine
 from foresay.spec.names import DRAFT_MODEL, SUFFIX
 from foresay.spec.noise import Noise
@@ -150,7 +150,7 @@ class Counted:
         seconds = self._table[len(tree)] + self._cost.behind(len(tree), context)
         for part in tree.parts or (tree,):
             if part.drafter == DRAFT_MODEL:
-                levels = levels_of(part)
+                levels = part.levels
                 seconds += self._draft.seconds(levels, max(0, min(len(part), len(tree)) - 1 - levels) + unread)
         return seconds
 
