@@ -76,7 +76,7 @@ class Counted:
             models = [] if model is None else [Member.model(model, self._draft)]
             self._budget = Budget([*models, Member.looking(suffix)], cost, timed=False)
             self._drafter = CombinedDrafter(self._budget)
-        self._table = cost.expected(MAX_NODES)
+        self._table = cost.table(1, 0, MAX_NODES)
         self._requests = 0
 
     def seconds(self, asked: Sequence[Asked], salt: str, seed: int = 0) -> float:

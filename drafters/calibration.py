@@ -109,7 +109,9 @@ class Calibration:
         if not self.active:
             return _IDENTITY
         if kind not in self._made:
-            pairs = [[(s, d) for s, d in zip(self._shared[kind], deep, strict=True)][:GROUPS] for deep in self._deep[kind]]
+            pairs = [
+                [(s, d) for s, d in zip(self._shared[kind], deep, strict=True)][:GROUPS] for deep in self._deep[kind]
+            ]
             stretch = np.array([[1.0 + s.stretch + d.stretch for s, d in row] for row in pairs])[..., None]
             shift = np.array([[s.shift + d.shift for s, d in row] for row in pairs])[..., None]
             hit = -np.logaddexp(0.0, -(np.maximum(stretch, 0.0) * _KNOT_ODDS + shift))

@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-#: A row costs what one of the first so many does on average: most trees that grow are not larger.
-_MOSTLY = 8
+#: A row costs what one does on average from so many nodes before the last expected one to as many after it.
+_AROUND = 2
+#: Choices below a node that count; the share of a second one in what the first leaves, and of each further one in it.
+_CHOICES, _SECOND, _FURTHER = 4, 1 / 3, 2 / 3
 
 
 class Bar(NamedTuple):
-    """What the chances of a level's nodes must reach for the next level to be drafted: what each has beyond ``each``
-    must add up to ``together``."""
+    """What the nodes of a level must reach for the next one to be drafted. A node with chance c is expected to have
+    children with chances c * s, one for each of the shares s; what those have beyond ``row`` must add up to ``level``.
 
-    each: float
-    together: float
+    It is known before a tree grows where it will end, so a device can see to it as well as the host.
+    """
+
+    shares: tuple[float, ...]
+    row: float
+    level: float
 
     def reached(self, chances: Sequence[float]) -> bool:
-        """Whether it is worth it."""
-        return sum([max(0.0, chance - self.each) for chance in chances]) >= self.together
+        """Whether the next level is worth it. chances: of the nodes that it would hang below."""
+        return sum([max(0.0, c * s - self.row) for c in chances for s in self.shares]) >= self.level
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Price:
     """level: of one more level. rows: N + 1 of them, of the first 0, 1, .. N nodes together, as many as there may be.
-    levels: that are expected to be worth it."""
+    levels, nodes: that are expected to be worth it."""
 
     level: float
     rows: Sequence[float]
     levels: int = 1
+    nodes: int = _CHOICES
 
     @classmethod
-    def of(cls, pace: float, level: float, seconds: Sequence[float], levels: int) -> Price:
+    def of(cls, pace: float, level: float, seconds: Sequence[float], levels: int, nodes: int) -> Price:
         """At so many tokens in a second. level: seconds of one; seconds: of a step with 0, 1, .. of these nodes."""
-        return cls(pace * level, [pace * (spent - seconds[0]) for spent in seconds], levels)
+        return cls(pace * level, [pace * (spent - seconds[0]) for spent in seconds], levels, nodes)
 
     def bar(self, first: float) -> Bar:
-        """For a level below nodes whose first choices come with this chance. So it is known before a tree grows where
-        it ends, whether that is decided here or on a device."""
-        nodes = min(_MOSTLY, len(self.rows) - 1)
-        row = self.rows[nodes] / nodes if nodes else float("inf")
-        return Bar(row / first, self.level / first)
+        """For a level below nodes whose first choices come with this chance."""
+        last = len(self.rows) - 1
+        low, high = max(0, min(self.nodes - _AROUND, last - 1)), min(self.nodes + _AROUND, last)
+        row = (self.rows[high] - self.rows[low]) / (high - low) if last else math.inf
+        others = ((1 - first) * _SECOND * _FURTHER**rank for rank in range(_CHOICES - 1))
+        return Bar((first, *others), row, self.level)
 
     def keeps(self, chances: Sequence[float]) -> int:
         """How many of a whole tree's nodes are verified. One in any case: what is drafted and never looked at would

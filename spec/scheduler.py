@@ -127,7 +127,7 @@ class Scheduler:
         if not decode_rows:
             return most
         within = max(MIXED_STEP_FACTOR * self.cost.seconds(decode_rows), MIXED_STEP_SECONDS)
-        return max(1, bisect_right(self.cost.expected(decode_rows + most), within) - 1 - decode_rows)
+        return max(1, bisect_right(range(decode_rows + most + 1), within, key=self.cost.seconds) - 1 - decode_rows)
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence; one with a leader, as soon as the leader's prompt is computed."""

@@ -14,12 +14,11 @@ noticed when it would be.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from foresay.spec.budget.chance import Claims
-from foresay.spec.budget.cost import CostModel, DraftCost, of_draft
+from foresay.spec.budget.cost import CostModel, DraftSeconds, of_draft
 from foresay.spec.budget.exploration import Exploration, Looks
 from foresay.spec.budget.members import NOTHING, OPEN, RESTING, Found, Member, SequenceStats
 from foresay.spec.budget.plan import NO_PLAN, Leader, Plan, Share, Why
@@ -57,7 +56,7 @@ class Budget(Observer):
         self.leader = Leader()
         self._models = {member.name: member for member in members if not member.looks}
         for member in members:
-            member.parts = member.cost.parts(cost.pace)
+            member.costs = cost.drafts(member.cost)
         self._cases: dict[str, SequenceStats] = {}
         self._exploration, self._looks = Exploration(), Looks()
         self._unread: Mapping[str, int] = {}
@@ -102,7 +101,7 @@ class Budget(Observer):
                 # Nodes that were not worth their rows were hardly rows of the draft either.
                 more = sum(min(len(part), len(tree)) - 1 for part, tree in pairs) - levels + self._unread.get(name, 0)
                 grown = any(member.grows(part) for part, _ in pairs)
-                member.parts.saw(of_draft(levels, max(0, more), grown), seconds)
+                member.costs.saw(of_draft(levels, max(0, more), grown), seconds)
 
     def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; what it showed stays with the members."""
@@ -155,8 +154,8 @@ class Budget(Observer):
         self._look(able, known, looks)
         step = Planning.of(self, able, known)
         self._unread, ways = step.unread, step.ways(self.pinned)
-        reading = {name: of.token * ways[0].tokens for name, of in step.costs.drafts.items()}
-        behind = {name: of.token * step.unread[name] * (1 - 1 / _SPREAD) for name, of in step.costs.drafts.items()}
+        reading = {name: of.row * ways[0].tokens for name, of in step.costs.drafts.items()}
+        behind = {name: of.row * step.unread[name] * (1 - 1 / _SPREAD) for name, of in step.costs.drafts.items()}
         chosen = self._exploration.due(ways, step.costs.pace, reading, behind)
         looked = tuple(dict.fromkeys(name for case in known for name in case.found.names))
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # of each kind the best
@@ -199,11 +198,7 @@ class Planning:
         context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
         seconds = budget.cost.table(len(able), context, rows, budget.timed)
         unread = {name: sum([of.rest(s) for s, case in pairs if name in case.members]) for name, of in models.items()}
-        drafts, factor = {}, math.exp(budget.cost.pace.log)
-        for name, member in models.items():
-            each = member.parts.hoped if budget.timed else member.parts.now.__getitem__
-            start, level, token, deciding = [factor * each(part) for part in range(4)]
-            drafts[name] = DraftCost(start + token * unread[name] / _SPREAD, level, token, deciding)
+        drafts = {n: DraftSeconds.of(of.costs, unread[n] / _SPREAD, budget.timed) for n, of in models.items()}
         costs = Costs(seconds, drafts, sum([case.pace(seconds[1]) for case in cases]))
         return cls(models, able, cases, [case.estimate(s) for s, case in pairs], costs, unread)
 
@@ -228,10 +223,11 @@ class Planning:
         """A tree that grows as long as its levels and rows are worth their price."""
         estimate, tree, draft = self.estimates[index], way.trees[index], self.costs.drafts[way.model]
         # One pass drafts the level for all of them.
-        level = (draft.level + draft.deciding) / sum([tree.levels > 0 for tree in way.trees])
+        levels = max(1, round(tree.levels))
+        level = draft.next(levels) / sum([tree.levels > 0 for tree in way.trees])
         # Beside others a node comes more seldom than its chance says, so time is worth as much more of these.
         pace = self.costs.pace / max(_LEAST_BESIDE, estimate.beside) if estimate.found else self.costs.pace
         rows = min(max(1, len(way.found) + way.nodes - round(tree.nodes)), len(self.costs.seconds) - 1)
         seconds = self.costs.seconds[rows : rows + OPEN.nodes]
-        price = Price.of(pace, level, seconds, max(1, round(tree.levels)))
+        price = Price.of(pace, level, seconds, levels, round(tree.nodes))
         return replace(OPEN.limited(self.models[way.model].levels), price=price)

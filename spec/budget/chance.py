@@ -22,10 +22,11 @@ from itertools import pairwise
 
 from foresay.spec.tree import DraftTree
 
-#: The variance of a shift and of a stretch at first, and the share of it that returns with each outcome.
-_SHIFT, _STRETCH, DRIFT = 1.0, 0.03, 0.005
+#: The variance of a shift and of a stretch at first; the share of it that returns with each outcome, and of what many
+#: texts share.
+_SHIFT, _STRETCH, DRIFT, _SLOW = 1.0, 0.03, 0.005, 0.001
 #: How far a feature may go: its stretch, and its shift.
-_MOST_STRETCH, _MOST_SHIFT = 0.95, 3.0
+_MOST_STRETCH, _MOST_SHIFT = 0.95, 4.0
 #: Claims are read between these chances: nothing is certain.
 _UNLIKELY, _SURE = 0.02, 0.98
 #: How unsure features are that many texts share, and cells of a table, beside one text's own; salts that are remembered.
@@ -143,12 +144,12 @@ class Salts:
     """
 
     def __init__(self, own: float = 1.0) -> None:
-        self._own, self._all = own, Feature(SHARED)
+        self._own, self._all = own, Feature(SHARED, drift=_SLOW)
         self._of: OrderedDict[int, Feature] = OrderedDict()
 
     def claims(self, salt: str) -> Claims:
         """For a new text."""
-        of_salt = self._of.pop(hash(salt), None) or Feature(SHARED)
+        of_salt = self._of.pop(hash(salt), None) or Feature(SHARED, drift=_SLOW)
         self._of[hash(salt)] = of_salt
         if len(self._of) > _SALTS:
             self._of.popitem(last=False)

@@ -2,29 +2,30 @@
 
 All of it is a sum of parts (a number of rows, a token of context, a level of a draft), each measured at start-up on the
 running machine (:mod:`foresay.server.engine.calibrate`). A start may have met a busy machine, and machines slow down and
-speed up. So every part has a factor of its own and all have one in common, the pace; how much longer a step took than
-expected moves them, the less sure ones more. What was not seen for long grows less sure, and where a cost is unsure it
-is hoped to be low: so what only looks dear is tried, and known a step later.
+speed up. So how much longer a step took than expected moves its parts, the less sure ones more, and a little all parts:
+they were measured together and go at one pace. What was not seen for long grows less sure, and where a sum is unsure it is
+hoped to be low: so what only looks dear is tried, and known a step later.
 """
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import astuple, dataclass
+from functools import lru_cache
 from time import monotonic
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+
 #: When the curve is read again: after so many steps, at first after each, and where the context moved by so many tokens.
 _REREAD, _AT_FIRST, _MOVED_TOKENS = 16, 64, 128
-#: Variances of logs: of a part that was measured once (two deviations are a factor of three), of the pace, and of what
-#: steps differ by that are alike; what a step adds to that of the pace, and to that of a part until it is seen again.
-_UNSURE, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 0.1, 0.01, 0.002, 6e-5
+#: Variances of logs: of a part that was measured once (two deviations are a factor of three), of the pace of all of
+#: them, and of what steps differ by that are alike; what a step adds to that of the pace, and of a part not seen again.
+_UNSURE, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 0.6, 0.01, 0.002, 6e-5
 #: A step counts as no farther off than so many deviations: something else may have held it up.
 _MOST_OFF = 2.0
 #: Costs are hoped to be lower by so many deviations, as far as they are less sure than this.
@@ -33,6 +34,8 @@ _HOPE, _SURE = 2.0, 0.1
 _SHORT, _EVERY = 0.001, 8
 #: A pace so many times that of the last plain step is another one; a plain step is recent for so many seconds.
 _ANOTHER, _RECENT = 1.5, 3600.0
+#: The most levels of a draft.
+_LEVELS = 64
 #: The phases of a step that do not depend on who drafts.
 _OF_THE_TARGET = ("forward", "draw", "commit")
 
@@ -40,59 +43,70 @@ FEW = "no step without drafts was timed"
 OLD = "no step without drafts was timed lately"
 CHANGED = "the pace of this machine has changed since steps without drafts were timed"
 
-#: Parts of a sum by their index, each with how much of it there is.
-Amounts = Sequence[tuple[int, float]]
-
-
-@dataclass(slots=True)
-class Pace:
-    """How much longer everything takes by now than at start-up. log, variance: of that; steps: seen so far."""
-
-    log: float = 0.0
-    variance: float = _PACE
-    steps: int = 0
-
 
 class Parts:
-    """Seconds that parts took when they were measured, and what steps showed of them since. now: the pace left out."""
+    """The seconds of all parts as they were measured, and what steps showed of them since. steps: seen so far."""
 
-    def __init__(self, measured: Sequence[float], pace: Pace) -> None:
-        self.measured, self.pace, self.now = list(measured), pace, list(measured)
-        self._variances, self._seen = [_UNSURE] * len(self.now), [0] * len(self.now)
+    def __init__(self) -> None:
+        self.measured, self.now = np.zeros(0), np.zeros(0)
+        self.covariance, self.steps, self._drifted = np.zeros((0, 0)), 0, 0
 
-    def variance(self, part: int) -> float:
-        """How unsure a part is by now."""
-        return min(_UNSURE, self._variances[part] + _DRIFT * (self.pace.steps - self._seen[part]))
+    def group(self, measured: Sequence[float]) -> Group:
+        """Some more, which are asked for together."""
+        at = slice(len(self.now), len(self.now) + len(measured))
+        self.measured, self.now = (np.append(each, measured) for each in (self.measured, self.now))
+        covariance = _PACE + _UNSURE * np.eye(at.stop)
+        covariance[: at.start, : at.start] = self.covariance
+        self.covariance = covariance
+        return Group(self, at)
 
-    def hoped(self, part: int) -> float:
-        """What a part may take at best."""
-        return self.now[part] * math.exp(-_HOPE * max(0.0, math.sqrt(self.variance(part)) - _SURE))
+    def drift(self) -> None:
+        """What was not seen since is less sure, and all of it together."""
+        since, self._drifted = self.steps - self._drifted, self.steps
+        if since:
+            self.covariance += min(_PACE_DRIFT * since, _PACE)
+            diagonal = np.einsum("ii->i", self.covariance)
+            np.minimum(diagonal + _DRIFT * since, _UNSURE + _PACE, out=diagonal)
 
-    def seconds(self, amounts: Amounts, hope: bool = False) -> float:
-        """What they are expected to take; hope: at best."""
-        each = self.hoped if hope else self.now.__getitem__
-        return math.exp(self.pace.log) * sum([amount * each(part) for part, amount in amounts])
 
-    def saw(self, amounts: Amounts, seconds: float) -> None:
-        """They took so many seconds: a Kalman filter of the log, in which each part counts by its share."""
-        pace, expected = self.pace, self.seconds(amounts)
+class Group(NamedTuple):
+    """Parts that are asked for together. Sums are told by how much of each part is in them: [parts], or [sums, parts]."""
+
+    parts: Parts
+    at: slice
+
+    @property
+    def now(self) -> Floats:
+        """Seconds of each."""
+        return self.parts.now[self.at]
+
+    def seconds(self, amounts: Floats, hope: bool = False) -> Floats:
+        """What each sum is expected to take; hope: at best."""
+        each = amounts * self.now
+        sums: Floats = each.sum(-1)
+        if hope:
+            self.parts.drift()
+            shares = each / np.maximum(sums, 1e-12)[..., None]
+            spread = ((shares @ self.parts.covariance[self.at, self.at]) * shares).sum(-1)
+            sums = sums * np.exp(-_HOPE * np.maximum(0.0, np.sqrt(np.maximum(spread, 0.0)) - _SURE))
+        return sums
+
+    def saw(self, amounts: Floats, seconds: float) -> None:
+        """A sum took so many seconds: a Kalman filter of logs, in which each part counts by its share."""
+        parts, expected = self.parts, float(amounts @ self.now)
         if seconds <= 0.0:
             return
         if expected <= 0.0:  # what was never measured is what it takes at first
-            part, amount = amounts[0]
-            self.now[part] = self.measured[part] = seconds / amount / math.exp(pace.log)
+            parts.now[self.at.start] = parts.measured[self.at.start] = seconds
             return
-        scale = math.exp(pace.log) / expected
-        moved = [(part, amount * self.now[part] * scale, self.variance(part)) for part, amount in amounts]
-        pace.variance = min(pace.variance + _PACE_DRIFT, _PACE)
-        whole = _NOISE + pace.variance + sum([share * share * variance for _, share, variance in moved])
+        parts.drift()
+        shares = amounts * self.now / expected
+        gains = parts.covariance[:, self.at] @ shares
+        whole = _NOISE + float(gains[self.at] @ shares)
         most = _MOST_OFF * math.sqrt(whole)
         off = min(max(math.log(seconds / expected), -most), most) / whole
-        pace.log += pace.variance * off
-        pace.variance -= pace.variance**2 / whole
-        for part, share, variance in moved:
-            self.now[part] *= math.exp(share * variance * off)
-            self._variances[part], self._seen[part] = variance - (share * variance) ** 2 / whole, pace.steps
+        parts.now *= np.exp(gains * off)
+        parts.covariance -= np.outer(gains, gains / whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +122,39 @@ class DraftCost:
 
     def seconds(self, levels: float, more: float = 0.0, grown: bool = True) -> float:
         """Of one draft. more: rows beside one a level. grown: the host decides after each level."""
-        return self.start + (self.level + grown * self.deciding) * levels + self.token * more
-
-    def parts(self, pace: Pace) -> Parts:
-        """To be learnt from now on; see :func:`of_draft`."""
-        return Parts((self.start, self.level, self.token, self.deciding), pace)
+        return float(of_draft(levels, more, grown) @ astuple(self))
 
 
-def of_draft(levels: float, more: float = 0.0, grown: bool = True) -> Amounts:
-    """The parts of a draft. grown: the host decides after each level."""
-    return (0, 1.0), (1, levels), (2, more), (3, levels * grown)
+def of_draft(levels: float, more: float = 0.0, grown: bool = True) -> Floats:
+    """The parts of a draft."""
+    return np.array((1.0, levels, more, levels * grown))
+
+
+_DRAFTS = np.array([[of_draft(levels, grown=grown) for levels in range(_LEVELS)] for grown in (False, True)])
+
+
+class DraftSeconds(NamedTuple):
+    """What a model's drafts take in a step. first: before any level. levels: of chains and of trees that grow, by their
+    levels; row: of each row beside one a level."""
+
+    first: float
+    levels: tuple[list[float], list[float]]
+    row: float
+
+    @classmethod
+    def of(cls, group: Group, unread: float, hope: bool) -> DraftSeconds:
+        """unread: tokens to catch up with."""
+        row = float(group.now[2])
+        chains, trees = group.seconds(_DRAFTS, hope).tolist()
+        return cls(row * unread, (chains, trees), row)
+
+    def seconds(self, levels: float, nodes: float, grown: bool) -> float:
+        """Of one draft."""
+        return self.first + self.levels[grown][math.ceil(levels)] + self.row * max(0.0, nodes - levels)
+
+    def next(self, levels: int) -> float:
+        """Of one more level of a tree that grows."""
+        return max(0.0, self.levels[True][levels + 1] - self.levels[True][levels])
 
 
 class CostModel:
@@ -134,62 +171,66 @@ class CostModel:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         assert rows and len(rows) == len(seconds) and sorted(rows) == list(rows)
-        self.pace, self._rows, self._clock = Pace(), list(rows), clock
-        # The last part is the context: of a second that it was measured to take.
-        self.parts = Parts([*_rising(seconds), 1.0], self.pace)
-        self._context_rows, self._per_token = [rows for rows, _ in context], _rising([each for _, each in context])
+        self.context, self._rows, self._clock, self.parts = list(context), tuple(rows), clock, Parts()
+        # The last part is the context: of a second that it was measured to take. More rows never take less.
+        self.group = self.parts.group([*np.maximum.accumulate(seconds), 1.0])
         self._table: list[float] = []
         self._read_for, self._asked = (0, 0, 0), 0
         self._beside, self._plain = 0.0, (0.0, -math.inf)
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """The measured points, those that fall pooled: rows, seconds."""
-        return list(zip(self._rows, self.parts.measured[:-1], strict=True))
-
-    @property
-    def context(self) -> list[tuple[int, float]]:
-        """What a token of context was measured to add: rows, seconds."""
-        return list(zip(self._context_rows, self._per_token, strict=True))
+        """The measured points: rows, seconds."""
+        return list(zip(self._rows, self.parts.measured[: len(self._rows)].tolist(), strict=True))
 
     def begun(self, root_seconds: float) -> None:
         """At start-up a whole step of one sequence without drafts took so long; 0 if nobody measured."""
         if root_seconds > 0:
-            self._beside, self._plain = max(0.0, root_seconds - self.parts.now[0]), (self.pace.log, self._clock())
+            self._beside, self._plain = max(0.0, root_seconds - self.parts.now[0]), (self._pace, self._clock())
 
-    def seconds(self, rows: float) -> float:
-        """Of a pass over ``rows`` rows of short texts; beyond the last point in proportion to it."""
-        return self.parts.seconds(_near(self._rows, rows))
+    def drafts(self, cost: DraftCost) -> Group:
+        """The parts of a drafter, which goes at the pace of all."""
+        return self.parts.group(astuple(cost))
 
-    def expected(self, most: int, hope: bool = False) -> list[float]:
-        """Seconds of a step with 0, 1, .. ``most`` rows, that of more rows never less. hope: at best."""
-        points = [self.parts.hoped(part) for part in range(len(self._rows))] if hope else self.parts.now[:-1]
-        line = _line(self._rows, list(accumulate(points, max)), np.arange(most + 1))
-        expected: list[float] = (math.exp(self.pace.log) * line).tolist()
-        return expected
+    @property
+    def _pace(self) -> float:
+        """How much longer everything takes than at start-up, as a log."""
+        rows = slice(len(self._rows))
+        pace: float = np.log(self.parts.now[rows] / self.parts.measured[rows]).mean()
+        return pace
+
+    def seconds(self, rows: int) -> float:
+        """At start-up, of a pass over ``rows`` rows of short texts; beyond the last point in proportion to it."""
+        return float(self._amounts(rows) @ self.parts.measured[self.group.at])
 
     def table(self, sequences: int, context: int, most: int, hope: bool = False) -> list[float]:
-        """The same for so many sequences with so many tokens of context together; read off now and then."""
+        """Seconds of a step with 0, 1, .. ``most`` rows of so many sequences with so many tokens of context together,
+        that of more rows never less; read off now and then. hope: at best."""
         self._asked += 1
         read_for = sequences, most, context // _MOVED_TOKENS
-        if read_for != self._read_for or self.pace.steps < _AT_FIRST or self._asked % _REREAD == 0:
-            seconds = np.array(self.expected(most, hope))
-            if self._per_token:
-                added = _line(self._context_rows, self._per_token, np.arange(most + 1) / sequences)
-                seconds += self.parts.seconds([(len(self._rows), context)]) * added
-            self._read_for, self._table = read_for, np.maximum.accumulate(seconds).tolist()
+        if read_for != self._read_for or self.parts.steps < _AT_FIRST or self._asked % _REREAD == 0:
+            amounts = np.column_stack(
+                (_weights(self._rows, most), self._added(np.arange(most + 1) / sequences, context))
+            )
+            self._read_for = read_for
+            self._table = np.maximum.accumulate(self.group.seconds(amounts, hope)).tolist()
         return self._table
 
     def behind(self, rows: float, context: float) -> float:
         """What so many tokens of context add to a step. rows: of one sequence."""
-        return self.parts.seconds([self._context(rows, context)])
+        return float(self._added(np.array([rows]), context)[0] * self.group.now[-1])
 
-    def _context(self, rows: float, context: float) -> tuple[int, float]:
-        near = _near(self._context_rows, rows) if self._per_token else ()
-        return len(self._rows), context * sum([share * self._per_token[point] for point, share in near])
+    def _amounts(self, rows: int, sequences: int = 1, context: int = 0) -> Floats:
+        added = self._added(np.array([rows / sequences]), context)
+        return np.concatenate((_weights(self._rows, 1 << rows.bit_length())[rows], added))
 
-    def _step(self, rows: int, sequences: int, context: float) -> Amounts:
-        return *_near(self._rows, rows), self._context(rows / sequences, context)
+    def _added(self, rows: Floats, context: float) -> Floats:
+        """Seconds that the context was measured to add."""
+        if not self.context:
+            return np.zeros(len(rows))
+        points, seconds = zip(*self.context, strict=True)
+        added: Floats = context * np.interp(rows, points, np.maximum.accumulate(seconds))
+        return added * np.maximum(1.0, rows / points[-1])
 
     def saw(self, rows: int, sequences: int, context: int, drafted: int, phases: Mapping[str, float]) -> float:
         """Learn from a step without a prompt; returns what it would have taken without drafts, 0 if nobody knows.
@@ -198,16 +239,16 @@ class CostModel:
         two on the curve. context: tokens of all. phases: its seconds.
         """
         own, told = sum([phases.get(phase, 0.0) for phase in _OF_THE_TARGET]), 0.0
-        self.pace.steps += 1
+        self.parts.steps += 1
         if not drafted:
-            self._plain = self.pace.log, self._clock()
+            self._plain = self._pace, self._clock()
             told = sum(phases.values()) - phases.get("propose", 0.0)  # looking in vain is not plain decoding's time
         elif self._plain[1] > -math.inf:
-            plain = self.parts.seconds(self._step(sequences, sequences, context))
-            plain += self._beside * math.exp(self.pace.log)
-            told = own * plain / self.parts.seconds(self._step(rows, sequences, context))
-        if own > _SHORT or self.pace.steps % _EVERY == 0 or self.pace.steps < _AT_FIRST:
-            self.parts.saw(self._step(rows, sequences, context), own)
+            pair = np.stack([self._amounts(each, sequences, context) for each in (sequences, rows)])
+            plain, here = self.group.seconds(pair).tolist()
+            told = own * (plain + self._beside * math.exp(self._pace)) / here
+        if own > _SHORT or self.parts.steps % _EVERY == 0 or self.parts.steps < _AT_FIRST:
+            self.group.saw(self._amounts(rows, sequences, context), own)
         return told
 
     @property
@@ -216,30 +257,12 @@ class CostModel:
         pace, at = self._plain
         if self._clock() - at > _RECENT:
             return OLD if at > -math.inf else FEW
-        return CHANGED if abs(self.pace.log - pace) > math.log(_ANOTHER) else ""
+        return CHANGED if abs(self._pace - pace) > math.log(_ANOTHER) else ""
 
 
-def _rising(seconds: Sequence[float]) -> list[float]:
-    """More rows never cost less: points that fall are noise of the measurement, and are taken to be their mean."""
-    pools: list[tuple[float, int]] = []
-    for value in seconds:
-        pools.append((value, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (last, many), (before, few) = pools.pop(), pools.pop()
-            pools.append(((last * many + before * few) / (many + few), many + few))
-    return [value for value, count in pools for _ in range(count)]
-
-
-def _line(rows: Sequence[int], seconds: Sequence[float], wanted: NDArray[Any]) -> NDArray[np.float64]:
-    """Straight lines between the points, as :func:`_near` has them, at many places."""
-    line: NDArray[np.float64] = np.interp(wanted, rows, seconds) * np.maximum(1.0, wanted / rows[-1])
-    return line
-
-
-def _near(rows: Sequence[int], wanted: float) -> list[tuple[int, float]]:
-    """The points around ``wanted``, and how much of each there is: beyond the last in proportion to it."""
-    high = min(max(bisect.bisect_left(rows, wanted), 1), len(rows) - 1)
-    low = max(0, high - 1)
-    share = min(max((wanted - rows[low]) / max(1, rows[high] - rows[low]), 0.0), 1.0)
-    beyond = max(1.0, wanted / rows[-1])
-    return [(low, (1.0 - share) * beyond), (high, share * beyond)]
+@lru_cache(maxsize=16)
+def _weights(rows: tuple[int, ...], most: int) -> Floats:
+    """[most + 1, points]: how much of each point is in a step of 0, 1, .. ``most`` rows."""
+    wanted = np.arange(most + 1)
+    between = np.column_stack([np.interp(wanted, rows, each) for each in np.eye(len(rows))])
+    return between * np.maximum(1.0, wanted / rows[-1])[:, None]

@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 from foresay.spec.budget.chance import LEAST, SHARED, Claims, Salts, claimed
-from foresay.spec.budget.cost import DraftCost, Pace, Parts
+from foresay.spec.budget.cost import DraftCost, Group, Parts
 from foresay.spec.budget.weigh import Estimate, ExpectedTree
 from foresay.spec.merge import merge
 from foresay.spec.names import PREDICTION
@@ -40,7 +40,7 @@ _BESIDE = 0.65
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One drafter. levels: the most it drafts. cost: as measured; parts: as learnt. salts: how far its claims came true.
+    """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: how far its claims came true.
     brings: what its trees promised lately, first: for their first level. idle: steps since it was last taken for the
     best, if only to be seen."""
 
@@ -51,7 +51,7 @@ class Member:
     brings: ExpectedTree = GUESS
     first: float = _FIRST
     idle: int = 0
-    parts: Parts = field(init=False)
+    costs: Group = field(init=False)
     salts: Salts = field(init=False)
     _trees: int = 0
     _chains: Chains | None = field(init=False, default=None)
@@ -59,7 +59,7 @@ class Member:
     _looks_up: LooksUp | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.parts, self.salts = self.cost.parts(Pace()), Salts(1.0 if self.looks else SHARED)
+        self.costs, self.salts = Parts().group(astuple(self.cost)), Salts(1.0 if self.looks else SHARED)
         # Asked once: it takes longer than all that is asked of the drafter then.
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
         self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.cost import DraftSeconds
 from foresay.spec.price import worth
 from foresay.spec.tree import TreeShape
 
@@ -67,7 +67,7 @@ class Costs(NamedTuple):
     in a second that time is worth."""
 
     seconds: Sequence[float]
-    drafts: Mapping[str, DraftCost]
+    drafts: Mapping[str, DraftSeconds]
     pace: float
 
     def way(
@@ -79,7 +79,7 @@ class Costs(NamedTuple):
         spent = self.seconds[min(len(found) + nodes, len(self.seconds) - 1)]
         if model:
             levels = max([tree.levels for tree in trees])
-            spent += self.drafts[model].seconds(levels, max(0.0, drafted - levels), not chain)
+            spent += self.drafts[model].seconds(levels, drafted, not chain)
         tokens = len(found) + sum(map(sum, found)) + sum([tree.tokens for tree in trees])
         counts = tuple(map(len, found))
         return CandidatePlan(model, counts, tuple(trees), tokens, spent, nodes, tokens - self.pace * spent, chain)
@@ -99,7 +99,9 @@ class Costs(NamedTuple):
             trees = []
             for estimate, others in zip(estimates, found, strict=True):
                 tree, share = estimate.trees.get(model, NO_TREE), estimate.beside if others else 1.0
-                trees.append(ExpectedTree(share * tokens * tree.tokens, nodes * tree.nodes, max(1.0, nodes * tree.levels)))
+                trees.append(
+                    ExpectedTree(share * tokens * tree.tokens, nodes * tree.nodes, max(1.0, nodes * tree.levels))
+                )
             ways.append(self.way(found, model, trees))
         return max(ways, key=attrgetter("worth"))
 
@@ -113,7 +115,7 @@ class Costs(NamedTuple):
             tokens, nodes = tokens + sum(deep), nodes + len(deep)
             if rows + nodes >= len(self.seconds):
                 break
-            price = self.pace * (self.seconds[rows + nodes] + draft.seconds(levels, nodes - levels, False))
+            price = self.pace * (self.seconds[rows + nodes] + draft.seconds(levels, nodes, False))
             if tokens - price > best:
                 best, length = tokens - price, levels
             elif most - price <= best:  # all that is left could not make up for it
