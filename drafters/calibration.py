@@ -28,14 +28,14 @@ Floats = NDArray[np.float64]
 #: told apart; what is deeper or lower counts as the last.
 KINDS, DEPTHS, GROUPS = 3, 8, 4
 #: Steps after which new curves are made, fewer at first; and of how many steps one is learnt from by then.
-REFRESH, _FIRST_REFRESH, _EVERY = 128, 16, 4
+REFRESH, _FIRST_REFRESH, _EVERY, _HASH = 128, 16, 4, 40503
 #: How much better than they say first choices are taken to be, by way of sampling: half of what was measured.
 _FIRST_SHIFTS = (1.5, 0.0, 0.5)
 #: How often first choices come, in log odds, before anybody knows.
 _USUAL = math.log(0.55 / 0.45)
-#: How unsure what all depths share is, and what each depth adds; how little of that returns with each trial, since
-#: there are many: about as many thousand are remembered.
-_SHARED, _OF_DEPTH, _DRIFT = 0.5, 0.1, 0.0002
+#: How unsure what all depths share is and what each depth adds, of candidates and of chains; the variance of stretches;
+#: how little doubt returns with each trial, since there are many: about as many thousand are remembered.
+_SHARED, _OF_DEPTH, _CHAINS, _STRETCH, _DRIFT = 0.5, 0.025, 0.4, 0.15, 0.0002
 #: Log odds of candidates that are told apart. Where the curves have their knots: log chances of a candidate.
 _MOST_ODDS = 9.0
 _KNOT_ODDS = np.concatenate(([-900.0], np.linspace(-_MOST_ODDS, _MOST_ODDS, 25), [60.0]))
@@ -56,10 +56,8 @@ class Calibration:
     def __init__(self) -> None:
         self.active = True
         # By way of sampling, and by depth, for all ranks and then for first choices of chains.
-        self._shared = [[Feature(_SHARED, drift=_DRIFT) for _ in range(GROUPS + 1)] for _ in range(KINDS)]
-        self._deep = [
-            [[Feature(_OF_DEPTH, drift=_DRIFT) for _ in range(GROUPS + 1)] for _ in range(DEPTHS)] for _ in range(KINDS)
-        ]
+        self._shared = [_features(_SHARED) for _ in range(KINDS)]
+        self._deep = [[_features(_OF_DEPTH) for _ in range(DEPTHS)] for _ in range(KINDS)]
         for features, shift in zip(self._shared, _FIRST_SHIFTS, strict=True):
             features[0].shift = shift
         self._made: dict[int, NDArray[np.float32]] = {}
@@ -71,8 +69,8 @@ class Calibration:
 
         chain: whether all nodes above it were first choices.
         """
-        if self._refresh_at > REFRESH and self._steps % _EVERY:
-            return
+        if self._refresh_at > REFRESH and (_HASH * self._steps & 0xFFFF) * _EVERY >> 16:
+            return  # not every so many-th: texts have periods
         shared, deep = self._shared[kind], self._deep[kind][min(depth, DEPTHS - 1)]
         if chain:
             learn(_USUAL, (shared[GROUPS], deep[GROUPS]), bool(hit[0]))
@@ -119,6 +117,12 @@ class Calibration:
             made = np.stack((slopes, hit[..., :-1] - slopes * _KNOTS[:-1]))
             self._made[kind] = np.pad(made, ((0, 0),) * 3 + ((1, 1),), mode="edge").astype(np.float32)
         return self._made[kind]
+
+
+def _features(unsure: float) -> list[Feature]:
+    """Of all ranks, and of chains."""
+    ranks = [Feature(unsure, _STRETCH, _DRIFT) for _ in range(GROUPS)]
+    return [*ranks, Feature(_CHAINS, 0.0, _DRIFT)]
 
 
 #: Pieces that leave chances as they are.

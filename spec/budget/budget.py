@@ -33,6 +33,8 @@ from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 
 #: Among how many steps catching up is shared out: a model that is taken up is likely to be of use for a while.
 _SPREAD = 16
+#: So many drafts of each model are timed before what a start measured is taken for true.
+_FIRST_ASKS = 3
 #: The least share of what it brings alone that a tree is taken to bring beside others.
 _LEAST_BESIDE = 0.05
 
@@ -102,6 +104,7 @@ class Budget(Observer):
                 more = sum(min(len(part), len(tree)) - 1 for part, tree in pairs) - levels + self._unread.get(name, 0)
                 grown = any(member.grows(part) for part, _ in pairs)
                 member.costs.saw(of_draft(levels, max(0, more), grown), seconds)
+                member.drafts += 1
 
     def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; what it showed stays with the members."""
@@ -157,6 +160,8 @@ class Budget(Observer):
         reading = {name: of.row * ways[0].tokens for name, of in step.costs.drafts.items()}
         behind = {name: of.row * step.unread[name] * (1 - 1 / _SPREAD) for name, of in step.costs.drafts.items()}
         chosen = self._exploration.due(ways, step.costs.pace, reading, behind)
+        if self.timed:  # a start may have found a model so dear that it would never be asked
+            chosen = next((way for way in ways if way.model and self._models[way.model].drafts < _FIRST_ASKS), chosen)
         looked = tuple(dict.fromkeys(name for case in known for name in case.found.names))
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # of each kind the best
         self.why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])

@@ -41,13 +41,14 @@ LEAST = 0.04
 
 class Feature:
     """What one fact about a node adds to its log odds. unsure: how far off it may be at first, beside a text's own.
-    stretches: False learns a shift alone. drift: the share of the doubt that returns with each outcome."""
+    stretch: the variance of that, 0 learns a shift alone. drift: the share of the doubt that returns with each outcome.
+    """
 
     __slots__ = ("_kept", "_of_shift", "_of_stretch", "_shift_back", "_stretch_back", "shift", "stretch")
 
-    def __init__(self, unsure: float = 1.0, stretches: bool = True, drift: float = DRIFT) -> None:
+    def __init__(self, unsure: float = 1.0, stretch: float = _STRETCH, drift: float = DRIFT) -> None:
         self.shift = self.stretch = 0.0
-        self._of_shift, self._of_stretch = unsure * _SHIFT, unsure * _STRETCH * stretches
+        self._of_shift, self._of_stretch = unsure * _SHIFT, unsure * stretch
         self._kept, self._shift_back, self._stretch_back = 1 - drift, drift * self._of_shift, drift * self._of_stretch
 
     def spread(self, odds: float) -> float:
@@ -98,7 +99,7 @@ class Cells:
         """A candidate of this cell came, or another token did."""
         known = self._features.get(cell)
         if known is None:
-            known = self._features[cell] = odds_of(self.chances[cell]), Feature(CELL, stretches=False)
+            known = self._features[cell] = odds_of(self.chances[cell]), Feature(CELL, stretch=0.0)
         odds, feature = known
         learn(odds, (feature,), came)
         self.chances[cell] = chance_of(odds, (feature,))

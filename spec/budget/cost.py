@@ -26,7 +26,7 @@ _REREAD, _AT_FIRST, _MOVED_TOKENS = 16, 64, 128
 #: Variances of logs: of a part that was measured once (two deviations are a factor of three), of the pace of all of
 #: them, and of what steps differ by that are alike; what a step adds to that of the pace, and of a part not seen again.
 _UNSURE, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 0.6, 0.01, 0.002, 6e-5
-#: A step counts as no farther off than so many deviations: something else may have held it up.
+#: What is farther off than so many deviations counts as less sure: something else may have held the step up.
 _MOST_OFF = 2.0
 #: Costs are hoped to be lower by so many deviations, as far as they are less sure than this.
 _HOPE, _SURE = 2.0, 0.1
@@ -103,9 +103,9 @@ class Group(NamedTuple):
         shares = amounts * self.now / expected
         gains = parts.covariance[:, self.at] @ shares
         whole = _NOISE + float(gains[self.at] @ shares)
-        most = _MOST_OFF * math.sqrt(whole)
-        off = min(max(math.log(seconds / expected), -most), most) / whole
-        parts.now *= np.exp(gains * off)
+        off = math.log(seconds / expected)
+        whole *= max(1.0, abs(off) / (_MOST_OFF * math.sqrt(whole)))
+        parts.now *= np.exp(gains * off / whole)
         parts.covariance -= np.outer(gains, gains / whole)
 
 

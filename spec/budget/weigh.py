@@ -75,8 +75,8 @@ class Costs(NamedTuple):
     ) -> CandidatePlan:
         """One of this size."""
         drafted = sum([tree.nodes for tree in trees])
-        nodes = sum(map(len, found)) + round(drafted)
-        spent = self.seconds[min(len(found) + nodes, len(self.seconds) - 1)]
+        nodes = min(sum(map(len, found)) + round(drafted), len(self.seconds) - 1 - len(found))
+        spent = self.seconds[len(found) + nodes]
         if model:
             levels = max([tree.levels for tree in trees])
             spent += self.drafts[model].seconds(levels, drafted, not chain)

@@ -17,7 +17,7 @@ def test_a_step_costs_its_rows_and_what_stands_before_it() -> None:
     """A text that repeats itself: nothing is known at first, and then all four tokens of each draft come."""
     counted = Counted(COST, "suffix:4")
     spent = counted.seconds([([5, 6, 7, 8], [*[9, 5, 6, 7, 8], *[9, 5, 6, 7, 8], 9, 5])], "")
-    drafted = COST.expected(8)[5] + COST.behind(5, 6)
+    drafted = COST.table(1, 0, 8)[5] + COST.behind(5, 6)
     assert spent > 2 * drafted
     assert spent < 12 * COST.seconds(1)
     fresh = Counted(COST, "suffix:4").seconds([([5, 6, 7, 8], [10, 11, 12])], "")
