@@ -98,13 +98,12 @@ class Budget(Observer):
         """Correct the costs of a model by what drafting took."""
         for name, member in self._models.items():
             pairs = [(part, tree) for tree in trees for part in tree.parts or (tree,) if part.drafter == name]
-            if pairs:
+            if pairs and member.costs.due(seconds):
                 levels = max(part.levels for part, _ in pairs)
                 # Nodes that were not worth their rows were hardly rows of the draft either.
                 more = sum(min(len(part), len(tree)) - 1 for part, tree in pairs) - levels + self._unread.get(name, 0)
                 grown = any(member.grows(part) for part, _ in pairs)
                 member.costs.saw(of_draft(levels, max(0, more), grown), seconds)
-                member.drafts += 1
 
     def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; what it showed stays with the members."""
@@ -161,7 +160,7 @@ class Budget(Observer):
         behind = {name: of.row * step.unread[name] * (1 - 1 / _SPREAD) for name, of in step.costs.drafts.items()}
         chosen = self._exploration.due(ways, step.costs.pace, reading, behind)
         if self.timed:  # a start may have found a model so dear that it would never be asked
-            chosen = next((way for way in ways if way.model and self._models[way.model].drafts < _FIRST_ASKS), chosen)
+            chosen = next((way for way in ways if way.model and self._models[way.model].costs.learnt < _FIRST_ASKS), chosen)
         looked = tuple(dict.fromkeys(name for case in known for name in case.found.names))
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # of each kind the best
         self.why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])

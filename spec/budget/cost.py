@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 #: When the curve is read again: after so many steps, at first after each, and where the context moved by so many tokens.
-_REREAD, _AT_FIRST, _MOVED_TOKENS = 16, 64, 128
+_REREAD, _MOVED_TOKENS = 16, 128
 #: Variances of logs: of a part that was measured once (two deviations are a factor of three), of the pace of all of
 #: them, and of what steps differ by that are alike; what a step adds to that of the pace, and of a part not seen again.
 _UNSURE, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 0.6, 0.01, 0.002, 6e-5
@@ -30,12 +30,12 @@ _UNSURE, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 0.6, 0.01, 0.002, 6e-5
 _MOST_OFF = 2.0
 #: Costs are hoped to be lower by so many deviations, as far as they are less sure than this.
 _HOPE, _SURE = 2.0, 0.1
-#: Of steps shorter than so many seconds only every so many-th is learnt from: learning takes time too.
-_SHORT, _EVERY = 0.001, 8
+#: Learning takes a tenth of a millisecond: after the first so many times it is done once in so many seconds of steps.
+_AT_FIRST, _LEARNING = 64, 0.05
 #: A pace so many times that of the last plain step is another one; a plain step is recent for so many seconds.
 _ANOTHER, _RECENT = 1.5, 3600.0
-#: The most levels of a draft.
-_LEVELS = 64
+#: The most levels of a draft that grows or is as long as it is worth, and one more.
+_LEVELS = 34
 #: The phases of a step that do not depend on who drafts.
 _OF_THE_TARGET = ("forward", "draw", "commit")
 
@@ -69,11 +69,13 @@ class Parts:
             np.minimum(diagonal + _DRIFT * since, _UNSURE + _PACE, out=diagonal)
 
 
-class Group(NamedTuple):
-    """Parts that are asked for together. Sums are told by how much of each part is in them: [parts], or [sums, parts]."""
+class Group:
+    """Parts that are asked for together. Sums are told by how much of each part is in them: [parts], or [sums, parts].
+    learnt: how often from one. told: what was last read of drafts."""
 
-    parts: Parts
-    at: slice
+    def __init__(self, parts: Parts, at: slice) -> None:
+        self.parts, self.at, self.learnt, self._since = parts, at, 0, 0.0
+        self.told: tuple[list[float], list[float]] | None = None
 
     @property
     def now(self) -> Floats:
@@ -91,11 +93,15 @@ class Group(NamedTuple):
             sums = sums * np.exp(-_HOPE * np.maximum(0.0, np.sqrt(np.maximum(spread, 0.0)) - _SURE))
         return sums
 
+    def due(self, seconds: float) -> bool:
+        """Whether to learn from what took so many."""
+        self._since += seconds
+        return seconds > 0.0 and (self.learnt < _AT_FIRST or self._since >= _LEARNING)
+
     def saw(self, amounts: Floats, seconds: float) -> None:
         """A sum took so many seconds: a Kalman filter of logs, in which each part counts by its share."""
         parts, expected = self.parts, float(amounts @ self.now)
-        if seconds <= 0.0:
-            return
+        self.learnt, self._since = self.learnt + 1, 0.0
         if expected <= 0.0:  # what was never measured is what it takes at first
             parts.now[self.at.start] = parts.measured[self.at.start] = seconds
             return
@@ -145,8 +151,10 @@ class DraftSeconds(NamedTuple):
     def of(cls, group: Group, unread: float, hope: bool) -> DraftSeconds:
         """unread: tokens to catch up with."""
         row = float(group.now[2])
-        chains, trees = group.seconds(_DRAFTS, hope).tolist()
-        return cls(row * unread, (chains, trees), row)
+        if group.told is None or group.parts.steps % _REREAD == 0 or group.learnt < _AT_FIRST:
+            chains, trees = group.seconds(_DRAFTS, hope).tolist()
+            group.told = chains, trees
+        return cls(row * unread, group.told, row)
 
     def seconds(self, levels: float, nodes: float, grown: bool) -> float:
         """Of one draft."""
@@ -174,7 +182,10 @@ class CostModel:
         self.context, self._rows, self._clock, self.parts = list(context), tuple(rows), clock, Parts()
         # The last part is the context: of a second that it was measured to take. More rows never take less.
         self.group = self.parts.group([*np.maximum.accumulate(seconds), 1.0])
+        points, added = zip(*(context or [(1, 0.0)]), strict=True)
+        self._per_token = np.array(points), np.maximum.accumulate(added)
         self._table: list[float] = []
+        self._shares: dict[tuple[int, int, int], float] = {}
         self._read_for, self._asked = (0, 0, 0), 0
         self._beside, self._plain = 0.0, (0.0, -math.inf)
 
@@ -208,7 +219,7 @@ class CostModel:
         that of more rows never less; read off now and then. hope: at best."""
         self._asked += 1
         read_for = sequences, most, context // _MOVED_TOKENS
-        if read_for != self._read_for or self.parts.steps < _AT_FIRST or self._asked % _REREAD == 0:
+        if read_for != self._read_for or self.group.learnt < _AT_FIRST or self._asked % _REREAD == 0:
             amounts = np.column_stack(
                 (_weights(self._rows, most), self._added(np.arange(most + 1) / sequences, context))
             )
@@ -226,11 +237,9 @@ class CostModel:
 
     def _added(self, rows: Floats, context: float) -> Floats:
         """Seconds that the context was measured to add."""
-        if not self.context:
-            return np.zeros(len(rows))
-        points, seconds = zip(*self.context, strict=True)
-        added: Floats = context * np.interp(rows, points, np.maximum.accumulate(seconds))
-        return added * np.maximum(1.0, rows / points[-1])
+        points, seconds = self._per_token
+        added: Floats = context * np.interp(rows, points, seconds) * np.maximum(1.0, rows / points[-1])
+        return added
 
     def saw(self, rows: int, sequences: int, context: int, drafted: int, phases: Mapping[str, float]) -> float:
         """Learn from a step without a prompt; returns what it would have taken without drafts, 0 if nobody knows.
@@ -244,12 +253,20 @@ class CostModel:
             self._plain = self._pace, self._clock()
             told = sum(phases.values()) - phases.get("propose", 0.0)  # looking in vain is not plain decoding's time
         elif self._plain[1] > -math.inf:
+            told = own * self._share(rows, sequences, context)
+        if self.group.due(own):
+            self.group.saw(self._amounts(rows, sequences, context), own)
+            self._shares.clear()
+        return told
+
+    def _share(self, rows: int, sequences: int, context: int) -> float:
+        """What a step without drafts takes, over one of so many rows."""
+        key = rows, sequences, context // _MOVED_TOKENS
+        if key not in self._shares:
             pair = np.stack([self._amounts(each, sequences, context) for each in (sequences, rows)])
             plain, here = self.group.seconds(pair).tolist()
-            told = own * (plain + self._beside * math.exp(self._pace)) / here
-        if own > _SHORT or self.parts.steps % _EVERY == 0 or self.parts.steps < _AT_FIRST:
-            self.group.saw(self._amounts(rows, sequences, context), own)
-        return told
+            self._shares[key] = (plain + self._beside * math.exp(self._pace)) / here
+        return self._shares[key]
 
     @property
     def doubt(self) -> str:

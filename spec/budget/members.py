@@ -42,7 +42,7 @@ _BESIDE = 0.65
 class Member:
     """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: how far its claims came true.
     brings: what its trees promised lately, first: for their first level. idle: steps since it was last taken for the
-    best, if only to be seen. drafts: that were timed."""
+    best, if only to be seen."""
 
     drafter: Drafter
     looks: bool
@@ -51,7 +51,6 @@ class Member:
     brings: ExpectedTree = GUESS
     first: float = _FIRST
     idle: int = 0
-    drafts: int = 0
     costs: Group = field(init=False)
     salts: Salts = field(init=False)
     _trees: int = 0

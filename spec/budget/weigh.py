@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ class Costs(NamedTuple):
     def tree(self, model: str, estimates: Sequence[Estimate], found: Sequence[Sequence[float]]) -> CandidatePlan:
         """Its trees as usual or smaller, beside what was found."""
         ways = []
-        for nodes, tokens in _SIZES:
+        for nodes, tokens in _SIZES[: 3 if len(estimates) > 1 else 1]:
             trees = []
             for estimate, others in zip(estimates, found, strict=True):
                 tree, share = estimate.trees.get(model, NO_TREE), estimate.beside if others else 1.0
@@ -107,15 +108,16 @@ class Costs(NamedTuple):
 
     def chain(self, model: str, chains: Sequence[Sequence[float]]) -> CandidatePlan:
         """Its chains of the length that is worth most, the same for all sequences: a level is drafted for all at once."""
-        rows, draft, best, length = len(chains), self.drafts[model], -math.inf, 1
+        seconds, pace, rows, draft, best, length = self.seconds, self.pace, len(chains), self.drafts[model], -math.inf, 1
         most = sum(map(sum, chains))
         tokens, nodes = 0.0, 0
-        for levels in range(1, max(map(len, chains)) + 1):
-            deep = [chain[levels - 1] for chain in chains if len(chain) >= levels]
-            tokens, nodes = tokens + sum(deep), nodes + len(deep)
-            if rows + nodes >= len(self.seconds):
+        for levels, level in enumerate(zip_longest(*chains), start=1):
+            for chance in level:
+                if chance is not None:
+                    tokens, nodes = tokens + chance, nodes + 1
+            if rows + nodes >= len(seconds):
                 break
-            price = self.pace * (self.seconds[rows + nodes] + draft.seconds(levels, nodes, False))
+            price = pace * (seconds[rows + nodes] + draft.seconds(levels, nodes, False))
             if tokens - price > best:
                 best, length = tokens - price, levels
             elif most - price <= best:  # all that is left could not make up for it
