@@ -3,9 +3,9 @@
 A draft's own softmax is no honest chance: where target and draft both take the likeliest token, the draft's first
 choice is hit far more often than its probability says, and its third less often. So a candidate's claim is corrected
 (:mod:`foresay.spec.budget.chance`) by its way of sampling, its rank among its siblings, and both at its depth. What
-verification shows are trials: below every accepted node the token that came is one of the candidates, or none. Of chains
-nobody computes chances, so for them it is learnt how often first choices below first choices come. All of it is a guess
-about speed: no token depends on it.
+verification shows are trials: below every accepted node the token that came is one of the candidates, or none. Chances
+of chains are not computed, so of those it is learnt how often first choices below first choices come. All of it is a
+guess about speed: no token depends on it.
 """
 
 from __future__ import annotations

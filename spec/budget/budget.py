@@ -15,7 +15,7 @@ noticed when it would be.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from foresay.spec.budget.chance import Claims
 from foresay.spec.budget.cost import CostModel, DraftSeconds, of_draft
@@ -25,7 +25,6 @@ from foresay.spec.budget.plan import NO_PLAN, Leader, Plan, Share, Why
 from foresay.spec.budget.weigh import CandidatePlan, Costs, Estimate, weigh, weigh_pinned
 from foresay.spec.names import NONE, PREDICTION
 from foresay.spec.observer import Observer
-from foresay.spec.price import Price
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import VerifyResult
 from foresay.spec.trace import SWITCHED_OFF, StepTrace
@@ -61,8 +60,9 @@ class Budget(Observer):
             member.costs = cost.drafts(member.cost)
         self._cases: dict[str, SequenceStats] = {}
         self._exploration, self._looks = Exploration(), Looks()
-        self._unread: Mapping[str, int] = {}
+        self._unread: dict[str, int] = {}
         self._plans: Mapping[str, Plan] = {}
+        self._kept = 0  # steps since something was chosen
 
     @property
     def shape(self) -> TreeShape:
@@ -127,11 +127,12 @@ class Budget(Observer):
                 self.leader.news, self._unsaid = self._unsaid, ""
             return [NO_PLAN] * len(sequences)
         self.leader.news = ""
+        self._kept += 1
         able = [s for s in sequences if s.speculate and s.most_levels > 0]
         if not able:
             self.why, self._plans = None, {}
         else:
-            predicted = any([sequence.prediction for sequence in able])
+            predicted = any(sequence.prediction for sequence in able)
             looks = self._looks.due() or not self.timed or predicted
             if looks or not self._lasts(able):
                 self._decide(able, looks)
@@ -143,7 +144,7 @@ class Budget(Observer):
         if why is None or why.probe or any(why.ways[0].found) or len(plans) != len(why.ways[0].found):
             return False
         pairs = zip(plans, able, strict=True)
-        lasts = all([plan is not None and plan.shape.levels <= sequence.most_levels for plan, sequence in pairs])
+        lasts = all(plan is not None and plan.shape.levels <= sequence.most_levels for plan, sequence in pairs)
         for sequence in able if lasts and why.ways[0].nodes else ():
             self._cases[sequence.id].length = len(sequence.tokens)
             self._cases[sequence.id].found = NOTHING
@@ -151,23 +152,46 @@ class Budget(Observer):
 
     def _decide(self, able: Sequence[SequenceState], looks: bool) -> None:
         """For all that may draft."""
-        known = [self._cases.get(s.id) or SequenceStats.begun(s, self.members) for s in able]
-        self._cases.update((s.id, case) for s, case in zip(able, known, strict=True))
-        self._look(able, known, looks)
-        step = Planning.of(self, able, known)
-        self._unread, ways = step.unread, step.ways(self.pinned)
-        reading = {name: of.row * ways[0].tokens for name, of in step.costs.drafts.items()}
-        behind = {name: of.row * step.unread[name] * (1 - 1 / _SPREAD) for name, of in step.costs.drafts.items()}
-        chosen = self._exploration.due(ways, step.costs.pace, reading, behind)
-        if self.timed:  # a start may have found a model so dear that it would never be asked
-            chosen = next((way for way in ways if way.model and self._models[way.model].costs.learnt < _FIRST_ASKS), chosen)
-        looked = tuple(dict.fromkeys(name for case in known for name in case.found.names))
+        cases = [self._cases.get(s.id) or SequenceStats.begun(s, self.members) for s in able]
+        self._cases.update((s.id, case) for s, case in zip(able, cases, strict=True))
+        self._look(able, cases, looks)
+        pairs, costs = list(zip(able, cases, strict=True)), self._costs(able, cases)
+        estimates = [case.estimate(sequence) for sequence, case in pairs]
+        ways = weigh(estimates, costs) if self.pinned is None else weigh_pinned(estimates, costs, self.pinned)
+        chosen = self._explored(ways, costs)
+        looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # of each kind the best
-        self.why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
-        self.leader.see(self.why)
+        self.why = why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
+        self.leader.see(why)
         for name, member in self._models.items():
             member.idle = 0 if name == ways[0].model else member.idle + 1
-        self._plans = {s.id: step.plan(index, self.why, self.pinned) for index, s in enumerate(able)}
+        self._plans = {}
+        for index, (sequence, case) in enumerate(pairs):
+            case.looked, case.seconds = chosen.found[index] > 0, chosen.seconds
+            shares = self._shares(chosen, index, sequence, case, estimates[index], costs)
+            self._plans[sequence.id] = Plan.of(shares, why)
+
+    def _costs(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats]) -> Costs:
+        """What ways are weighed by. Costs that are unsure are hoped to be low."""
+        context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
+        seconds = self.cost.table(len(able), context, rows, self.timed)
+        pairs, drafts = list(zip(able, cases, strict=True)), {}
+        for name, member in self._models.items():
+            self._unread[name] = unread = sum([member.rest(s) for s, case in pairs if name in case.members])
+            drafts[name] = DraftSeconds.of(member.costs, unread / _SPREAD, self.timed)
+        return Costs(seconds, drafts, sum([case.pace(seconds[1]) for case in cases]))
+
+    def _explored(self, ways: Sequence[CandidatePlan], costs: Costs) -> CandidatePlan:
+        """The best way, or one that is asked to be seen."""
+        if self.timed:  # a start may have found a model so dear that it would never be asked
+            for way in ways:
+                if way.model and self._models[way.model].costs.learnt < _FIRST_ASKS:
+                    return way
+        rows = {name: of.row for name, of in costs.drafts.items()}
+        reading = {name: row * ways[0].tokens for name, row in rows.items()}
+        behind = {name: row * self._unread[name] * (1 - 1 / _SPREAD) for name, row in rows.items()}
+        steps, self._kept = self._kept, 0
+        return self._exploration.due(ways, costs.pace, reading, behind, steps)
 
     def _look(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats], looks: bool) -> None:
         """Ask those who look things up, for each of the sequences."""
@@ -180,58 +204,26 @@ class Budget(Observer):
         for sequence, case, chains in zip(able, cases, proposed, strict=True):
             case.found, case.length = Found.of(chains) if chains else NOTHING, len(sequence.tokens)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Planning:
-    """One step that is to be planned: what is known when its ways of drafting are weighed, and what becomes of one.
-
-    models: by name. able, cases, estimates: the sequences that may draft. unread: tokens that each model has to catch
-    up with."""
-
-    models: Mapping[str, Member]
-    able: Sequence[SequenceState]
-    cases: Sequence[SequenceStats]
-    estimates: Sequence[Estimate]
-    costs: Costs
-    unread: Mapping[str, int]
-
-    @classmethod
-    def of(cls, budget: Budget, able: Sequence[SequenceState], cases: Sequence[SequenceStats]) -> Planning:
-        """For these sequences. Costs that are unsure are hoped to be low."""
-        models, pairs = budget._models, list(zip(able, cases, strict=True))
-        context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
-        seconds = budget.cost.table(len(able), context, rows, budget.timed)
-        unread = {name: sum([of.rest(s) for s, case in pairs if name in case.members]) for name, of in models.items()}
-        drafts = {n: DraftSeconds.of(of.costs, unread[n] / _SPREAD, budget.timed) for n, of in models.items()}
-        costs = Costs(seconds, drafts, sum([case.pace(seconds[1]) for case in cases]))
-        return cls(models, able, cases, [case.estimate(s) for s, case in pairs], costs, unread)
-
-    def ways(self, pinned: TreeShape | None) -> list[CandidatePlan]:
-        """All that could be done, the best first. pinned: the shape of every draft, if it is given."""
-        return weigh(self.estimates, self.costs) if pinned is None else weigh_pinned(self.estimates, self.costs, pinned)
-
-    def plan(self, index: int, why: Why, pinned: TreeShape | None) -> Plan:
+    def _shares(
+        self,
+        way: CandidatePlan,
+        index: int,
+        sequence: SequenceState,
+        case: SequenceStats,
+        estimate: Estimate,
+        costs: Costs,
+    ) -> list[Share]:
         """What a sequence drafts of the way that was chosen."""
-        way, case, sequence, shares = why.ways[0], self.cases[index], self.able[index], []
-        found, levels = way.found[index], way.trees[index].levels if way.trees else 0.0
-        case.looked, case.seconds = found > 0, way.seconds
-        if found:
-            best = case.found.best(found)
+        shares, levels = [], way.trees[index].levels if way.trees else 0.0
+        if way.found[index]:
+            best = case.found.best(way.found[index])
             shares.append(Share(best.drafter, best.shape, best))
         if levels:
-            shape = pinned or (TreeShape.chain(round(levels)) if way.chain else self._open(way, index))
+            shape = self.pinned or TreeShape.chain(round(levels))
+            if self.pinned is None and not way.chain:
+                # Beside others a node comes more seldom than its chance says, so time is worth as much more of these.
+                pace = costs.pace / max(_LEAST_BESIDE, estimate.beside) if estimate.found else costs.pace
+                shape = OPEN.limited(self._models[way.model].levels)
+                shape = replace(shape, price=costs.price(way, index, pace, shape.nodes))
             shares.append(Share(way.model, shape.limited(sequence.most_levels)))
-        return Plan.of(shares, why)
-
-    def _open(self, way: CandidatePlan, index: int) -> TreeShape:
-        """A tree that grows as long as its levels and rows are worth their price."""
-        estimate, tree, draft = self.estimates[index], way.trees[index], self.costs.drafts[way.model]
-        # One pass drafts the level for all of them.
-        levels = max(1, round(tree.levels))
-        level = draft.next(levels) / sum([tree.levels > 0 for tree in way.trees])
-        # Beside others a node comes more seldom than its chance says, so time is worth as much more of these.
-        pace = self.costs.pace / max(_LEAST_BESIDE, estimate.beside) if estimate.found else self.costs.pace
-        rows = min(max(1, len(way.found) + way.nodes - round(tree.nodes)), len(self.costs.seconds) - 1)
-        seconds = self.costs.seconds[rows : rows + OPEN.nodes]
-        price = Price.of(pace, level, seconds, levels, round(tree.nodes))
-        return replace(OPEN.limited(self.models[way.model].levels), price=price)
+        return shares

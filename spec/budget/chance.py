@@ -29,7 +29,7 @@ _SHIFT, _STRETCH, DRIFT, _SLOW = 1.0, 0.03, 0.005, 0.001
 _MOST_STRETCH, _MOST_SHIFT = 0.95, 4.0
 #: Claims are read between these chances: nothing is certain.
 _UNLIKELY, _SURE = 0.02, 0.98
-#: How unsure features are that many texts share, and cells of a table, beside one text's own; salts that are remembered.
+#: How unsure what many texts share is, and a cell of a table, beside one text's own; salts that are remembered.
 SHARED, CELL, _SALTS = 0.3, 0.7, 256
 #: Tokens that come in a row as a rule: a match in the wrong place is wrong all the way (:meth:`Claims.chances`).
 _LONG = 12

@@ -1,10 +1,10 @@
 """Seconds of a step: one curve for the target's pass, for every drafter and for what a step takes without drafts.
 
-All of it is a sum of parts (a number of rows, a token of context, a level of a draft), each measured at start-up on the
-running machine (:mod:`foresay.server.engine.calibrate`). A start may have met a busy machine, and machines slow down and
-speed up. So how much longer a step took than expected moves its parts, the less sure ones more, and a little all parts:
-they were measured together and go at one pace. What was not seen for long grows less sure, and where a sum is unsure it is
-hoped to be low: so what only looks dear is tried, and known a step later.
+All of it is a sum of parts (a number of rows, a token of context, a level of a draft), each measured at start-up
+(:mod:`foresay.server.engine.calibrate`). A start may have met a busy machine, and machines slow down and speed up. So
+how much longer a step took than expected moves its parts, the less sure ones more, and all others a little: they go at
+one pace. What was not seen for long grows less sure, and where a sum is unsure it is hoped to be low: so what only
+looks dear is tried, and known a step later.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: When the curve is read again: after so many steps, at first after each, and where the context moved by so many tokens.
+#: When the curve is read again: after so many steps, and where the context moved by so many tokens.
 _REREAD, _MOVED_TOKENS = 16, 128
 #: Variances of logs: of a part that was measured once (two deviations are a factor of three), of the pace of all of
 #: them, and of what steps differ by that are alike; what a step adds to that of the pace, and of a part not seen again.
-_UNSURE, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 0.6, 0.01, 0.002, 6e-5
+_UNSURE, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 0.6, 0.02, 0.002, 2e-5
 #: What is farther off than so many deviations counts as less sure: something else may have held the step up.
 _MOST_OFF = 2.0
 #: Costs are hoped to be lower by so many deviations, as far as they are less sure than this.
@@ -117,9 +117,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """Seconds of one draft as measured: for being asked, for each level, for each row of the draft's passes beside one a
-    level (siblings, and tokens that were written while it rested), and for deciding after a level whether there is to
-    be another one."""
+    """Seconds of one draft as measured: for being asked, for each level, for each row of its passes beside one a level
+    (siblings, and tokens that were written while it rested), and for deciding after a level whether another one comes.
+    """
 
     start: float = 0.0
     level: float = 0.0

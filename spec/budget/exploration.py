@@ -20,20 +20,25 @@ class Exploration:
         self._saved: dict[str, float] = {}
 
     def due(
-        self, ways: Sequence[CandidatePlan], pace: float, reading: Mapping[str, float], behind: Mapping[str, float]
+        self,
+        ways: Sequence[CandidatePlan],
+        pace: float,
+        reading: Mapping[str, float],
+        behind: Mapping[str, float],
+        steps: int = 1,
     ) -> CandidatePlan:
         """What to do in the place of the best way, which is the first, if enough is saved up for any; otherwise that.
 
         pace: tokens in a second that time is worth. reading: seconds that catching up with what this step writes will
         take each model, which is paid beside, up to as much again: else what has to be read might grow as fast as what
-        is saved. behind: seconds of catching up that are not in a model's way.
+        is saved. behind: seconds of catching up that are not in a model's way. steps: since this was asked last.
         """
         best = ways[0]
-        allowed = PROBING * best.seconds
+        allowed = PROBING * best.seconds * steps
         # Of each model its best; of the best way's own, its trees if those are chains, or the other way round.
         others = {way.model: way for way in reversed(ways[1:]) if way.model and way.kind[1] == best.kind[1]}
         for model, way in reversed(others.items()):
-            more = min(allowed, reading[model]) if model != best.model else 0.0
+            more = min(allowed, reading[model] * steps) if model != best.model else 0.0
             self._saved[model] = self._saved.get(model, 0.0) + allowed + more
             lost = max(way.seconds - best.seconds, (best.worth - way.worth) / pace)  # as if it brought nothing
             if self._saved[model] >= lost + behind[model]:

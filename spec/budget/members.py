@@ -40,9 +40,8 @@ _BESIDE = 0.65
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: how far its claims came true.
-    brings: what its trees promised lately, first: for their first level. idle: steps since it was last taken for the
-    best, if only to be seen."""
+    """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: what its claims were worth.
+    brings: what its trees promised lately, first: for their first level. idle: steps since it was last the best."""
 
     drafter: Drafter
     looks: bool

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from foresay.spec.budget.cost import DraftSeconds
-from foresay.spec.price import worth
+from foresay.spec.price import Price, worth
 from foresay.spec.tree import TreeShape
 
 #: The shares of a usual tree that are weighed, and that of its tokens which each brings: the likeliest come first.
@@ -64,8 +64,8 @@ class CandidatePlan(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """seconds: of a step by its rows; no more rows than it knows are taken. drafts: of each model's drafts. pace: tokens
-    in a second that time is worth."""
+    """seconds: of a step by its rows; no more rows than it knows are taken. drafts: of each model. pace: tokens in a
+    second that time is worth."""
 
     seconds: Sequence[float]
     drafts: Mapping[str, DraftSeconds]
@@ -85,6 +85,14 @@ class Costs(NamedTuple):
         counts = tuple(map(len, found))
         return CandidatePlan(model, counts, tuple(trees), tokens, spent, nodes, tokens - self.pace * spent, chain)
 
+    def price(self, way: CandidatePlan, index: int, pace: float, nodes: int) -> Price:
+        """Of a sequence's tree in this way, which may have so many nodes: one pass drafts a level for all of them."""
+        tree = way.trees[index]
+        levels, rows = max(1, round(tree.levels)), len(way.found) + way.nodes - round(tree.nodes)
+        level = self.drafts[way.model].next(levels) / sum([each.levels > 0 for each in way.trees])
+        first = min(max(1, rows), len(self.seconds) - 1)
+        return Price.of(pace, level, self.seconds[first : first + nodes], levels, round(tree.nodes))
+
     def found(self, estimates: Sequence[Estimate]) -> list[Sequence[float]]:
         """Of all found nodes the likeliest that are worth their rows."""
         rows, every = len(estimates), [(c, i) for i, estimate in enumerate(estimates) for c in estimate.found]
@@ -97,18 +105,21 @@ class Costs(NamedTuple):
         """Its trees as usual or smaller, beside what was found."""
         ways = []
         for nodes, tokens in _SIZES[: 3 if len(estimates) > 1 else 1]:
-            trees = []
-            for estimate, others in zip(estimates, found, strict=True):
-                tree, share = estimate.trees.get(model, NO_TREE), estimate.beside if others else 1.0
-                trees.append(
-                    ExpectedTree(share * tokens * tree.tokens, nodes * tree.nodes, max(1.0, nodes * tree.levels))
-                )
+            pairs = zip(estimates, found, strict=True)
+            shares = [
+                (one.trees.get(model, NO_TREE), tokens * (one.beside if beside else 1.0)) for one, beside in pairs
+            ]
+            trees = [
+                ExpectedTree(share * t.tokens, nodes * t.nodes, max(nodes * t.levels, min(1.0, t.levels)))
+                for t, share in shares
+            ]
             ways.append(self.way(found, model, trees))
         return max(ways, key=attrgetter("worth"))
 
     def chain(self, model: str, chains: Sequence[Sequence[float]]) -> CandidatePlan:
-        """Its chains of the length that is worth most, the same for all sequences: a level is drafted for all at once."""
-        seconds, pace, rows, draft, best, length = self.seconds, self.pace, len(chains), self.drafts[model], -math.inf, 1
+        """Its chains of the length that is worth most, the same for all: a level is drafted for all at once."""
+        seconds, rows, draft = self.seconds, len(chains), self.drafts[model]
+        best, length = -math.inf, 1
         most = sum(map(sum, chains))
         tokens, nodes = 0.0, 0
         for levels, level in enumerate(zip_longest(*chains), start=1):
@@ -117,7 +128,7 @@ class Costs(NamedTuple):
                     tokens, nodes = tokens + chance, nodes + 1
             if rows + nodes >= len(seconds):
                 break
-            price = pace * (seconds[rows + nodes] + draft.seconds(levels, nodes, False))
+            price = self.pace * (seconds[rows + nodes] + draft.seconds(levels, nodes, False))
             if tokens - price > best:
                 best, length = tokens - price, levels
             elif most - price <= best:  # all that is left could not make up for it

@@ -95,7 +95,7 @@ def test_what_is_unsure_is_hoped_to_be_low_until_it_was_seen_and_again_after_lon
     for _ in range(40):
         saw(cost, 1, 1.0)
     assert cost.table(1, 0, 8, hope=True)[8] == pytest.approx(3.0, rel=0.15)
-    saw(cost, 1, 1.0, 3000)
+    saw(cost, 1, 1.0, 9000)
     cost._read_for = (0, 0, 0)
     assert cost.table(1, 0, 8, hope=True)[8] < 2.2
 
@@ -144,7 +144,7 @@ def test_a_model_that_rested_pays_for_what_was_written_meanwhile() -> None:
 
 def test_a_table_is_read_again_when_the_batch_the_context_or_the_costs_have_changed() -> None:
     cost = CostModel([1, 8], [1.0, 2.0], context=[(1, 0.001)])
-    cost.parts.steps = 1000
+    cost.group.learnt = 1000
     first = cost.table(1, 100, 8)
     assert cost.table(1, 101, 8) is first
     assert cost.table(1, 1000, 8)[1] == pytest.approx(2.0)
@@ -228,12 +228,10 @@ def test_it_says_why_it_doubts() -> None:
 def test_of_short_steps_few_are_learnt_from() -> None:
     cost = CostModel([1], [0.0002])
     saw(cost, 1, 0.0002, 100)
-    learnt = []
-    for number in range(160):
-        before = now(cost, 1)
-        saw(cost, 1, 0.0002 * 1.01**number if number < 80 else 0.002)
-        learnt.append(now(cost, 1) != before)
-    assert (sum(learnt[:80]), sum(learnt[80:100])) == (10, 20)
+    for seconds, times in ((0.0002, 4), (0.01, 200), (0.1, 1000)):
+        before = cost.group.learnt
+        saw(cost, 1, seconds, 1000)
+        assert cost.group.learnt - before == pytest.approx(times, abs=1), "about once in 50 ms"
 
 
 def test_parts_stay_as_they_are_where_a_step_takes_what_was_expected() -> None:
