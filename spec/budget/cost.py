@@ -197,7 +197,8 @@ class CostModel:
     def begun(self, root_seconds: float) -> None:
         """At start-up a whole step of one sequence without drafts took so long; 0 if nobody measured."""
         if root_seconds > 0:
-            self._beside, self._plain = max(0.0, root_seconds - self.parts.now[0]), (self._pace, self._clock())
+            self._beside = max(0.0, root_seconds - float(self.parts.now[0]))
+            self._plain = self._pace, self._clock()
 
     def drafts(self, cost: DraftCost) -> Group:
         """The parts of a drafter, which goes at the pace of all."""
@@ -207,8 +208,7 @@ class CostModel:
     def _pace(self) -> float:
         """How much longer everything takes than at start-up, as a log."""
         rows = slice(len(self._rows))
-        pace: float = np.log(self.parts.now[rows] / self.parts.measured[rows]).mean()
-        return pace
+        return float(np.log(self.parts.now[rows] / self.parts.measured[rows]).mean())
 
     def seconds(self, rows: int) -> float:
         """At start-up, of a pass over ``rows`` rows of short texts; beyond the last point in proportion to it."""

@@ -124,7 +124,7 @@ def test_expanded_nodes_fit_into_the_rows_of_the_shape(shape, dynamic) -> None:
 @pytest.mark.parametrize("step", [0.0, 0.03, 0.08])
 def test_a_tree_that_pays_for_rows_has_fewer_levels(step) -> None:
     shape = (4, 4, 3, 3, 2)
-    free, _ = made_up(TreeShape(shape, price=Price(0.0, np.zeros(17))), dynamic=True)
+    free, _ = made_up(TreeShape(shape, price=Price(0.0, np.zeros(17).tolist())), dynamic=True)
     paid, _ = made_up(TreeShape(shape, price=Price(0.01, step * np.arange(17.0))), dynamic=True)
     assert free.depth == len(shape)
     assert 1 <= paid.depth <= free.depth
@@ -179,7 +179,7 @@ def test_a_tree_says_what_it_expects() -> None:
 def test_what_was_accepted_is_learnt() -> None:
     """Below each accepted node that was expanded: which candidate came, whether or not it was in the tree."""
     calibration, seen = uncalibrated(), list[tuple[int, list[bool]]]()
-    calibration.saw = lambda kind, depth, chances, hit, chain=True: seen.append((depth, hit.tolist()[:2]))  # type: ignore[method-assign,assignment]
+    calibration.saw = lambda kind, depth, chances, hit, chain=True: seen.append((depth, hit.tolist()[:2]))  # type: ignore[method-assign]
     g = independent(LEVELS, TreeShape((2, 2, 1)), True, calibration)
     s = g.sequence
     tree = g.tree("x")
