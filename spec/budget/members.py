@@ -103,7 +103,7 @@ class Member:
         """
         told, first = len(tree.chances) == len(tree), self.first
         if told:
-            first = sum([c for c, p in zip(tree.chances, tree.parents.tolist(), strict=True) if p == 0])
+            first = min(1.0, sum([c for c, p in zip(tree.chances, tree.parents.tolist(), strict=True) if p == 0]))
         claims.saw(first, accepted > 0)
         if self.grows(part):
             self._trees += 1

@@ -104,7 +104,7 @@ class Costs(NamedTuple):
     def tree(self, model: str, estimates: Sequence[Estimate], found: Sequence[Sequence[float]]) -> CandidatePlan:
         """Its trees as usual or smaller, beside what was found."""
         ways = []
-        for nodes, tokens in _SIZES[: 3 if len(estimates) > 1 else 1]:
+        for nodes, tokens in _SIZES[: 3 if len(estimates) > 1 or any(found) else 1]:
             pairs = zip(estimates, found, strict=True)
             shares = [
                 (one.trees.get(model, NO_TREE), tokens * (one.beside if beside else 1.0)) for one, beside in pairs
