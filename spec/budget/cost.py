@@ -34,8 +34,8 @@ _HOPE, _SURE = 2.0, 0.1
 _AT_FIRST, _LEARNING = 64, 0.05
 #: A pace so many times that of the last plain step is another one; a plain step is recent for so many seconds.
 _ANOTHER, _RECENT = 1.5, 3600.0
-#: The most levels of a draft that grows or is as long as it is worth, and one more.
-_LEVELS = 34
+#: Levels of the deepest draft that a shape may have, none and one more.
+_LEVELS = 65
 #: The phases of a step that do not depend on who drafts.
 _OF_THE_TARGET = ("forward", "draw", "commit")
 

@@ -140,6 +140,7 @@ def test_a_model_that_rested_pays_for_what_was_written_meanwhile() -> None:
     assert cost.seconds(3, more=50) == pytest.approx(0.1 + 0.6 + 0.5)
     told = DraftSeconds.of(Parts().group(astuple(cost)), 50, hope=False)
     assert told.seconds(3, 3, True) == pytest.approx(1.2)
+    assert told.seconds(63, 63, False) == pytest.approx(0.1 + 63 * 0.2 + 0.5), "as deep as any shape"
 
 
 def test_a_table_is_read_again_when_the_batch_the_context_or_the_costs_have_changed() -> None:
