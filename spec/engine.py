@@ -282,7 +282,9 @@ class Engine:
         verified = sum(len(result.tree) for result in results if result.tree is not None)
         drafted = verified - sum(result.tree is not None for result in results)
         rows = prefills + verified
-        plain = self.scheduler.plain
+        cost, context, root_seconds = self.scheduler.cost, sum([len(v.scheduled.sequence.tokens) for v in results]), 0.0
+        if not prefills:
+            root_seconds = cost.saw(rows, len(batch), context, drafted, seconds)
         return StepTrace(
             number=self.steps,
             rows=rows,
@@ -299,8 +301,8 @@ class Engine:
             preemptions=len(self.scheduler.preempted),
             plain=sum(not scheduled.sequence.speculate for scheduled in batch),
             aside=sum(scheduled.sequence.aside for scheduled in batch),
-            root_seconds=0.0 if prefills else plain.saw(rows, len(batch), drafted, seconds),
-            doubt=plain.doubt if drafted else "",
+            root_seconds=root_seconds,
+            doubt=cost.doubt if drafted else "",
             choice=self.scheduler.choice,
             news=self.scheduler.news,
             crowded=self._crowded(),
