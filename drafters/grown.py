@@ -68,6 +68,8 @@ class Grown:
         # Copies: the next tree grows in the same place.
         found = level.children[place].numpy().copy(), level.chances[place].numpy().astype(np.float64)
         self._extend(tokens, level.parents[place].tolist(), level.scores[place].tolist(), *found)
+        assert level.front is not None, "and scores of those that are expanded next"
+        self.over = self.over or all(score == _NONE for score in level.front[place].tolist())
 
     def _lengthen(self, token: int) -> None:
         if token == BROKEN:
@@ -86,17 +88,7 @@ class Grown:
         self.parents += parents
         self.scores += scores
         self.front = [first + place for place in going]
-        self.over = self.depth >= self.shape.levels or all(self.scores[node] == _NONE for node in self.front)
-
-    def narrow(self) -> None:
-        """It is over if the next level is not worth its price."""
-        price = self.shape.price
-        if price is None or self.over:
-            return
-        usual = self.calibration.usual(self.kind, self.depth, self.fixed[self.depth].looked).tolist()
-        front = [math.exp(self.scores[node]) for node in self.front]
-        below = [chance * share for chance in front if chance for share in usual if share]
-        self.over = not price.goes_on([math.exp(score) for score in self.scores[1:] if score > _NONE], below)
+        self.over = self.depth >= self.shape.levels
 
     def adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
         """What the request makes of the logits below the front, fp32[F, V'], or [1, V'] below all; on the host."""

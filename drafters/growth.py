@@ -29,12 +29,14 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import Curves
+from foresay.drafters.prices import WrittenPrices
 from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.verifier.graphs.capture import on_host as brought
 from foresay.verifier.graphs.proposer import DeviceTree, chain_columns
 from foresay.verifier.graphs.rows import Nodes
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.children import best_children
-from foresay.verifier.ops.level import keep_children
+from foresay.verifier.ops.level import keep_children, worth_another
 from foresay.verifier.ops.records import Above, Kept
 from foresay.verifier.ops.sample import sample_rows
 
@@ -155,7 +157,8 @@ class Level(NamedTuple):
 
     tokens: int64[S, W], of the kept candidates; ``BROKEN`` where a chain ends. Of a chain that is all. parents:
     int64[S, W], their candidates. scores: fp32[S, W], log chances along the path, minus infinity where there is none.
-    children, chances: [S, F, k] (or [S, 1, k], alike below all), what was looked at, uncalibrated.
+    children, chances: [S, F, k] (or [S, 1, k], alike below all), what was looked at, uncalibrated. front: fp32[S, F'],
+    scores of the nodes that are expanded next, minus infinity where the next level is not worth its price.
     """
 
     tokens: Tensor
@@ -163,10 +166,13 @@ class Level(NamedTuple):
     scores: Tensor | None = None
     children: Tensor | None = None
     chances: Tensor | None = None
+    front: Tensor | None = None
 
-    def on_host(self) -> Level:
-        """The same on the host."""
-        return self if self.tokens.device.type == "cpu" else Level(*(t if t is None else t.cpu() for t in self))  # type: ignore[arg-type]
+
+def on_host(levels: Sequence[Level]) -> list[Level]:
+    """The same on the host, in one copy."""
+    there = iter(brought([part for level in levels for part in level if part is not None]))
+    return [Level(*(None if part is None else next(there) for part in level)) for level in levels]  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -183,15 +189,21 @@ class _Front:
 class Growth:
     """Trees below the roots of some sequences while they grow; made anew in each step, or once for a recording.
 
-    curves: of the way in which each sequence is sampled; None: chances are taken as they are. token_ids: see
-    :func:`foresay.verifier.ops.sample.sample_rows`.
+    curves: of the way in which each sequence is sampled; None: chances are taken as they are. prices: by which trees
+    end early; None: none does. token_ids: see :func:`foresay.verifier.ops.sample.sample_rows`.
     """
 
     def __init__(
-        self, plan: Plan, state: StepState, token_ids: Tensor | None = None, curves: Curves | None = None
+        self,
+        plan: Plan,
+        state: StepState,
+        token_ids: Tensor | None = None,
+        curves: Curves | None = None,
+        prices: WrittenPrices | None = None,
     ) -> None:
         self.plan, self.levels = plan, list[Level]()
-        self.state, self._token_ids, self._curves = state, token_ids, curves
+        self.state, self._token_ids, self._curves, self._prices = state, token_ids, curves, prices
+        self._best = None if prices is None else prices.best
         self._front = _Front((0,), (0,), state.roots[:, None], plan.root_words, plan.root_scores)
         self._words = [plan.root_words]
         self._candidates = self._rows = 1
@@ -241,12 +253,14 @@ class Growth:
             None if fixed.picks is None else plan.column(fixed.picks),
             None if self._curves is None else self._curves.at(depth),
         )
-        self.levels.append(Level(kept.tokens, kept.parents, kept.scores, children, chances))
         self._words.append(kept.words)
-        return self._go_on(fixed.going, kept)
+        places = self._go_on(fixed.going, kept)
+        self.levels.append(Level(kept.tokens, kept.parents, kept.scores, children, chances, self._front.scores))
+        return places
 
     def _go_on(self, going: tuple[int, ...], kept: Kept) -> Tensor:
-        """Number the new candidates, and expand some of them next; returns on which nodes these hang."""
+        """Number the new candidates, and expand some of them next, if that is worth its price; returns on which nodes
+        these hang."""
         plan = self.plan
         numbers = tuple(self._candidates + place for place in going)
         rows = tuple(range(self._rows, self._rows + len(going))) if plan.dynamic else numbers
@@ -255,6 +269,10 @@ class Growth:
         tokens, places, words, scores = (
             _taken(each, going, plan) for each in (kept.tokens, kept.places, kept.words, kept.scores)
         )
+        if self._best is not None and going:
+            assert self._prices is not None, "whose the best are"
+            prices = self._prices.below(len(self.levels) + 1)
+            self._best, scores = worth_another(self._best, kept.scores, scores, prices)
         self._front = _Front(numbers, rows, tokens, words, scores)
         return places
 

@@ -24,10 +24,11 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Curves, kind_of
+from foresay.drafters.calibration import USUAL_RANKS, Calibration, Curves, kind_of
 from foresay.drafters.candidates import adjusts, by_path
 from foresay.drafters.grown import Grown
-from foresay.drafters.growth import Growth, Level, Passes, Plan, levels
+from foresay.drafters.growth import Growth, Level, Passes, Plan, levels, on_host
+from foresay.drafters.prices import WrittenPrices
 from foresay.kvpaging import PagePool
 from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
@@ -46,24 +47,30 @@ _GREEDY = SamplingParams(temperature=0.0)
 _LEAST_ROOM = 1024
 #: Levels that are kept beside those captured ahead, those used last: each has logits and activations of its own.
 _MOST_LEVELS = 24
+#: Levels of a tree with a price that a device drafts beyond those that are expected to be worth it.
+_BEYOND = 1
 #: Chains are recorded for a multiple of so many levels: shorter ones are their beginnings.
 _CHAIN = 4
 
 
 class Levels:
     """Trees of one shape below the roots of so many sequences, from the ends of the texts on. What the host has to say
-    of them is written to ``state`` and ``curves``."""
+    of them is written to ``state``, ``curves`` and, where they may end early, ``prices``."""
 
     def __init__(self, plan: Plan, passes: Passes, state: StepState, capture: Capture) -> None:
         self.plan, self.state, self._passes = plan, state, passes
         self.curves = Curves(plan.sequences, plan.device)
+        self.prices: WrittenPrices | None = None
+        if plan.shape.price is not None and not plan.shape.is_chain:
+            looked = [level.looked for level in plan.levels]
+            self.prices = WrittenPrices(plan.sequences, plan.shape.nodes - 1, looked, USUAL_RANKS, plan.device)
         self._growth: Growth
         self._seen: list[Tensor]
         self._replay = capture(self._work)
 
     def _work(self) -> Iterator[None]:
         with torch.inference_mode():
-            growth = self._growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves)
+            growth = self._growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves, self.prices)
             seen = self._seen = []
             parts = levels(growth, self._passes)
         while True:
@@ -79,19 +86,19 @@ class Levels:
         """What a recording of them keeps."""
         return recorded_bytes(self._replay)
 
-    def first(self, levels: int) -> list[Level]:
-        """Grow so many of their levels without a stop; returns them."""
-        self._replay.run(0, 2 * levels)
-        return self._growth.levels[:levels]
-
-    def parts(self, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
-        """Grow them level by level. change: is given the logits that each level will be grown from."""
-        for number in range(self.plan.shape.levels):
+    def grown(self, levels: int, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
+        """Grow so many of their levels, and hand them to the host; where a CPU may end early, as they are asked for.
+        change: is given the logits that each level will be grown from, before it is."""
+        if change is None and (self.prices is None or self.plan.device.type != "cpu"):
+            self._replay.run(0, 2 * levels)
+            yield from on_host(self._growth.levels[:levels])
+            return
+        for number in range(levels):
             self._replay.run(2 * number)
             if change is not None:
                 change(self._seen[2 * number])
             self._replay.run(2 * number + 1)
-            yield self._growth.levels[number]
+            yield from on_host(self._growth.levels[number : number + 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,24 +233,24 @@ class TreeDrafter(ABC):
         at.state.join([self._joined(sequence, self.reach(levels)) for sequence in sequences])
         if not at.plan.shape.is_chain:
             at.curves.write(self.calibration, [grown.kind for grown in growing])
+        if at.prices is not None and shape.price is not None:
+            prices = [grown.shape.price for grown in growing if grown.shape.price is not None]
+            at.prices.write(prices, [self.calibration.usual(grown.kind) for grown in growing])
         adjusting = any(adjusts(sequence, 0) for sequence in sequences)
-        if adjusting or shape.price is not None:
-            self._watched(growing, at, adjusting)
-        else:
-            for level in at.first(shape.levels):
-                _add(growing, level)
+        change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
+        for level in at.grown(self._asked(shape), change):
+            tokens = level.tokens.tolist()
+            for place, grown in enumerate(growing):
+                grown.add(tokens[place], level, place)
+            if all(grown.over for grown in growing):
+                break
         for sequence in sequences:
             self.began(sequence)
 
-    def _watched(self, growing: Sequence[Grown], at: Levels, adjusting: bool) -> None:
-        """Grow with the host in between."""
-        change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
-        for level in at.parts(change):
-            _add(growing, level)
-            for grown in growing:
-                grown.narrow()
-            if all(grown.over for grown in growing):
-                break
+    def _asked(self, shape: TreeShape) -> int:
+        """How many levels are drafted, at most: a device, which is not asked for each, goes little further than is
+        expected to be worth it."""
+        return shape.levels if self.device.type == "cpu" else min(shape.levels, shape.likely_levels + _BEYOND)
 
     def _adjust(self, growing: Sequence[Grown], sequences: int, logits: Tensor) -> None:
         """Change the logits of a level as the requests want them. sequences: for how many there is room."""
@@ -322,10 +329,3 @@ def rooms(max_seqs: int, tokens: int, page_size: int) -> list[tuple[int, int]]:
     while pages[-1] * page_size < tokens:
         pages.append(4 * pages[-1])
     return [(1 << power, each) for power in range((max_seqs - 1).bit_length() + 1) for each in pages]
-
-
-def _add(growing: Sequence[Grown], level: Level) -> None:
-    on_host = level.on_host()
-    tokens = on_host.tokens.tolist()
-    for place, grown in enumerate(growing):
-        grown.add(tokens[place], on_host, place)

@@ -60,7 +60,20 @@ def test_those_that_were_used_last_are_kept(pair, recordings, monkeypatch) -> No
 def test_chains_are_drafted_without_a_stop_and_shorter_ones_from_the_recording_of_longer_ones(
     pair, recordings, monkeypatch
 ) -> None:
-    monkeypatch.setattr(foresay.drafters.levels.Levels, "parts", None)
+    noted = foresay.drafters.levels.recorded
+
+    def unstopped(work: Work) -> Replay:
+        replay = noted(work)
+        run = replay.run
+
+        def whole(part: int, end: int | None = None) -> None:
+            assert end is not None, "a stop after a part"
+            run(part, end)
+
+        monkeypatch.setattr(replay, "run", whole)
+        return replay
+
+    monkeypatch.setattr(foresay.drafters.levels, "recorded", unstopped)
     models = pair("llama2")
     engine = engine_of(models.target, models.draft_model, TreeShape.chain(2), max_seqs=1, tokens=512)
     for length in (2, 3, 1, 4):
