@@ -46,8 +46,6 @@ BEGINNING[0, 0, 1], BEGINNING[2, 0, 1] = 1.5, 0.5
 #: How often candidates come, by rank, before anybody knows, as how many trials that counts, and as how many what is
 #: known of all depths counts for one.
 _USUAL, _HOLD_USUAL, _HOLD_USUAL_DEPTH = np.array([0.55, 0.15, 0.08, 0.05, 0.03, 0.02]), 4.0, 20.0
-#: Ranks of which it is known how often they come.
-USUAL_RANKS = len(_USUAL)
 #: Centres of the bins.
 _ODDS = np.linspace(-9.0, 9.0, 25)
 #: Where the curves have their knots: log chances of a candidate. Outside the bins they go straight on.
@@ -111,10 +109,9 @@ class Calibration:
         """[levels] the chance of each node of a chain to be hit, by how often first choices below such were."""
         return self._chains[kind][:levels]
 
-    def usual(self, kind: int) -> Floats:
-        """[depth, rank] how often candidates of the first ranks come below a node that did: what a level not yet
-        drafted will bring. Only those ranks that are ever worth a guess; another array if it has changed."""
-        return self._usual[kind]
+    def first(self, kind: int, depth: int) -> float:
+        """How often the first choice comes below a node of this depth that did."""
+        return float(self._usual[kind][min(depth, DEPTHS - 1), 0])
 
     def accuracy(self, kind: int) -> list[list[float]]:
         """[depth][rank] how often candidates were hit: what :func:`foresay.spec.template.best_template` is made

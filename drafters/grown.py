@@ -13,6 +13,7 @@ from foresay.drafters.calibration import Calibration, Floats, kind_of
 from foresay.drafters.candidates import adjusted, by_path
 from foresay.drafters.growth import Level, LevelLayout
 from foresay.spec.constrain import Ahead
+from foresay.spec.price import Bar
 from foresay.spec.sample import BROKEN
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
@@ -56,6 +57,13 @@ class Grown:
     def depth(self) -> int:
         """How many levels there are."""
         return len(self.looked)
+
+    @property
+    def bars(self) -> list[Bar]:
+        """What its nodes must reach for each further level."""
+        assert self.shape.price is not None, "only a tree that pays for its levels has bars"
+        price, depths = self.shape.price, range(1, self.shape.levels)
+        return [price.bar(self.calibration.first(self.kind, depth)) for depth in depths]
 
     def add(self, tokens: list[int], level: Level, place: int) -> None:
         """The next level, on the host; the sequence's is in this place, where it has these tokens."""

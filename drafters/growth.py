@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import Curves
-from foresay.drafters.prices import WrittenPrices
+from foresay.drafters.prices import WrittenBars
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import on_host as brought
 from foresay.verifier.graphs.proposer import DeviceTree, chain_columns
@@ -189,8 +189,8 @@ class _Front:
 class Growth:
     """Trees below the roots of some sequences while they grow; made anew in each step, or once for a recording.
 
-    curves: of the way in which each sequence is sampled; None: chances are taken as they are. prices: by which trees
-    end early; None: none does. token_ids: see :func:`foresay.verifier.ops.sample.sample_rows`.
+    curves: of the way in which each sequence is sampled; None: chances are taken as they are. bars: which trees
+    must reach to grow on; None: all do. token_ids: see :func:`foresay.verifier.ops.sample.sample_rows`.
     """
 
     def __init__(
@@ -199,11 +199,10 @@ class Growth:
         state: StepState,
         token_ids: Tensor | None = None,
         curves: Curves | None = None,
-        prices: WrittenPrices | None = None,
+        bars: WrittenBars | None = None,
     ) -> None:
         self.plan, self.levels = plan, list[Level]()
-        self.state, self._token_ids, self._curves, self._prices = state, token_ids, curves, prices
-        self._best = None if prices is None else prices.best
+        self.state, self._token_ids, self._curves, self._bars = state, token_ids, curves, bars
         self._front = _Front((0,), (0,), state.roots[:, None], plan.root_words, plan.root_scores)
         self._words = [plan.root_words]
         self._candidates = self._rows = 1
@@ -269,10 +268,8 @@ class Growth:
         tokens, places, words, scores = (
             _taken(each, going, plan) for each in (kept.tokens, kept.places, kept.words, kept.scores)
         )
-        if self._best is not None and going:
-            assert self._prices is not None, "whose the best are"
-            prices = self._prices.below(len(self.levels) + 1)
-            self._best, scores = worth_another(self._best, kept.scores, scores, prices)
+        if self._bars is not None and going:
+            scores = worth_another(scores, self._bars.below(len(self.levels) + 1))
         self._front = _Front(numbers, rows, tokens, words, scores)
         return places
 

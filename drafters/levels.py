@@ -24,11 +24,11 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import USUAL_RANKS, Calibration, Curves, kind_of
+from foresay.drafters.calibration import Calibration, Curves, kind_of
 from foresay.drafters.candidates import adjusts, by_path
 from foresay.drafters.grown import Grown
 from foresay.drafters.growth import Growth, Level, Passes, Plan, levels, on_host
-from foresay.drafters.prices import WrittenPrices
+from foresay.drafters.prices import WrittenBars
 from foresay.kvpaging import PagePool
 from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
@@ -55,22 +55,21 @@ _CHAIN = 4
 
 class Levels:
     """Trees of one shape below the roots of so many sequences, from the ends of the texts on. What the host has to say
-    of them is written to ``state``, ``curves`` and, where they may end early, ``prices``."""
+    of them is written to ``state``, ``curves`` and, where they may end early, ``bars``."""
 
     def __init__(self, plan: Plan, passes: Passes, state: StepState, capture: Capture) -> None:
         self.plan, self.state, self._passes = plan, state, passes
         self.curves = Curves(plan.sequences, plan.device)
-        self.prices: WrittenPrices | None = None
+        self.bars: WrittenBars | None = None
         if plan.shape.price is not None and not plan.shape.is_chain:
-            looked = [level.looked for level in plan.levels]
-            self.prices = WrittenPrices(plan.sequences, plan.shape.nodes - 1, looked, USUAL_RANKS, plan.device)
+            self.bars = WrittenBars(plan.sequences, plan.shape.levels, plan.device)
         self._growth: Growth
         self._seen: list[Tensor]
         self._replay = capture(self._work)
 
     def _work(self) -> Iterator[None]:
         with torch.inference_mode():
-            growth = self._growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves, self.prices)
+            growth = self._growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves, self.bars)
             seen = self._seen = []
             parts = levels(growth, self._passes)
         while True:
@@ -89,7 +88,7 @@ class Levels:
     def grown(self, levels: int, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
         """Grow so many of their levels, and hand them to the host; where a CPU may end early, as they are asked for.
         change: is given the logits that each level will be grown from, before it is."""
-        if change is None and (self.prices is None or self.plan.device.type != "cpu"):
+        if change is None and (self.bars is None or self.plan.device.type != "cpu"):
             self._replay.run(0, 2 * levels)
             yield from on_host(self._growth.levels[:levels])
             return
@@ -233,9 +232,8 @@ class TreeDrafter(ABC):
         at.state.join([self._joined(sequence, self.reach(levels)) for sequence in sequences])
         if not at.plan.shape.is_chain:
             at.curves.write(self.calibration, [grown.kind for grown in growing])
-        if at.prices is not None and shape.price is not None:
-            prices = [grown.shape.price for grown in growing if grown.shape.price is not None]
-            at.prices.write(prices, [self.calibration.usual(grown.kind) for grown in growing])
+        if at.bars is not None:
+            at.bars.write([grown.bars for grown in growing])
         adjusting = any(adjusts(sequence, 0) for sequence in sequences)
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
         for level in at.grown(self._asked(shape), change):

@@ -13,6 +13,22 @@ from numpy.typing import NDArray
 Floats: TypeAlias = Sequence[float] | NDArray[np.float64]
 
 
+#: A row costs what one of the first so many does on average: most trees that grow are not larger.
+_MOSTLY = 8
+
+
+class Bar(NamedTuple):
+    """What the chances of a level's nodes must reach for the next level to be drafted: what each has beyond ``each``
+    must add up to ``together``."""
+
+    each: float
+    together: float
+
+    def reached(self, chances: Sequence[float]) -> bool:
+        """Whether it is worth it."""
+        return sum([max(0.0, chance - self.each) for chance in chances]) >= self.together
+
+
 class Worth(NamedTuple):
     """How many nodes are worth their rows, and the tokens they bring beyond those that this takes."""
 
@@ -47,14 +63,12 @@ class Price:
         show nothing."""
         return max(1, self.worth(chances).nodes)
 
-    def goes_on(self, chances: Floats, below: Floats) -> bool:
-        """Whether the next level is worth its price.
-
-        chances: of the nodes that are there; below: of those that may come to be below the nodes of the last level, as
-        they mostly are.
-        """
-        together = self.worth([*chances, *below])
-        return together.nodes > 0 and together.gain - self.worth(chances).gain >= self.level
+    def bar(self, first: float) -> Bar:
+        """For a level below nodes whose first choices come with this chance. So it is known before a tree grows where
+        it ends, whether that is decided here or on a device."""
+        nodes = min(_MOSTLY, len(self.rows) - 1)
+        row = self.rows[nodes] / nodes if nodes else float("inf")
+        return Bar(row / first, self.level / first)
 
 
 def worth(chances: Sequence[float], rows: Floats) -> Worth:

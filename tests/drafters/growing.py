@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import USUAL_RANKS, Calibration, Curves
+from foresay.drafters.calibration import Calibration, Curves
 from foresay.drafters.grown import Grown
 from foresay.drafters.growth import Growth, Plan
-from foresay.drafters.prices import WrittenPrices
+from foresay.drafters.prices import WrittenBars
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.noise import Noise
 from foresay.spec.sampling import SamplingParams
@@ -51,11 +51,11 @@ def grown(
     calibration = calibration or uncalibrated()
     tree, curves = Grown(s, shape, plan.dynamic, calibration, None, s.tokens[-1:], fixed=plan.levels), Curves(1, _CPU)
     curves.write(calibration, [tree.kind])
-    prices = None
+    bars = None
     if shape.price is not None:
-        prices = WrittenPrices(1, shape.nodes - 1, [level.looked for level in plan.levels], USUAL_RANKS, _CPU)
-        prices.write([shape.price], [calibration.usual(tree.kind)])
-    growth = Growth(plan, state, None, curves, prices)
+        bars = WrittenBars(1, shape.levels, _CPU)
+        bars.write([tree.bars])
+    growth = Growth(plan, state, None, curves, bars)
     while not tree.over:
         growth.grow(logits_of(tree))
         level = growth.levels[-1]

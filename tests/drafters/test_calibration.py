@@ -159,17 +159,15 @@ def test_it_counts_hits_by_rank() -> None:
     assert accuracy[4:].max() == 0
 
 
-def test_what_mostly_comes_below_a_node_goes_by_rank_and_at_first_by_other_depths() -> None:
+def test_how_often_first_choices_come_goes_by_depth_and_at_first_by_other_depths() -> None:
     calibration, rng = Calibration(), np.random.default_rng(2)
-    assert calibration.usual(0)[5, :3] == pytest.approx([0.55, 0.15, 0.08])
+    assert calibration.first(0, 5) == pytest.approx(0.55)
     for step in range(10 * FIT_EVERY):
-        calibration.saw(0, 1, siblings(rng), came(6, 1 if step % 2 else -1))
+        calibration.saw(0, 1, siblings(rng), came(6, 0 if step % 5 == 0 else -1))
         calibration.step()
-    for depth in (1, 3, DEPTHS - 1):
-        first, second, third = calibration.usual(0)[depth, :3]
-        assert second == pytest.approx(0.5, abs=0.05)
-        assert max(first, third) < 0.1
-    assert calibration.usual(1)[1, :3] == pytest.approx([0.55, 0.15, 0.08]), "of the same way of drawing alone"
+    for depth in (1, 3, DEPTHS + 9):
+        assert calibration.first(0, depth) == pytest.approx(0.2, abs=0.05)
+    assert calibration.first(1, 1) == pytest.approx(0.55), "of the same way of drawing alone"
 
 
 def test_a_chain_goes_by_how_often_first_choices_were_hit() -> None:
@@ -191,7 +189,7 @@ def test_a_chain_goes_by_first_choices_below_first_choices_alone() -> None:
         calibration.saw(0, 1, np.log([0.5, 0.4]), came(2, 0 if step % 2 == 0 else -1), chain=step % 2 == 0)
         calibration.step()
     assert calibration.chain(0, 2) == pytest.approx((0.5, 0.5), abs=0.02)
-    assert calibration.usual(0)[1, :1] == pytest.approx([0.5], abs=0.05)
+    assert calibration.first(0, 1) == pytest.approx(0.5, abs=0.05)
 
 
 def test_its_memory_is_bounded() -> None:

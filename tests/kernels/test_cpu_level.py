@@ -8,10 +8,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from foresay.spec.price import Price
+from foresay.spec.price import Bar
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.level import keep_children, known_tokens, positions_below, worth_another
-from foresay.verifier.ops.records import Above, Kept, Pieces, Prices
+from foresay.verifier.ops.records import Above, Kept, Pieces
 
 pytestmark = pytest.mark.usefixtures("any_processor")
 KNOTS = torch.cat((torch.linspace(-20, -0.1, 27), torch.full((5,), math.inf)))
@@ -101,39 +101,21 @@ def test_positions_and_tokens_of_another_model() -> None:
         assert known_tokens(tokens, 5, read).tolist() == [[7, 7, 4], [3, 3, 3]]
 
 
-def prices(seed: int, sequences: int, most: int) -> tuple[Prices, list[Price]]:
-    """Of trees of so many nodes: some steps of the rows' price are free. As the op takes them, and as the host does."""
-    of = torch.Generator().manual_seed(seed)
-    rows = (
-        0.15 * torch.rand(sequences, most, generator=of) * (torch.rand(sequences, most, generator=of) < 0.6)
-    ).cumsum(1)
-    rows, level = (
-        torch.cat((torch.zeros(sequences, 1), rows), 1),
-        (0.0, 0.05, 0.2, 5.0)[seed % 4] * torch.rand(sequences, generator=of),
-    )
-    usual = torch.rand(sequences, 5, generator=of).sort(dim=1, descending=True).values.log()
-    return Prices(level, rows, usual), [
-        Price(*each) for each in zip(level.tolist(), rows.double().numpy(), strict=True)
-    ]
-
-
-@pytest.mark.parametrize(("most", "kept", "front"), [(3, 4, 1), (5, 8, 2), (31, 31, 4), (63, 40, 6)])
-def test_a_tree_goes_on_where_the_host_would_let_it(most: int, kept: int, front: int) -> None:
-    """The same decisions as :meth:`foresay.spec.price.Price.goes_on`, of the references and of the kernels."""
+@pytest.mark.parametrize("front", [1, 4, 20])
+def test_a_tree_goes_on_where_its_nodes_reach_the_bar(front: int) -> None:
+    """The same decisions as :meth:`foresay.spec.price.Bar.reached`, of the references and of the kernels."""
     decided = set()
     for seed in range(12):
         of, sequences = torch.Generator().manual_seed(seed), 1 + seed % 3
-        scores = [-(2 + most / 5) * torch.rand(sequences, count, generator=of) for count in (most, kept)]
-        best, level = (each.sort(dim=1, descending=True).values for each in scores)
-        best[:, most - seed % 2 :] = level[:, kept - seed % 3 :] = -math.inf
-        ahead, (there, asked) = level[:, :front].contiguous(), prices(seed, sequences, most)
-        below = (ahead[:, :, None] + there.usual[:, None]).flatten(1).exp()
-        known = torch.cat((best, level), dim=1)
-        goes = [asked[s].goes_on(known[s].exp().tolist(), below[s].tolist()) for s in range(sequences)]
+        scores = -3 * torch.rand(sequences, front, generator=of)
+        scores[:, front - seed % 2 :] = -math.inf
+        bars = torch.rand(sequences, 2, generator=of) * torch.tensor([0.5, 0.2 * front])
+        bars[seed % sequences, 1] *= seed % 4  # what costs nothing is always worth it
+        nodes = [scores[s].exp().tolist() for s in range(sequences)]
+        goes = [Bar(*bars[s].tolist()).reached(nodes[s]) for s in range(sequences)]
         for way in (nullcontext, references):
             with way():
-                likeliest, going = worth_another(best, level, ahead, there)
-            assert torch.equal(likeliest, known.sort(dim=1, descending=True).values[:, :most])
-            assert torch.equal(going, ahead.where(torch.tensor(goes)[:, None], -math.inf))
+                going = worth_another(scores, bars)
+            assert torch.equal(going, scores.where(torch.tensor(goes)[:, None], -math.inf))
         decided |= set(goes)
     assert len(decided) == 2

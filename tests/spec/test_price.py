@@ -29,13 +29,11 @@ def test_as_many_nodes_are_worth_their_rows_as_bring_most(seed: int) -> None:
     assert gain == pytest.approx(np.sort(chances)[::-1][:nodes].sum() - price.rows[nodes])
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_a_level_is_drafted_where_it_is_worth_its_price(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    price, chances = price_of(rng), rng.uniform(0, 0.5, rng.integers(1, 10))
-    below = rng.uniform(0, 0.3, 3 * rng.integers(1, 6))
-    before, after = most(price, chances.tolist()), most(price, [*chances, *below])
-    assert price.goes_on(chances, below) == (after > 0 and after - before >= price.level)
+def test_a_level_is_drafted_where_what_its_nodes_have_beyond_their_rows_pays_for_it() -> None:
+    price = Price(0.2, [0.1 * rows for rows in range(12)])
+    bar = price.bar(0.5)
+    assert bar == pytest.approx((0.2, 0.4))
+    assert bar.reached([0.5, 0.31]) and not bar.reached([0.5, 0.29]) and not bar.reached([0.3, 0.1, 0.19])
 
 
 def test_the_price_is_what_would_come_in_the_time() -> None:
@@ -48,4 +46,4 @@ def test_the_price_is_what_would_come_in_the_time() -> None:
 def test_where_no_rows_are_left_nothing_is_worth_one() -> None:
     price = Price.of(10.0, 0.0, [1.0], 1)
     assert price.worth(np.array([0.9])) == (0, 0.0)
-    assert not price.goes_on(np.array([0.9]), np.array([0.8]))
+    assert not price.bar(0.8).reached([0.9]) or price.bar(0.8).together == 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.ops.eager import compiled
-from foresay.verifier.ops.records import Above, Kept, Pieces, Prices
+from foresay.verifier.ops.records import Above, Kept, Pieces
 
 
 def keep_children(
@@ -57,39 +57,20 @@ def _on_curves(chances: Tensor, curves: Pieces) -> Tensor:
     return made.view_as(chances).masked_fill(chances == -math.inf, -math.inf)
 
 
-def worth_another(best: Tensor, kept: Tensor, front: Tensor, prices: Prices) -> tuple[Tensor, Tensor]:
-    """Whether each tree is grown by another level: if the likeliest nodes below its front, as they usually come, bring
-    more than that level costs, beyond what the nodes that are there bring.
+def worth_another(front: Tensor, bars: Tensor) -> Tensor:
+    """fp32[S, F]: the scores of the nodes that are expanded next, all minus infinity in trees whose next level is not
+    worth its price.
 
-    What nodes bring is their chances less the price of as many rows, of as many of the likeliest as bring most. All are
-    fp32 and contiguous. best: [S, M], log chances of the likeliest nodes above this level, best first. kept: [S, W],
-    those of the level. front: [S, F], of the nodes that would be expanded. Returns ``best`` with this level among them,
-    and ``front``, all minus infinity where a tree ends here.
+    front: the same before, log chances. bars: fp32[S, 2], contiguous: what each node's chance has beyond the first of
+    these must add up to the second (:class:`foresay.spec.price.Bar`).
     """
-    if best.is_cuda:
-        from foresay.verifier.ops.kernels import level as of_gpu
-
-        return of_gpu.worth_another(best, kept, front, prices)
-    if compiled(best):
+    if compiled(front):
         from foresay.verifier.ops.kernels.cpu import level as kernels
 
-        return kernels.worth_another(best, kept, front, prices)
-    there = _likeliest(torch.cat((best, kept), dim=1), best.shape[1])
-    below = (front[:, :, None] + prices.usual[:, None]).flatten(1)
-    before, after = (
-        _brought(each, prices.rows) for each in (there, _likeliest(torch.cat((there, below), 1), best.shape[1]))
-    )
-    going = (after > 0) & (after - before >= prices.level)
-    return there, front.where(going[:, None], -math.inf)
-
-
-def _likeliest(scores: Tensor, count: int) -> Tensor:
-    return scores.sort(dim=1, descending=True).values[:, :count].contiguous()
-
-
-def _brought(scores: Tensor, rows: Tensor) -> Tensor:
-    """fp32[S]: what nodes with these log chances bring, likeliest first."""
-    return (scores.exp().cumsum(dim=1) - rows[:, 1:]).amax(dim=1).clamp(min=0)
+        return kernels.worth_another(front, bars)
+    each, together = bars.split(1, dim=1)
+    beyond = (front.exp() - each).clamp(min=0).sum(dim=1, keepdim=True)
+    return front.where(beyond >= together, -math.inf)
 
 
 def positions_below(ends: Tensor, depths: Tensor) -> Tensor:

@@ -245,18 +245,6 @@ class Kept(NamedTuple):
     words: Tensor
 
 
-class Prices(NamedTuple):
-    """What the trees of some sequences pay, in tokens that would otherwise come in the same time.
-
-    level: fp32[S], for one more level. rows: fp32[S, M + 1], for the first 0, 1, .. M nodes together; infinity for more
-    than there may be. usual: fp32[S, U], the log chance of a child of each rank below a node that is accepted.
-    """
-
-    level: Tensor
-    rows: Tensor
-    usual: Tensor
-
-
 #: What fills the places behind a path.
 NO_NODE = -1
 

@@ -11,7 +11,7 @@ from foresay.verifier.ops.kernels.cpu.largest import ROOM, Largest
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.types import F32, I16, I32, I64, LANES, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
-from foresay.verifier.ops.records import MOST_CHILDREN, Above, Kept, Pieces, Prices
+from foresay.verifier.ops.records import MOST_CHILDREN, Above, Kept, Pieces
 
 LOWEST = float("-inf")
 #: Knots of curves, infinite ones among them.
@@ -34,14 +34,11 @@ def keep_children(
     return kept
 
 
-def worth_another(best: Tensor, kept: Tensor, front: Tensor, prices: Prices) -> tuple[Tensor, Tensor]:
+def worth_another(front: Tensor, bars: Tensor) -> Tensor:
     """As :func:`foresay.verifier.ops.level.worth_another`."""
-    sequences, most = best.shape
-    assert most <= MOST_CHILDREN, "a tree has no more nodes"
-    there, going = launch.room(best.shape, torch.float32), launch.room(front.shape, torch.float32)
-    sizes = (sequences, most, kept.shape[1], front.shape[1], prices.usual.shape[1])
-    _weighing()(best, kept, front, *prices, there, going, *sizes)
-    return there, going
+    out = launch.room(front.shape, torch.float32)
+    _weighing()(front, bars, out, *front.shape)
+    return out
 
 
 def positions_below(ends: Tensor, depths: Tensor) -> Tensor:
@@ -81,43 +78,18 @@ def _reading(translates: bool) -> Kernel:
 
 @Compiled
 def _weighing() -> Kernel:
-    """Arguments: what the op is given, what it returns, and the numbers S, M, W, F and U."""
     k = Kernel("worth_another")
-    best, kept, front, levels, rows, usual, there, going = (k.pointer(index) for index in range(8))
-    sequences, most, level, wide, ranks = (k.number(index) for index in range(8, 13))
-    largest = Largest(k, k.array(F32, ROOM), k.array(I32, ROOM))
-    below, chances = k.array(F32, LANES), k.array(F32, MOST_CHILDREN)
-
-    def brought(sequence: Value) -> Value:
-        with k.loop(0, most, LANES) as at:
-            k.store(k.exp_below(k.load(largest.values, vector(F32), at)), chances, at)
-        value, gain = (k.variable(k.constant(0.0, F32)) for _ in range(2))
-        with k.loop(0, most) as node:
-            value.value = value.value + k.load(chances, F32, node)
-            left = value.value - k.load(rows, F32, sequence * (most + 1) + node + 1)
-            gain.value = k.select(left > gain.value, left, gain.value)
-        return gain.value
-
-    with k.share(sequences) as sequence:
-        largest.clear(k.constant(0))
-        largest.turn_to(k.constant(0), most)
-        for scores, count in ((best, most), (kept, level)):
-            with k.loop(0, count, LANES) as at:
-                largest.offer(
-                    k.some(scores, F32, sequence * count + at, (sequence + 1) * count, LOWEST), k.places(range(LANES))
-                )
-        with k.loop(0, most) as node:
-            k.store(k.load(largest.values, F32, node), there, sequence * most + node)
-        before = k.variable(brought(sequence))
-        k.store(k.constant(LOWEST, vector(F32)), below)
-        with k.loop(0, wide) as node, k.loop(0, ranks) as rank:
-            k.store(k.load(front, F32, sequence * wide + node) + k.load(usual, F32, sequence * ranks + rank), below)
-            largest.offer(k.load(below, vector(F32)), k.places(range(LANES)))
-        after = brought(sequence)
-        goes = (after > 0.0) & (after - before.value >= k.load(levels, F32, sequence))
-        with k.loop(0, wide) as node:
-            at = sequence * wide + node
-            k.store(k.select(goes, k.load(front, F32, at), LOWEST), going, at)
+    front, bars, out, width = *(k.pointer(index) for index in range(3)), k.number(4)
+    with k.share(k.number(3)) as sequence:
+        each, together = (k.load(bars, F32, sequence * 2 + index) for index in range(2))
+        beyond = k.variable(k.constant(0.0, F32))
+        with k.loop(0, width) as node:
+            more = k.exp(k.load(front, F32, sequence * width + node)) - each
+            beyond.value = beyond.value + k.select(more > 0.0, more, 0.0)
+        goes = beyond.value >= together
+        with k.loop(0, width) as node:
+            at = sequence * width + node
+            k.store(k.select(goes, k.load(front, F32, at), LOWEST), out, at)
     return k
 
 
