@@ -21,7 +21,7 @@ Legend: S sequences, F expanded nodes of a level, k children looked at below eac
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import Curves
+from foresay.drafters.cut import Candidates, cut
 from foresay.drafters.prices import WrittenBars
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import on_host as brought
@@ -132,6 +133,17 @@ class Plan:
     def of_each(self, values: Sequence[int]) -> Tensor:
         """int64[S, N]: the same numbers for every sequence."""
         return self.column(values).expand(self.sequences, -1)
+
+    @property
+    def candidates(self) -> tuple[list[int], list[int]]:
+        """The depth of each, and its row if it gets one, else -1."""
+        depths, rows, row = list[int](), list[int](), 1
+        for depth, fixed in enumerate(self.levels, start=1):
+            going = len(fixed.going)
+            depths += [depth] * fixed.kept
+            rows += [*range(row, row + going), *[-1] * (fixed.kept - going)]
+            row += going
+        return depths, rows
 
     def marks(self, level: int, first: int) -> Tensor:
         """int64[W]: the bits of what a level keeps, counted on from ``first``: of all, or of those that get a row."""
@@ -274,9 +286,10 @@ class Growth:
         return places
 
     def tree(self) -> DeviceTree:
-        """The finished trees, on the device; of any but dynamic ones."""
+        """The finished trees, on the device."""
         plan, state = self.plan, self.state
-        assert not plan.dynamic, "which nodes a dynamic tree has is decided by numbers"
+        if plan.dynamic:
+            return self._cut()
         tokens = torch.cat([state.roots[:, None], *(level.tokens for level in self.levels)], dim=1).clamp(min=0)
         counts = torch.full_like(state.roots, plan.shape.nodes)
         parents, words, depths = plan.whole
@@ -285,6 +298,14 @@ class Growth:
             parents = torch.cat([parents[:, :1], *below], dim=1)
             words = torch.cat(self._words, dim=1)
         return DeviceTree(tokens, parents, words, depths, counts, plan.shape.is_chain)
+
+    def _cut(self) -> DeviceTree:
+        """Which nodes a dynamic tree has is decided by numbers. The host is told what was looked at too."""
+        plan, known = self.plan, [part for level in self.levels for part in level if part is not None]
+        columns = (torch.cat([level[part] for level in self.levels], dim=1) for part in range(3))  # type: ignore[misc]
+        found = Candidates(self.state.roots, *columns, *map(plan.column, plan.candidates))
+        made = cut(found, plan.shape.nodes)
+        return replace(made.tree, rows=made.rows, more=(*known, made.places))
 
 
 class Passes(Protocol):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, kind_of
-from foresay.drafters.growth import Growth, Plan, levels
+from foresay.drafters.calibration import Calibration, Curves, kind_of
+from foresay.drafters.grown import Grown
+from foresay.drafters.growth import Growth, Level, Plan, levels
 from foresay.drafters.levels import TreeDrafter
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.sequence import SequenceState
@@ -28,11 +32,14 @@ class Drafts:
         self.drafter, self.shape, self.name = drafter, drafter.limited(shape), drafter.name
         self.needs: FeatureRequest | None = drafter.needs
         self.reach = drafter.reach(self.shape.levels)
-        self._plan = Plan(self.shape, sequences, drafter.device, columns=drafter.columns(vocab_size))
+        columns = drafter.columns(vocab_size)
+        self._plan = Plan(self.shape, sequences, drafter.device, drafter.dynamic, drafter.free, columns)
+        self._curves = Curves(sequences, drafter.device)
+        self._grown: dict[str, Grown] = {}
 
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root: a pass for each level."""
-        growth = Growth(self._plan, state, self.drafter.token_ids)
+        growth = Growth(self._plan, state, self.drafter.token_ids, self._curves)
         for _ in levels(growth, self.drafter):
             pass
         return growth.tree()
@@ -49,10 +56,31 @@ class Drafts:
             self.drafter.prepare(sequence, self.shape.levels)
         return True
 
+    def write(self, sequences: Sequence[SequenceState]) -> None:
+        """What its chances are worth by now."""
+        self._curves.write(self.drafter.calibration, [kind_of(sequence.sampling) for sequence in sequences])
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        """With chances, of a tree that grew by them; it will be learnt from."""
+        if not more:
+            return tree
+        *parts, places = more
+        grown = Grown(sequence, self.shape, True, self.drafter.calibration, None, tree.tokens[:1].tolist())
+        grown.fixed = self._plan.levels
+        each = len(parts) // len(grown.fixed)
+        for level in (Level(*parts[first : first + each]) for first in range(0, len(parts), each)):
+            grown.add(level.tokens[index].tolist(), level, index)
+        grown.kept = [0, *(place + 1 for place in places[index, : len(tree) - 1].tolist())]
+        self._grown[sequence.id] = grown
+        return replace(tree, chances=tuple(math.exp(grown.scores[node]) for node in grown.kept), grown=grown.depth)
+
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Marks are set, and the calibration learns."""
         self.drafter.collected(sequence, tree, path)
-        _learn(self.drafter.calibration, sequence, tree, path)
+        if grown := self._grown.pop(sequence.id, None):
+            grown.learn(path)
+        else:
+            _learn(self.drafter.calibration, sequence, tree, path)
 
 
 def on_device(drafter: Drafter | None) -> TreeDrafter | None:
@@ -61,7 +89,7 @@ def on_device(drafter: Drafter | None) -> TreeDrafter | None:
 
 
 def _learn(calibration: Calibration, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-    """Whether each level of a chain was hit. Chances of other trees stay on the device, so nothing is learnt of those.
+    """Whether each level of a chain was hit. Chances of static trees stay on the device, so nothing is learnt of those.
 
     path: nodes of the tree that were committed, their samples already in the sequence's tokens.
     """

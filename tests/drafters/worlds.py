@@ -125,10 +125,12 @@ class Captured:
         for store in self.world.pool.stores:
             assert isinstance(store, KVStore)
             store.poison()
+        self.proposer.write(self._sequences)
         taken = self.device_step(choices)
         for index, sequence in enumerate(self._sequences):
             self._collect(sequence, taken, index)
-        return taken.tree.tokens[: len(self._sequences)].tolist()
+        pairs = zip(taken.tree.tokens.tolist(), taken.tree.counts.tolist(), strict=True)
+        return [tokens[:count] for tokens, count in pairs][: len(self._sequences)]
 
     def device_step(self, choices: Sequence[Sequence[int]]) -> Taken:
         """What is captured of a step; the host is told nothing."""
@@ -157,7 +159,9 @@ class Captured:
         sequence.tokens += taken.paths.emitted[index, :count].tolist()
         sequence.table.commit(count)
         self.world.verifier.committed(sequence.table)
-        tree = DraftTree.build(taken.tree.tokens[index].tolist(), taken.tree.parents[index].tolist())
+        nodes = int(taken.tree.counts[index])
+        columns = (column[index, :nodes].tolist() for column in (taken.tree.tokens, taken.tree.parents))
+        tree = self.proposer.arrived(sequence, index, DraftTree.build(*columns), taken.tree.more)
         self.proposer.collected(sequence, tree, taken.paths.paths[index, :count].tolist())
 
 

@@ -66,6 +66,12 @@ class CapturedWhisper:
             row[: len(text)] = torch.tensor(text)
         return self.inner.prepare(sequences)
 
+    def write(self, sequences: Sequence[SequenceState]) -> None:
+        self.inner.write(sequences)
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        return self.inner.arrived(sequence, index, tree, more)
+
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         self.inner.collected(sequence, tree, path)
 

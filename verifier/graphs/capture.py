@@ -155,12 +155,23 @@ def fetched(out: Tensor) -> Arrival:
     return Arrival(host, event)
 
 
-def on_host(parts: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors on the host: of a device in one copy, of a CPU as they are."""
-    if parts[0].device.type == "cpu":
-        return list(parts)
-    # Those of the widest numbers first: each begins at a multiple of what its numbers take.
-    order = sorted(range(len(parts)), key=lambda index: -parts[index].itemsize)
-    whole = torch.cat([parts[index].flatten().view(torch.uint8) for index in order]).cpu()
+def packed(parts: Sequence[Tensor]) -> Tensor:
+    """uint8: all of them in one, so that they reach the host in one copy."""
+    return torch.cat([parts[index].flatten().view(torch.uint8) for index in _order(parts)])
+
+
+def unpacked(whole: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that were packed. parts: of the same dtypes and shapes."""
+    order = _order(parts)
     pieces = dict(zip(order, whole.split([parts[index].nbytes for index in order]), strict=True))
     return [pieces[index].view(part.dtype).view(part.shape) for index, part in enumerate(parts)]
+
+
+def on_host(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors on the host: of a device in one copy, of a CPU as they are."""
+    return list(parts) if parts[0].device.type == "cpu" else unpacked(packed(parts).cpu(), parts)
+
+
+def _order(parts: Sequence[Tensor]) -> list[int]:
+    """Those of the widest numbers first: each begins at a multiple of what its numbers take."""
+    return sorted(range(len(parts)), key=lambda index: -parts[index].itemsize)

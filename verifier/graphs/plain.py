@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sequence import SequenceState
@@ -44,6 +45,13 @@ class RootOnly:
         if self.beside is not None:
             self.beside.prepare(sequences)
         return True
+
+    def write(self, sequences: Sequence[SequenceState]) -> None:
+        """Nothing is read."""
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        """The root."""
+        return tree
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The other's marks follow."""

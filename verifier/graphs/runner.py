@@ -64,7 +64,7 @@ class WholeRunner:
         self.counts["launched"] += 1
         if self._may_run_ahead(launched):
             self._ahead = self._launch(launched.captured, launched.sequences)
-        outcome = Outcome(launched.arrival.wait())
+        outcome = launched.captured.step.outcome(launched.arrival.wait())
         watch.lap("forward")
         results = self._arrived(launched, plan.batch, outcome)
         watch.lap("commit")
@@ -143,11 +143,12 @@ class WholeRunner:
         pages = [list(sequence.table.pages) for sequence in sequences]
         lengths = [sequence.table.length for sequence in sequences]
         captured.state.write_tables(pages, lengths)
+        captured.proposer.write(sequences)
         if sequences[0].constraint is None:
             captured.launch()
         else:
             self._launch_masked(captured, sequences[0].constraint)
-        return Launched(captured, sequences, lengths, pages, fetched(captured.step.out))
+        return Launched(captured, sequences, lengths, pages, captured.step.fetched())
 
     def _launch_masked(self, captured: Captured, constraint: Guarded) -> None:
         """The step in two launches: between them the host sees the tree and says what may follow its nodes."""
@@ -173,6 +174,7 @@ class WholeRunner:
     def _commit(self, launched: Launched, index: int, scheduled: ScheduledSequence, outcome: Outcome) -> VerifyResult:
         sequence, proposer = scheduled.sequence, launched.captured.proposer
         tree, sampled = outcome.of(index, proposer.name)
+        tree = proposer.arrived(sequence, index, tree, outcome.more)
         run = emit(sequence, sampled.taken, lambda: nothing_sampled(sequence))
         sequence.table.commit(len(run.path))
         self.verifier.committed(sequence.table)
