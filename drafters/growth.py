@@ -280,7 +280,7 @@ class Growth:
         tokens, places, words, scores = (
             _taken(each, going, plan) for each in (kept.tokens, kept.places, kept.words, kept.scores)
         )
-        if self._bars is not None and going:
+        if self._bars is not None and going and (plan.dynamic or plan.shape.price is not None):
             scores = worth_another(scores, self._bars.below(len(self.levels) + 1))
         self._front = _Front(numbers, rows, tokens, words, scores)
         return places
@@ -291,7 +291,7 @@ class Growth:
         if plan.dynamic:
             return self._cut()
         tokens = torch.cat([state.roots[:, None], *(level.tokens for level in self.levels)], dim=1).clamp(min=0)
-        counts = torch.full_like(state.roots, plan.shape.nodes)
+        counts = torch.full_like(state.roots, plan.shape.nodes) if self._bars is None else self._bars.counts
         parents, words, depths = plan.whole
         if not plan.shape.is_chain:
             below = [level.parents for level in self.levels if level.parents is not None]
@@ -304,7 +304,7 @@ class Growth:
         plan, known = self.plan, [part for level in self.levels for part in level if part is not None]
         columns = (torch.cat([level[part] for level in self.levels], dim=1) for part in range(3))  # type: ignore[misc]
         found = Candidates(self.state.roots, *columns, *map(plan.column, plan.candidates))
-        made = cut(found, plan.shape.nodes)
+        made = cut(found, plan.shape.nodes, None if self._bars is None else self._bars.rows)
         return replace(made.tree, rows=made.rows, more=(*known, made.places))
 
 

@@ -48,7 +48,7 @@ _LEAST_ROOM = 1024
 #: Levels that are kept beside those captured ahead, those used last: each has logits and activations of its own.
 _MOST_LEVELS = 24
 #: Levels of a tree with a price that a device drafts beyond those that are expected to be worth it.
-_BEYOND = 1
+BEYOND = 1
 #: Chains are recorded for a multiple of so many levels: shorter ones are their beginnings.
 _CHAIN = 4
 
@@ -248,7 +248,7 @@ class TreeDrafter(ABC):
     def _asked(self, shape: TreeShape) -> int:
         """How many levels are drafted, at most: a device, which is not asked for each, goes little further than is
         expected to be worth it."""
-        return shape.levels if self.device.type == "cpu" else min(shape.levels, shape.likely_levels + _BEYOND)
+        return shape.levels if self.device.type == "cpu" else min(shape.levels, shape.likely_levels + BEYOND)
 
     def _adjust(self, growing: Sequence[Grown], sequences: int, logits: Tensor) -> None:
         """Change the logits of a level as the requests want them. sequences: for how many there is room."""

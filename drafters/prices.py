@@ -1,7 +1,8 @@
-"""What a tree's nodes must reach for it to grow on, where it grows: written by the host before, read on the device."""
+"""How far trees grow where they grow, on a device: written by the host before, read without it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,21 +11,38 @@ from torch import Tensor
 from foresay.spec.price import Bar
 from foresay.verifier.staged import Staged
 
+#: What every node reaches, and what none does.
+ALWAYS, NEVER = Bar(0.0, 0.0), Bar(0.0, math.inf)
+
 
 class WrittenBars:
-    """For each level but the last of so many trees."""
+    """For each level but the last of so many trees, what its nodes must reach.
 
-    def __init__(self, sequences: int, levels: int, device: torch.device) -> None:
-        self._staged = Staged(device, {"bars": ((levels, sequences, 2), torch.float32)})
+    nodes: of the largest tree. counts: int64[S], how many nodes a tree may have. rows: fp32[S, nodes], what as many
+    nodes below the root cost together.
+    """
 
-    def write(self, trees: Sequence[Sequence[Bar]]) -> None:
-        """Those of the first trees, level by level."""
-        to = self._staged.writable()["bars"]
-        for tree, bars in enumerate(trees):
-            for level, bar in enumerate(bars):
-                to[level, tree] = bar
+    def __init__(self, sequences: int, levels: int, device: torch.device, nodes: int = 0) -> None:
+        bars = {"bars": ((levels, sequences, 2), torch.float32)}
+        self._staged = Staged(
+            device, bars | {"counts": ((sequences,), torch.int64), "rows": ((sequences, nodes), torch.float32)}
+        )
+        self.counts, self.rows = self._staged.tensors["counts"], self._staged.tensors["rows"]
+
+    def write(
+        self, bars: Sequence[Sequence[Bar]], counts: Sequence[int] = (), rows: Sequence[Sequence[float]] = ()
+    ) -> None:
+        """Those of the first trees; bars level by level. More nodes than rows say the price of are worth nothing."""
+        to = self._staged.writable()
+        for tree, levels in enumerate(bars):
+            for level, bar in enumerate(levels):
+                to["bars"][level, tree] = bar
+        to["counts"][: len(counts)] = counts
+        for tree, prices in enumerate(rows):
+            known = prices[: to["rows"].shape[1]]
+            to["rows"][tree, : len(known)], to["rows"][tree, len(known) :] = known, math.inf
         self._staged.send()
 
     def below(self, depth: int) -> Tensor:
-        """fp32[S, 2]: for the level below nodes of a depth."""
+        """fp32[S, 2]: the bars of the level below nodes of a depth."""
         return self._staged.tensors["bars"][depth - 1]

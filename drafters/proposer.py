@@ -7,17 +7,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import Calibration, Curves, kind_of
+from foresay.drafters.combined import united
+from foresay.drafters.fed import FedDrafter
 from foresay.drafters.grown import Grown
 from foresay.drafters.growth import Growth, Level, Plan, levels
-from foresay.drafters.levels import TreeDrafter
+from foresay.drafters.levels import BEYOND, TreeDrafter
+from foresay.drafters.prices import ALWAYS, NEVER, WrittenBars
+from foresay.spec.budget.members import MODEL_LEVELS, OPEN
+from foresay.spec.merge import merge
+from foresay.spec.price import Bar, Price
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.graphs.proposer import DeviceTree, Taken
+from foresay.verifier.graphs.buckets import MakeProposers
+from foresay.verifier.graphs.plain import RootOnly
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from foresay.verifier.graphs.state import StepState
+from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.staged import Column, Staged
 
 _UNKNOWN = np.array([np.nan])
 
@@ -34,12 +46,14 @@ class Drafts:
         self.reach = drafter.reach(self.shape.levels)
         columns = drafter.columns(vocab_size)
         self._plan = Plan(self.shape, sequences, drafter.device, drafter.dynamic, drafter.free, columns)
-        self._curves = Curves(sequences, drafter.device)
+        self._curves, levels, nodes = Curves(sequences, drafter.device), self.shape.levels, self.shape.nodes
+        self._bars = WrittenBars(sequences, levels, drafter.device, nodes)
+        self._bars.write([[ALWAYS] * levels] * sequences, [nodes] * sequences, [self._rows(self.shape)] * sequences)
         self._grown: dict[str, Grown] = {}
 
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root: a pass for each level."""
-        growth = Growth(self._plan, state, self.drafter.token_ids, self._curves)
+        growth = Growth(self._plan, state, self.drafter.token_ids, self._curves, self._bars)
         for _ in levels(growth, self.drafter):
             pass
         return growth.tree()
@@ -56,9 +70,43 @@ class Drafts:
             self.drafter.prepare(sequence, self.shape.levels)
         return True
 
-    def write(self, sequences: Sequence[SequenceState]) -> None:
-        """What its chances are worth by now."""
-        self._curves.write(self.drafter.calibration, [kind_of(sequence.sampling) for sequence in sequences])
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        """A shape that this one begins with; of one that has a price, as many levels as are likely to be worth it."""
+        shape = self._asked(scheduled)
+        if shape is None or (shape.price is None) != (self.shape.price is None):
+            return False
+        levels = shape.levels if shape.price is None else min(shape.levels, shape.likely_levels + BEYOND)
+        begins = self.drafter.limited(shape).limited(levels) == self.shape.limited(levels)
+        return levels <= self.shape.levels and begins and bool(levels or not self._plan.dynamic)
+
+    def _asked(self, scheduled: ScheduledSequence) -> TreeShape | None:
+        shares = scheduled.plan.shares
+        if not shares:
+            return scheduled.shape
+        return shares[0].shape if [(s.drafter, s.tree) for s in shares] == [(self.name, None)] else None
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
+        """How far each tree grows, and what chances are worth by now."""
+        calibration = self.drafter.calibration
+        shapes = [(self._asked(scheduled) or self.shape).limited(self.shape.levels) for scheduled in batch]
+        kinds = [kind_of(scheduled.sequence.sampling) for scheduled in batch]
+        self._curves.write(calibration, kinds)
+        bars = [
+            [self._bar(*pair, depth) for depth in range(1, self.shape.levels)]
+            for pair in zip(shapes, kinds, strict=True)
+        ]
+        counts = [self.shape.limited(shape.levels).nodes for shape in shapes]
+        self._bars.write(bars, counts, [self._rows(shape) for shape in shapes])
+
+    def _bar(self, shape: TreeShape, kind: int, depth: int) -> Bar:
+        if depth >= shape.levels:
+            return NEVER
+        return ALWAYS if shape.price is None else shape.price.bar(self.drafter.calibration.first(kind, depth))
+
+    @staticmethod
+    def _rows(shape: TreeShape) -> Sequence[float]:
+        """What nodes cost; where they have no price, each brings something."""
+        return [-float(nodes) for nodes in range(shape.nodes)] if shape.price is None else shape.price.rows
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
         """With chances, of a tree that grew by them; it will be learnt from."""
@@ -81,6 +129,124 @@ class Drafts:
             grown.learn(path)
         else:
             _learn(self.drafter.calibration, sequence, tree, path)
+
+
+class Found:
+    """Implements the same for what lookups have found before the step: the host writes it. nodes: of the largest."""
+
+    needs: FeatureRequest | None = None
+    name = ""
+    reach = 1
+
+    def __init__(self, sequences: int, nodes: int, device: torch.device) -> None:
+        each = ((sequences, nodes), torch.int64)
+        columns: dict[str, Column] = dict.fromkeys(("tokens", "parents", "words"), each)
+        self._staged = Staged(
+            device, columns | {"depths": (each[0], torch.int32), "counts": ((sequences,), torch.int64)}
+        )
+        # As many levels as nodes: they may be a chain.
+        self.shape = TreeShape.chain(nodes - 1)
+        self._trees: list[DraftTree] = []
+
+    def propose(self, state: StepState) -> DeviceTree:
+        """What was written, below the roots."""
+        there = self._staged.tensors
+        tokens = torch.cat((state.roots[:, None], there["tokens"][:, 1:]), dim=1)
+        return DeviceTree(tokens, there["parents"], there["words"], there["depths"], there["counts"], chain=False)
+
+    def committed(self, state: StepState, taken: Taken) -> None:
+        """Nothing is stored."""
+
+    def prepare(self, sequences: Sequence[SequenceState]) -> bool:
+        """Nothing is needed."""
+        return True
+
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        """What was found, if it has room; nothing at all too."""
+        shares = scheduled.plan.shares
+        if not shares:
+            return scheduled.shape is not None and not scheduled.shape.levels
+        return len(shares) == 1 and shares[0].tree is not None and len(shares[0].tree) <= self.shape.nodes
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
+        """The trees of the next step."""
+        self._trees, to = [], self._staged.writable()
+        for index, scheduled in enumerate(batch):
+            found = [share.tree for share in scheduled.plan.shares if share.tree is not None]
+            tree = (
+                merge(found, scheduled.plan.shape.nodes).tree
+                if found
+                else DraftTree.chain(scheduled.sequence.tokens[-1:])
+            )
+            self._trees.append(tree)
+            nodes = slice(len(tree))
+            columns = {"tokens": tree.tokens, "parents": tree.parents, "words": tree.ancestors, "depths": tree.depths}
+            to["counts"][index] = len(tree)
+            for name, column in columns.items():
+                to[name][index, nodes] = column
+        self._staged.send()
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        """As it was written."""
+        return self._trees[index]
+
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
+        """Lookups read the text when they are asked."""
+
+
+class ReadAlong:
+    """Implements the same for another, in whose steps drafters read along that are not asked."""
+
+    def __init__(self, inner: Proposer, readers: Sequence[FedDrafter]) -> None:
+        self.inner, self._readers = inner, readers
+        self.name, self.shape, self.reach = inner.name, inner.shape, inner.reach
+        self.needs = united([inner.needs, *(reader.needs for reader in readers)])
+        self.propose, self.prepare, self.takes = inner.propose, inner.prepare, inner.takes
+        self.write, self.arrived = inner.write, inner.arrived
+
+    def committed(self, state: StepState, taken: Taken) -> None:
+        """They keep what they read of the accepted paths."""
+        self.inner.committed(state, taken)
+        for reader in self._readers:
+            reader.follow(state, taken, self.shape.levels)
+
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
+        """It is there."""
+        self.inner.collected(sequence, tree, path)
+        for reader in self._readers:
+            reader.stored(sequence.table, len(path))
+
+
+#: Levels of the chains and of the trees that are captured, as far as a drafter goes: what is planned takes the smallest
+#: that has as many. And nodes of what lookups find.
+_CHAINS, _TREES, _FOUND = (2, 4, MODEL_LEVELS), (4, MODEL_LEVELS), (8, 32)
+
+
+def by_plan(models: Sequence[tuple[TreeDrafter, int]], looks: bool, verifier: PagedModel) -> MakeProposers:
+    """Where a budget plans who drafts how much. models: with the most levels of each. looks: whether any of those whom
+    it asks looks texts up."""
+    device, vocab_size = verifier.store.device, verifier.vocab_size
+
+    def made(size: int) -> list[Proposer]:
+        proposers: list[Proposer] = [RootOnly(size, device)]
+        proposers += [Found(size, nodes, device) for nodes in _FOUND if looks]
+        for model, most in models:
+            proposers += [Drafts(model, shape, size, vocab_size) for shape in planned_shapes(most)]
+        return [_read_along(proposer, [model for model, _ in models]) for proposer in proposers]
+
+    return made
+
+
+def planned_shapes(most: int) -> list[TreeShape]:
+    """What is captured of a drafter that a budget asks for at most so many levels."""
+    chains, trees = (dict.fromkeys(min(levels, most) for levels in all) for all in (_CHAINS, _TREES))
+    priced = replace(OPEN, price=Price(0.0, (0.0,)))
+    return [*map(TreeShape.chain, chains), *map(priced.limited, trees)]
+
+
+def _read_along(proposer: Proposer, models: Sequence[TreeDrafter]) -> Proposer:
+    readers = [model for model in models if isinstance(model, FedDrafter) and model.name != proposer.name]
+    return ReadAlong(proposer, readers) if readers else proposer
 
 
 def on_device(drafter: Drafter | None) -> TreeDrafter | None:

@@ -31,6 +31,7 @@ from foresay.spec.scheduler import PREDICTED_LEVELS
 from foresay.spec.step import PartsRunner, StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import buckets, chunks, passes, sizes, widths
+from foresay.verifier.graphs.buckets import pinned as pinned_proposers
 from foresay.verifier.graphs.capture import Capture, CudaGraphs, Direct
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import WholeRunner
@@ -142,7 +143,8 @@ def runner_of(
     page_size = verifier.store.pool.page_size
     tables, counts = widths(longest + 2 * shape.nodes + 1, page_size), sizes(max_seqs)
     made, total = {}, len(counts) * len(tables)
-    captured = buckets(verifier, lambda size: proposer(drafter, shape, size, verifier), capture, (counts, tables))
+    make = pinned_proposers(lambda size: proposer(drafter, shape, size, verifier), verifier.store.device)
+    captured = buckets(verifier, make, capture, (counts, tables))
     for number, (key, bucket) in enumerate(captured, start=1):
         say("capturing steps", number / total)
         made[key] = bucket

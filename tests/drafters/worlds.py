@@ -20,6 +20,7 @@ from foresay.spec.noise import Noise
 from foresay.spec.protocols import Rows
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from foresay.verifier.graphs.rows import Nodes, rows_of
@@ -125,7 +126,8 @@ class Captured:
         for store in self.world.pool.stores:
             assert isinstance(store, KVStore)
             store.poison()
-        self.proposer.write(self._sequences)
+        shape = self.proposer.shape
+        self.proposer.write([ScheduledSequence(sequence, 0, shape) for sequence in self._sequences])
         taken = self.device_step(choices)
         for index, sequence in enumerate(self._sequences):
             self._collect(sequence, taken, index)

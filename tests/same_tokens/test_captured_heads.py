@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foresay.kvpaging import PagePool
 from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.capture import Direct
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
@@ -66,8 +67,11 @@ class CapturedWhisper:
             row[: len(text)] = torch.tensor(text)
         return self.inner.prepare(sequences)
 
-    def write(self, sequences: Sequence[SequenceState]) -> None:
-        self.inner.write(sequences)
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        return self.inner.takes(scheduled)
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
+        self.inner.write(batch)
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
         return self.inner.arrived(sequence, index, tree, more)

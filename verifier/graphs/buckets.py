@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.capture import Capture, Replay, without_stops
 from foresay.verifier.graphs.plain import RootOnly
@@ -23,8 +26,18 @@ CHUNKS = (128, 512)
 #: Tokens of a context, from one bucket to the next.
 _CONTEXTS = (1024, 4096, 16384)
 
-#: Makes the proposer of steps with so many sequences; None if nobody drafts.
-MakeProposer = Callable[[int], Proposer | None]
+#: Makes the proposers of steps with so many sequences: of what drafts nothing, then of drafts, the smallest first.
+MakeProposers = Callable[[int], Sequence[Proposer]]
+
+
+def pinned(make: Callable[[int], Proposer | None], device: torch.device) -> MakeProposers:
+    """Where there is one drafter at most, whose trees have one shape."""
+
+    def made(size: int) -> list[Proposer]:
+        proposer = make(size)
+        return [RootOnly(size, device, proposer), *([] if proposer is None else [proposer])]
+
+    return made
 
 
 @dataclass(slots=True)
@@ -55,12 +68,20 @@ class Captured:
         return self.step.proposer
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Bucket:
-    """The steps of a bucket: with drafts (if anybody drafts), and of the roots alone."""
+    """The steps of a bucket: of the roots alone, then with drafts, the smallest first."""
 
-    drafting: Captured | None
-    plain: Captured
+    steps: Sequence[Captured]
+
+    @property
+    def plain(self) -> Captured:
+        """That of the roots alone."""
+        return self.steps[0]
+
+    def step(self, batch: Sequence[ScheduledSequence]) -> Captured | None:
+        """The first that drafts what is planned for each of these; None if none does."""
+        return next((each for each in self.steps if all(map(each.proposer.takes, batch))), None)
 
 
 def sizes(max_seqs: int) -> list[int]:
@@ -97,7 +118,7 @@ def chunks(most: int, max_tokens: int, page_size: int) -> list[Sizes]:
 
 def buckets(
     model: PagedModel,
-    make: MakeProposer,
+    make: MakeProposers,
     capture: Capture,
     shapes: tuple[list[int], list[int]],
     sample: Drawing = sampled_ids,
@@ -108,14 +129,9 @@ def buckets(
     """
     page_size, device = model.store.pool.page_size, model.store.device
     for size in sorted(shapes[0], reverse=True):
-        proposer = make(size)
-        alone = RootOnly(size, device, proposer)
-        reach = max(2, 1 if proposer is None else proposer.reach)
+        proposers = make(size)
+        reach = max(2, *(proposer.reach for proposer in proposers))
         for pages in sorted(shapes[1], reverse=True):
             state = StepState(size, pages, page_size, reach, device, model.store.windows)
-            ready = [
-                Captured.of(SpeculativeStep(model, p, state, sample), capture)
-                for p in (alone, proposer)
-                if p is not None
-            ]
-            yield (size, pages), Bucket(ready[1] if proposer is not None else None, ready[0])
+            steps = (SpeculativeStep(model, each, state, sample) for each in proposers)
+            yield (size, pages), Bucket([Captured.of(step, capture) for step in steps])

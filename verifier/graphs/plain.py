@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken, chain_columns
 from foresay.verifier.graphs.state import StepState
@@ -46,7 +47,11 @@ class RootOnly:
             self.beside.prepare(sequences)
         return True
 
-    def write(self, sequences: Sequence[SequenceState]) -> None:
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        """Where nothing is drafted."""
+        return scheduled.shape is not None and not scheduled.shape.levels
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
         """Nothing is read."""
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:

@@ -19,6 +19,7 @@ from torch import Tensor
 from foresay.spec.features import Features
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.records import AcceptedPaths
@@ -92,7 +93,11 @@ class Proposer(Protocol):
         """Host: make what :meth:`propose` reads complete for sequences that join. False: not possible now."""
         ...
 
-    def write(self, sequences: Sequence[SequenceState]) -> None:
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        """Host: whether it drafts what is planned for a sequence."""
+        ...
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
         """Host: write what :meth:`propose` reads that is not in the state, before each launch."""
         ...
 
