@@ -77,7 +77,8 @@ class Grown:
         found = level.children[place].numpy().copy(), level.chances[place].numpy().astype(np.float64)
         self._extend(tokens, level.parents[place].tolist(), level.scores[place].tolist(), *found)
         assert level.front is not None, "and scores of those that are expanded next"
-        self.over = self.over or all(score == _NONE for score in level.front[place].tolist())
+        if all(score == _NONE for score in level.front[place].tolist()):
+            self.over = True
 
     def _lengthen(self, token: int) -> None:
         if token == BROKEN:

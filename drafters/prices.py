@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foresay.spec.price import Bar
+from foresay.spec.price import Bar, Floats
 from foresay.verifier.staged import Staged
 
 #: What every node reaches, and what none does.
@@ -29,9 +29,7 @@ class WrittenBars:
         )
         self.counts, self.rows = self._staged.tensors["counts"], self._staged.tensors["rows"]
 
-    def write(
-        self, bars: Sequence[Sequence[Bar]], counts: Sequence[int] = (), rows: Sequence[Sequence[float]] = ()
-    ) -> None:
+    def write(self, bars: Sequence[Sequence[Bar]], counts: Sequence[int] = (), rows: Sequence[Floats] = ()) -> None:
         """Those of the first trees; bars level by level. More nodes than rows say the price of are worth nothing."""
         to = self._staged.writable()
         for tree, levels in enumerate(bars):

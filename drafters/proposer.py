@@ -19,7 +19,7 @@ from foresay.drafters.levels import BEYOND, TreeDrafter
 from foresay.drafters.prices import ALWAYS, NEVER, WrittenBars
 from foresay.spec.budget.members import MODEL_LEVELS, OPEN
 from foresay.spec.merge import merge
-from foresay.spec.price import Bar, Price
+from foresay.spec.price import Bar, Floats, Price
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
@@ -104,7 +104,7 @@ class Drafts:
         return ALWAYS if shape.price is None else shape.price.bar(self.drafter.calibration.first(kind, depth))
 
     @staticmethod
-    def _rows(shape: TreeShape) -> Sequence[float]:
+    def _rows(shape: TreeShape) -> Floats:
         """What nodes cost; where they have no price, each brings something."""
         return [-float(nodes) for nodes in range(shape.nodes)] if shape.price is None else shape.price.rows
 
@@ -222,16 +222,19 @@ class ReadAlong:
 _CHAINS, _TREES, _FOUND = (2, 4, MODEL_LEVELS), (4, MODEL_LEVELS), (8, 32)
 
 
-def by_plan(models: Sequence[tuple[TreeDrafter, int]], looks: bool, verifier: PagedModel) -> MakeProposers:
+def by_plan(
+    models: Sequence[tuple[TreeDrafter, int]], looks: bool, verifier: PagedModel, pinned: TreeShape | None = None
+) -> MakeProposers:
     """Where a budget plans who drafts how much. models: with the most levels of each. looks: whether any of those whom
-    it asks looks texts up."""
+    it asks looks texts up. pinned: the shape of every draft, if only the drafter is chosen."""
     device, vocab_size = verifier.store.device, verifier.vocab_size
+    shapes = planned_shapes if pinned is None else lambda most: [pinned.limited(most)]
 
     def made(size: int) -> list[Proposer]:
         proposers: list[Proposer] = [RootOnly(size, device)]
         proposers += [Found(size, nodes, device) for nodes in _FOUND if looks]
         for model, most in models:
-            proposers += [Drafts(model, shape, size, vocab_size) for shape in planned_shapes(most)]
+            proposers += [Drafts(model, shape, size, vocab_size) for shape in shapes(most)]
         return [_read_along(proposer, [model for model, _ in models]) for proposer in proposers]
 
     return made

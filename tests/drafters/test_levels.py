@@ -60,10 +60,10 @@ def test_those_that_were_used_last_are_kept(pair, recordings, monkeypatch) -> No
 def test_chains_are_drafted_without_a_stop_and_shorter_ones_from_the_recording_of_longer_ones(
     pair, recordings, monkeypatch
 ) -> None:
-    noted = foresay.drafters.levels.recorded
 
     def unstopped(work: Work) -> Replay:
-        replay = noted(work)
+        recordings.append(work)
+        replay = recorded(work)
         run = replay.run
 
         def whole(part: int, end: int | None = None) -> None:

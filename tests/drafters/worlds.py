@@ -162,8 +162,8 @@ class Captured:
         sequence.table.commit(count)
         self.world.verifier.committed(sequence.table)
         nodes = int(taken.tree.counts[index])
-        columns = (column[index, :nodes].tolist() for column in (taken.tree.tokens, taken.tree.parents))
-        tree = self.proposer.arrived(sequence, index, DraftTree.build(*columns), taken.tree.more)
+        tokens, parents = (column[index, :nodes].tolist() for column in (taken.tree.tokens, taken.tree.parents))
+        tree = self.proposer.arrived(sequence, index, DraftTree.build(tokens, parents), taken.tree.more)
         self.proposer.collected(sequence, tree, taken.paths.paths[index, :count].tolist())
 
 

@@ -44,12 +44,14 @@ def pinned(make: Callable[[int], Proposer | None], device: torch.device) -> Make
 class Captured:
     """One step of one bucket, ready to be launched. The two of a bucket share their state.
 
-    parts: the same step with a stop, for a mask; None where there is no such.
+    parts: the same step with a stop, for a mask; None where there is no such. drafting: what part of its time drafting
+    is expected to take, since nobody sees where it ends; 0 where nobody wants to know.
     """
 
     step: SpeculativeStep
     launch: Replay
     parts: Replay | None = None
+    drafting: float = 0.0
 
     @classmethod
     def of(cls, step: SpeculativeStep, capture: Capture) -> Captured:

@@ -66,6 +66,7 @@ class WholeRunner:
             self._ahead = self._launch(launched.captured, launched.batch)
         outcome = launched.captured.step.outcome(launched.arrival.wait())
         watch.lap("forward")
+        watch.share("forward", "propose", launched.captured.drafting)
         results = self._arrived(launched, plan.batch, outcome)
         watch.lap("commit")
         return results
