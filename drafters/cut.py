@@ -42,9 +42,10 @@ class Cut(NamedTuple):
     places: Tensor
 
 
-def cut(found: Candidates, nodes: int, prices: Tensor | None = None) -> Cut:
-    """prices: fp32[S, N], of the first 0, 1, .. N - 1 nodes below the root together; None: all are worth it."""
-    places, real = _kept(found.scores, nodes - 1, prices)
+def cut(found: Candidates, nodes: int, prices: Tensor | None = None, counts: Tensor | None = None) -> Cut:
+    """prices: fp32[S, N], of the first 0, 1, .. N - 1 nodes below the root together; None: all are worth it. counts:
+    int64[S], how many nodes each tree may have; None: N."""
+    places, real = _kept(found.scores, nodes - 1, prices, counts)
     size, count = found.scores.shape
     at = places.clamp(max=count - 1)
     order = torch.arange(nodes, device=places.device).expand(size, -1)
@@ -66,20 +67,71 @@ def cut(found: Candidates, nodes: int, prices: Tensor | None = None) -> Cut:
     return Cut(tree, torch.cat((first, rows), dim=1), places)
 
 
-def _kept(scores: Tensor, most: int, prices: Tensor | None) -> tuple[Tensor, Tensor]:
+def _kept(scores: Tensor, most: int, prices: Tensor | None, counts: Tensor | None) -> tuple[Tensor, Tensor]:
     """int64[S, N - 1], the candidates that are kept, in order, and whether there is one."""
     count = scores.shape[1]
     ranked = scores.sort(dim=1, descending=True, stable=True)  # of equal ones the earlier, so that a parent stays in
     best, places = ranked.values[:, :most], ranked.indices[:, :most]
-    kept = best > -math.inf
+    kept, rank = best > -math.inf, torch.arange(best.shape[1], device=scores.device)
     if prices is not None:
         gains = best.exp().cumsum(dim=1) - prices[:, 1 : 1 + best.shape[1]]
         worth = gains.argmax(dim=1, keepdim=True) + (gains.amax(dim=1, keepdim=True) > 0)
-        kept = kept & (torch.arange(best.shape[1], device=scores.device) < worth.clamp(min=1))
+        kept = kept & (rank < worth.clamp(min=1))
+    if counts is not None:
+        kept = kept & (rank < counts[:, None] - 1)
     places = places.where(kept, count).sort(dim=1).values
     if best.shape[1] < most:
         places = torch.nn.functional.pad(places, (0, most - best.shape[1]), value=count)
     return places, places < count
+
+
+class Joined(NamedTuple):
+    """tree: of both. rows: see :class:`Cut`. numbers: int64[S, M], which of its nodes each of the grown tree's is; one
+    more than there is room for where that has none."""
+
+    tree: DeviceTree
+    rows: Tensor
+    numbers: Tensor
+
+
+def joined(found: DeviceTree, grown: Cut, levels: int) -> Joined:
+    """Found nodes, and behind them those of a grown tree, of M nodes and so many levels, that are not among them."""
+    tree = grown.tree
+    (size, first), count = found.tokens.shape, tree.tokens.shape[1]
+    order = torch.arange(first + count, device=tree.tokens.device).expand(size, -1)
+    known, real = (order[:, : each.tokens.shape[1]] < each.counts[:, None] for each in (found, tree))
+    numbers, none = _same(found, tree, known, levels), first + count - 1
+    fresh = real & (numbers < 0)
+    behind = found.counts[:, None] - 1 + fresh.cumsum(dim=1)
+    numbers = numbers.where(~fresh, behind).where(real, none)
+
+    def of_both(theirs: Tensor, ours: Tensor, nothing: int = 0) -> Tensor:
+        room = torch.nn.functional.pad(theirs.where(known, nothing), (0, count), value=nothing)
+        return room.scatter(1, numbers, ours)[:, :none].contiguous()
+
+    above = numbers.gather(1, tree.parents.clamp(min=0)).where(order[:, :count] > 0, -1)
+    parents = of_both(found.parents, above)
+    both = DeviceTree(
+        of_both(found.tokens, tree.tokens),
+        parents,
+        _words(parents.clamp(min=0), order[:, :none]),
+        of_both(found.depths, tree.depths),
+        found.counts + fresh.sum(dim=1),
+        chain=False,
+    )
+    return Joined(both, of_both(torch.full_like(found.tokens, -1), grown.rows, -1), numbers)
+
+
+def _same(found: DeviceTree, tree: DeviceTree, known: Tensor, levels: int) -> Tensor:
+    """int64[S, M]: which found node each of a tree's is, -1 for none: those of one token below the same parent."""
+    root = torch.arange(tree.tokens.shape[1], device=tree.tokens.device) == 0
+    alike = (tree.tokens[:, :, None] == found.tokens[:, None]) & known[:, None]
+    same = torch.full_like(tree.tokens, -1).masked_fill(root, 0)
+    for _ in range(levels):
+        above = same.gather(1, tree.parents.clamp(min=0))[:, :, None]
+        both = alike & (found.parents[:, None] == above) & (above >= 0)
+        same = both.long().argmax(dim=2).where(both.any(dim=2), -1).masked_fill(root, 0)
+    return same
 
 
 def _words(parents: Tensor, order: Tensor) -> Tensor:
@@ -87,4 +139,4 @@ def _words(parents: Tensor, order: Tensor) -> Tensor:
     words, above = torch.ones_like(order) << order, parents
     for _ in range(6):
         words, above = words | words.gather(1, above), above.gather(1, above)
-    return words
+    return words.contiguous()

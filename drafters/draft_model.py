@@ -103,7 +103,7 @@ class DraftModelDrafter(TreeDrafter):
         """Mark the rows that are there: of the path's nodes all but a leaf."""
         table = sequence.table
         inner = set(tree.parents.tolist())
-        rows = sum(node in inner for node in path) if len(tree) > 1 else 0
+        rows = sum(node in inner for node in path if node >= 0) if len(tree) > 1 else 0
         self.model.store.mark(table, table.length - len(path) + rows)
 
     def _text(self, tokens: list[int]) -> Tensor:

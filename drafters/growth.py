@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import Curves
-from foresay.drafters.cut import Candidates, cut
+from foresay.drafters.cut import Candidates, Cut, cut
 from foresay.drafters.prices import WrittenBars
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import on_host as brought
@@ -300,12 +300,20 @@ class Growth:
         return DeviceTree(tokens, parents, words, depths, counts, plan.shape.is_chain)
 
     def _cut(self) -> DeviceTree:
-        """Which nodes a dynamic tree has is decided by numbers. The host is told what was looked at too."""
-        plan, known = self.plan, [part for level in self.levels for part in level if part is not None]
+        made = self.cut()
+        return replace(made.tree, rows=made.rows, more=(*self.looked, made.places))
+
+    def cut(self) -> Cut:
+        """The nodes of dynamic trees, which are decided by numbers."""
+        plan, bars = self.plan, self._bars
         columns = (torch.cat([level[part] for level in self.levels], dim=1) for part in range(3))  # type: ignore[misc]
         found = Candidates(self.state.roots, *columns, *map(plan.column, plan.candidates))
-        made = cut(found, plan.shape.nodes, None if self._bars is None else self._bars.rows)
-        return replace(made.tree, rows=made.rows, more=(*known, made.places))
+        return cut(found, plan.shape.nodes, *((None, None) if bars is None else (bars.rows, bars.counts)))
+
+    @property
+    def looked(self) -> list[Tensor]:
+        """All that was looked at, for the host."""
+        return [part for level in self.levels for part in level if part is not None]
 
 
 class Passes(Protocol):

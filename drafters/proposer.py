@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import Calibration, Curves, kind_of
-from foresay.drafters.combined import united
+from foresay.drafters.combined import own_path, united
+from foresay.drafters.cut import joined
 from foresay.drafters.fed import FedDrafter
 from foresay.drafters.grown import Grown
 from foresay.drafters.growth import Growth, Level, Plan, levels
@@ -19,11 +20,12 @@ from foresay.drafters.levels import BEYOND, TreeDrafter
 from foresay.drafters.prices import ALWAYS, NEVER, WrittenBars
 from foresay.spec.budget.members import MODEL_LEVELS, OPEN
 from foresay.spec.merge import merge
+from foresay.spec.names import together
 from foresay.spec.price import Bar, Floats, Price
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
-from foresay.spec.tree import DraftTree, TreeShape
+from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
 from foresay.verifier.graphs.buckets import MakeProposers
 from foresay.verifier.graphs.plain import RootOnly
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
@@ -53,10 +55,14 @@ class Drafts:
 
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root: a pass for each level."""
+        return self.grown(state).tree()
+
+    def grown(self, state: StepState) -> Growth:
+        """All levels."""
         growth = Growth(self._plan, state, self.drafter.token_ids, self._curves, self._bars)
         for _ in levels(growth, self.drafter):
             pass
-        return growth.tree()
+        return growth
 
     def committed(self, state: StepState, taken: Taken) -> None:
         """What it stores of the texts follows them."""
@@ -72,23 +78,29 @@ class Drafts:
 
     def takes(self, scheduled: ScheduledSequence) -> bool:
         """A shape that this one begins with; of one that has a price, as many levels as are likely to be worth it."""
+        return all(
+            share.drafter == self.name and share.tree is None for share in scheduled.plan.shares
+        ) and self.reaches(scheduled)
+
+    def reaches(self, scheduled: ScheduledSequence) -> bool:
+        """The same of what is asked of this drafter, whatever else is planned."""
         shape = self._asked(scheduled)
-        if shape is None or (shape.price is None) != (self.shape.price is None):
-            return False
+        if not shape.levels:
+            return True
         levels = shape.levels if shape.price is None else min(shape.levels, shape.likely_levels + BEYOND)
         begins = self.drafter.limited(shape).limited(levels) == self.shape.limited(levels)
-        return levels <= self.shape.levels and begins and bool(levels or not self._plan.dynamic)
+        return begins and levels <= self.shape.levels and (shape.price is None) == (self.shape.price is None)
 
-    def _asked(self, scheduled: ScheduledSequence) -> TreeShape | None:
+    def _asked(self, scheduled: ScheduledSequence) -> TreeShape:
         shares = scheduled.plan.shares
         if not shares:
-            return scheduled.shape
-        return shares[0].shape if [(s.drafter, s.tree) for s in shares] == [(self.name, None)] else None
+            return scheduled.shape or ROOT_ONLY
+        return next((share.shape for share in shares if share.drafter == self.name and share.tree is None), ROOT_ONLY)
 
     def write(self, batch: Sequence[ScheduledSequence]) -> None:
         """How far each tree grows, and what chances are worth by now."""
         calibration = self.drafter.calibration
-        shapes = [(self._asked(scheduled) or self.shape).limited(self.shape.levels) for scheduled in batch]
+        shapes = [self._asked(scheduled).limited(self.shape.levels) for scheduled in batch]
         kinds = [kind_of(scheduled.sequence.sampling) for scheduled in batch]
         self._curves.write(calibration, kinds)
         bars = [
@@ -194,6 +206,74 @@ class Found:
         """Lookups read the text when they are asked."""
 
 
+class Together:
+    """Implements the same for what lookups have found and a tree that grows, as one: what both have is the lookups'."""
+
+    def __init__(self, found: Found, drafts: Drafts) -> None:
+        self.found, self.drafts, self.name = found, drafts, drafts.name
+        self.needs, self.reach = drafts.needs, drafts.reach
+        nodes, deep = found.shape.nodes + drafts.shape.nodes - 2, max(found.shape.levels, drafts.shape.levels)
+        self.shape = TreeShape((1 + nodes - deep,) + (1,) * (deep - 1))
+        self._own: dict[str, tuple[DraftTree, dict[int, int]]] = {}
+
+    def propose(self, state: StepState) -> DeviceTree:
+        """Both."""
+        growth = self.drafts.grown(state)
+        made = growth.cut()
+        tree, rows, numbers = joined(self.found.propose(state), made, self.drafts.shape.levels)
+        return replace(tree, rows=rows, more=(*growth.looked, made.places, numbers))
+
+    def committed(self, state: StepState, taken: Taken) -> None:
+        """What the drafter stores follows."""
+        self.drafts.drafter.follow(state, taken, self.shape.levels)
+
+    def prepare(self, sequences: Sequence[SequenceState]) -> bool:
+        """As the drafter needs it."""
+        return self.drafts.prepare(sequences)
+
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        """One found tree at most, and a tree of this drafter's."""
+        found = [share.tree for share in scheduled.plan.shares if share.tree is not None]
+        asked = {share.drafter for share in scheduled.plan.shares if share.tree is None}
+        fits = all(len(tree) <= self.found.shape.nodes for tree in found)
+        return len(found) < 2 and fits and asked <= {self.name} and self.drafts.reaches(scheduled)
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
+        """For both."""
+        self.found.write(batch)
+        self.drafts.write(batch)
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        """With each node's chance and who proposed it."""
+        *looked, numbers = more
+        mine = [number for number in numbers[index].tolist() if number < self.shape.nodes]
+        places, found = (
+            {number: node for node, number in enumerate(mine)},
+            self.found.arrived(sequence, index, tree, ()),
+        )
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        own = [-1, *(places[parents[number]] for number in mine[1:])]
+        grown = DraftTree.build([tokens[number] for number in mine], own, self.name)
+        grown = self.drafts.arrived(sequence, index, grown, looked)
+        self._own[sequence.id] = grown, places
+        theirs = found.sources or ("", *(found.drafter for _ in found.tokens[1:]))
+        chances = [*found.chances, *[0.0] * (len(tree) - len(found.chances))]
+        for number, chance in zip(mine, grown.chances, strict=True):
+            chances[number] = max(chances[number], chance)
+        return replace(
+            tree,
+            drafter=together(each.drafter for each in (found, grown) if len(each) > 1),
+            chances=tuple(chances),
+            sources=(*theirs, *(self.name for _ in range(len(tree) - len(found)))),
+            parts=(*(found.parts or (found,)), grown),
+        )
+
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
+        """To the drafter, in its own numbers."""
+        grown, places = self._own.pop(sequence.id)
+        self.drafts.collected(sequence, grown, own_path(path, places))
+
+
 class ReadAlong:
     """Implements the same for another, in whose steps drafters read along that are not asked."""
 
@@ -218,8 +298,8 @@ class ReadAlong:
 
 
 #: Levels of the chains and of the trees that are captured, as far as a drafter goes: what is planned takes the smallest
-#: that has as many. And nodes of what lookups find.
-_CHAINS, _TREES, _FOUND = (2, 4, MODEL_LEVELS), (4, MODEL_LEVELS), (8, 32)
+#: that has as many. And nodes of what lookups find, alone and beside a tree.
+_CHAINS, _TREES, _FOUND, _BESIDE = (2, 4, MODEL_LEVELS), (4, MODEL_LEVELS), (8, 32), 16
 
 
 def by_plan(
@@ -235,6 +315,9 @@ def by_plan(
         proposers += [Found(size, nodes, device) for nodes in _FOUND if looks]
         for model, most in models:
             proposers += [Drafts(model, shape, size, vocab_size) for shape in shapes(most)]
+        if looks and pinned is None:
+            trees = [one for one in proposers if isinstance(one, Drafts) and one.shape.price is not None]
+            proposers += [Together(Found(size, _BESIDE, device), tree) for tree in trees]
         return [_read_along(proposer, [model for model, _ in models]) for proposer in proposers]
 
     return made

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from foresay.drafters.cut import Candidates, cut
+from foresay.drafters.cut import Candidates, Cut, cut, joined
 from foresay.spec.price import Price
 from foresay.spec.tree import DraftTree
+from foresay.verifier.graphs.proposer import DeviceTree
+from tests.spec.trees import random_tree
 
 
 def by_hand(
@@ -69,3 +71,45 @@ def of_tree(rng: random.Random, parents: list[int]) -> list[float]:
     for parent in parents:
         scores.append(scores[parent] + rng.choice((0.0, -0.5, -2.0 * rng.random(), -3.0 * rng.random(), -math.inf)))
     return scores[1:]
+
+
+def paths(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    """Of each node, the tokens below the root."""
+    found: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens[1:], parents[1:], strict=True):
+        found.append((*found[parent], token))
+    return found
+
+
+def test_found_nodes_and_those_of_a_tree_are_joined() -> None:
+    rng, shared = random.Random(3), 0
+    for _ in range(20):
+        pairs = [(random_tree(rng, rng.randint(1, 9), 3), random_tree(rng, rng.randint(1, 12), 3)) for _ in range(3)]
+        found, tree = (padded([pair[which] for pair in pairs], width) for which, width in ((0, 9), (1, 12)))
+        rows = torch.arange(12).expand(3, -1)
+        made = joined(found, Cut(tree, rows, rows[:, 1:]), 11)
+        for index, (theirs, ours) in enumerate(pairs):
+            size = int(made.tree.counts[index])
+            tokens, parents = (each[index, :size].tolist() for each in (made.tree.tokens, made.tree.parents))
+            first, second = (paths(each.tokens.tolist(), each.parents.tolist()) for each in (theirs, ours))
+            whole, both = paths(tokens, parents), DraftTree.build(tokens, parents)
+            assert whole[: len(theirs)] == first and set(whole) == {*first, *second} and len(set(whole)) == size
+            assert [whole[number] for number in made.numbers[index, : len(ours)].tolist()] == second
+            assert (made.numbers[index, len(ours) :] == 20).all()
+            assert made.tree.ancestors[index, :size].tolist() == both.ancestors.tolist()
+            assert made.tree.depths[index, :size].tolist() == both.depths.tolist()
+            assert made.rows[index, :size].tolist() == [second.index(each) if each in second else -1 for each in whole]
+            shared += len(theirs) + len(ours) - 1 - size
+    assert shared > 10
+
+
+def padded(trees: list[DraftTree], width: int) -> DeviceTree:
+    """What is behind a tree is anything."""
+    columns = {name: torch.randint(0, 3, (len(trees), width)) for name in ("tokens", "parents", "ancestors", "depths")}
+    for row, tree in enumerate(trees):
+        for name, column in columns.items():
+            column[row, : len(tree)] = torch.as_tensor(getattr(tree, name))
+    counts = torch.tensor([len(tree) for tree in trees])
+    return DeviceTree(
+        columns["tokens"], columns["parents"], columns["ancestors"], columns["depths"].int(), counts, False
+    )
