@@ -16,6 +16,7 @@ Legend: S sequences, H hidden width, V' the drafter's vocabulary.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ _LEAST_ROOM = 1024
 #: Levels that are kept beside those captured ahead, those used last: each has logits and activations of its own.
 _MOST_LEVELS = 24
 #: Levels of a tree with a price that a device drafts beyond those that are expected to be worth it.
-BEYOND = 1
+_BEYOND = 1
 #: Chains are recorded for a multiple of so many levels: shorter ones are their beginnings.
 _CHAIN = 4
 
@@ -236,7 +237,7 @@ class TreeDrafter(ABC):
             at.bars.write([grown.bars for grown in growing])
         adjusting = any(adjusts(sequence, 0) for sequence in sequences)
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
-        for level in at.grown(self._asked(shape), change):
+        for level in at.grown(shape.levels if self.device.type == "cpu" else levels_ahead(shape), change):
             tokens = level.tokens.tolist()
             for place, grown in enumerate(growing):
                 grown.add(tokens[place], level, place)
@@ -244,11 +245,6 @@ class TreeDrafter(ABC):
                 break
         for sequence in sequences:
             self.began(sequence)
-
-    def _asked(self, shape: TreeShape) -> int:
-        """How many levels are drafted, at most: a device, which is not asked for each, goes little further than is
-        expected to be worth it."""
-        return shape.levels if self.device.type == "cpu" else min(shape.levels, shape.likely_levels + BEYOND)
 
     def _adjust(self, growing: Sequence[Grown], sequences: int, logits: Tensor) -> None:
         """Change the logits of a level as the requests want them. sequences: for how many there is room."""
@@ -311,6 +307,14 @@ class TreeDrafter(ABC):
     def finished(self, sequence: SequenceState) -> None:
         """Forget what was proposed."""
         self._grown.pop(sequence.id, None)
+
+
+def levels_ahead(shape: TreeShape) -> int:
+    """How many levels a device drafts, which is not asked after each whether the next is worth it: little more than is
+    likely, and none beyond that are worth nothing."""
+    if shape.price is None:
+        return shape.levels
+    return min(shape.levels, shape.likely_levels + (_BEYOND if math.isfinite(shape.price.level) else 0))
 
 
 def room(pages: int, page_size: int) -> int:

@@ -16,7 +16,7 @@ from foresay.drafters.cut import joined
 from foresay.drafters.fed import FedDrafter
 from foresay.drafters.grown import Grown
 from foresay.drafters.growth import Growth, Level, Plan, levels
-from foresay.drafters.levels import BEYOND, TreeDrafter
+from foresay.drafters.levels import TreeDrafter, levels_ahead
 from foresay.drafters.prices import ALWAYS, NEVER, WrittenBars
 from foresay.spec.budget.members import MODEL_LEVELS, OPEN
 from foresay.spec.merge import merge
@@ -87,7 +87,7 @@ class Drafts:
         shape = self._asked(scheduled)
         if not shape.levels:
             return True
-        levels = shape.levels if shape.price is None else min(shape.levels, shape.likely_levels + BEYOND)
+        levels = levels_ahead(shape)
         begins = self.drafter.limited(shape).limited(levels) == self.shape.limited(levels)
         return begins and levels <= self.shape.levels and (shape.price is None) == (self.shape.price is None)
 

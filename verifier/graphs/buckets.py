@@ -54,10 +54,10 @@ class Captured:
     drafting: float = 0.0
 
     @classmethod
-    def of(cls, step: SpeculativeStep, capture: Capture) -> Captured:
-        """Capture a step whole, and that of a single sequence in two parts too."""
+    def of(cls, step: SpeculativeStep, capture: Capture, masked: bool) -> Captured:
+        """Capture a step whole; masked: and in two parts, between which its logits are kept."""
         whole = capture(without_stops(step))
-        return cls(step, whole, capture(step.parts) if step.state.size == 1 else None)
+        return cls(step, whole, capture(step.parts) if masked else None)
 
     @property
     def state(self) -> StepState:
@@ -82,8 +82,11 @@ class Bucket:
         return self.steps[0]
 
     def step(self, batch: Sequence[ScheduledSequence]) -> Captured | None:
-        """The first that drafts what is planned for each of these; None if none does."""
-        return next((each for each in self.steps if all(map(each.proposer.takes, batch))), None)
+        """The first that drafts what is planned for each of these, with a stop for a mask if one needs it; None if none
+        does."""
+        masked = any(scheduled.sequence.constraint is not None for scheduled in batch)
+        able = (each for each in self.steps if each.parts is not None or not masked)
+        return next((each for each in able if all(map(each.proposer.takes, batch))), None)
 
 
 def sizes(max_seqs: int) -> list[int]:
@@ -135,5 +138,7 @@ def buckets(
         reach = max(2, *(proposer.reach for proposer in proposers))
         for pages in sorted(shapes[1], reverse=True):
             state = StepState(size, pages, page_size, reach, device, model.store.windows)
-            steps = (SpeculativeStep(model, each, state, sample) for each in proposers)
-            yield (size, pages), Bucket([Captured.of(step, capture) for step in steps])
+            steps = [SpeculativeStep(model, each, state, sample) for each in proposers]
+            # Logits are kept at a stop for a mask: where there are many steps, only that without drafts has one.
+            masked = [] if size > 1 else steps if len(steps) == 2 else steps[:1]
+            yield (size, pages), Bucket([Captured.of(step, capture, step in masked) for step in steps])
