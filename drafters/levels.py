@@ -237,7 +237,8 @@ class TreeDrafter(ABC):
             at.bars.write([grown.bars for grown in growing])
         adjusting = any(adjusts(sequence, 0) for sequence in sequences)
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
-        for level in at.grown(shape.levels if self.device.type == "cpu" else levels_ahead(shape), change):
+        asked = shape.levels if self.device.type == "cpu" else max(levels_ahead(grown.shape) for grown in growing)
+        for level in at.grown(asked, change):
             tokens = level.tokens.tolist()
             for place, grown in enumerate(growing):
                 grown.add(tokens[place], level, place)
