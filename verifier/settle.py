@@ -20,6 +20,7 @@ from foresay.spec.accept import Acceptance
 from foresay.spec.protocols import Sampled
 from foresay.spec.sample import Unsampled
 from foresay.spec.tree import MAX_NODES, DraftTree
+from foresay.verifier.graphs.capture import on_host
 from foresay.verifier.graphs.proposer import DeviceTree
 from foresay.verifier.ops.accept import accept_paths
 from foresay.verifier.ops.move import move_paths
@@ -88,7 +89,7 @@ class Settled:
     def on_host(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
         """What of it is each tree's."""
         parts = (self.paths.lengths, self.sampled, self.paths.paths, self.paths.emitted)
-        lengths, sampled, paths, emitted = (part.cpu().numpy() for part in parts)
+        lengths, sampled, paths, emitted = (part.numpy() for part in on_host(parts))
         return [
             None
             if each is None
