@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from foresay.drafters.routed import configured
 from foresay.spec.budget.budget import Budget
@@ -82,7 +82,7 @@ class CombinedDrafter:
             if places is None:
                 member.committed(sequence, [0, *(-1 for _ in path[1:])])
             else:
-                member.committed(sequence, _own(path, places))
+                member.committed(sequence, own_path(path, dict(enumerate(places))))
 
     def finished(self, sequence: SequenceState) -> None:
         """To all."""
@@ -124,10 +124,9 @@ def _numbers(trees: Sequence[DraftTree], merged: Merged) -> dict[str, list[int]]
     return numbers
 
 
-def _own(path: Sequence[int], places: Sequence[int]) -> list[int]:
+def own_path(path: Sequence[int], places: Mapping[int, int]) -> list[int]:
     """A path in a drafter's own numbers: -1 from the first node on that is none of its."""
     own: list[int] = []
     for node in path:
-        known = places[node] if node >= 0 and (not own or own[-1] >= 0) else -1
-        own.append(known)
+        own.append(places.get(node, -1) if not own or own[-1] >= 0 else -1)
     return own

@@ -95,14 +95,15 @@ class DraftModelDrafter(TreeDrafter):
     def follow(self, state: StepState, taken: Taken, levels: int) -> None:
         """Rows of accepted nodes move down. A leaf has none; the next step computes it before it drafts."""
         if not taken.tree.chain:
+            sources, count = taken.own_rows()
             for arrays in self.model.store.arrays:
-                move_paths(arrays.parts, taken.paths.sources, taken.slots, taken.paths.lengths)
+                move_paths(arrays.parts, sources, taken.slots, count)
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Mark the rows that are there: of the path's nodes all but a leaf."""
         table = sequence.table
         inner = set(tree.parents)
-        rows = sum(node in inner for node in path) if len(tree) > 1 else 0
+        rows = sum(node in inner for node in path if node >= 0) if len(tree) > 1 else 0
         self.model.store.mark(table, table.length - len(path) + rows)
 
     def _text(self, tokens: list[int]) -> Tensor:

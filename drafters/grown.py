@@ -13,6 +13,7 @@ from foresay.drafters.calibration import Calibration, Floats, kind_of
 from foresay.drafters.candidates import adjusted, by_path
 from foresay.drafters.growth import Level, LevelLayout
 from foresay.spec.constrain import Ahead
+from foresay.spec.price import Bar
 from foresay.spec.sample import BROKEN
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
@@ -57,6 +58,13 @@ class Grown:
         """How many levels there are."""
         return len(self.looked)
 
+    @property
+    def bars(self) -> list[Bar]:
+        """What its nodes must reach for each further level."""
+        assert self.shape.price is not None, "only a tree that pays for its levels has bars"
+        price, depths = self.shape.price, range(1, self.shape.levels)
+        return [price.bar(self.calibration.first(self.kind, depth)) for depth in depths]
+
     def add(self, tokens: list[int], level: Level, place: int) -> None:
         """The next level, on the host; the sequence's is in this place, where it has these tokens."""
         if self.over:
@@ -68,6 +76,9 @@ class Grown:
         # Copies: the next tree grows in the same place.
         found = level.children[place].numpy().copy(), level.chances[place].numpy().astype(np.float64)
         self._extend(tokens, level.parents[place].tolist(), level.scores[place].tolist(), *found)
+        assert level.front is not None, "and scores of those that are expanded next"
+        if all(score == _NONE for score in level.front[place].tolist()):
+            self.over = True
 
     def _lengthen(self, token: int) -> None:
         if token == BROKEN:
@@ -86,15 +97,7 @@ class Grown:
         self.parents += parents
         self.scores += scores
         self.front = [first + place for place in going]
-        self.over = self.depth >= self.shape.levels or all(self.scores[node] == _NONE for node in self.front)
-
-    def narrow(self) -> None:
-        """It is over if the next level is not worth its price."""
-        price = self.shape.price
-        if price is None or self.over:
-            return
-        bar = price.bar(self.calibration.first(self.kind, self.depth))
-        self.over = not bar.reached([math.exp(self.scores[node]) for node in self.front])
+        self.over = self.depth >= self.shape.levels
 
     def adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
         """What the request makes of the logits below the front, fp32[F, V'], or [1, V'] below all; on the host."""

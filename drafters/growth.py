@@ -21,7 +21,7 @@ Legend: S sequences, F expanded nodes of a level, k children looked at below eac
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -29,12 +29,15 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import Curves
+from foresay.drafters.cut import Candidates, Cut, cut
+from foresay.drafters.prices import WrittenBars
 from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.verifier.graphs.capture import on_host as brought
 from foresay.verifier.graphs.proposer import DeviceTree, chain_columns
 from foresay.verifier.graphs.rows import Nodes
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.children import best_children
-from foresay.verifier.ops.level import keep_children
+from foresay.verifier.ops.level import keep_children, worth_another
 from foresay.verifier.ops.records import Above, Kept
 from foresay.verifier.ops.sample import sample_rows
 
@@ -131,6 +134,17 @@ class Plan:
         """int64[S, N]: the same numbers for every sequence."""
         return self.column(values).expand(self.sequences, -1)
 
+    @property
+    def candidates(self) -> tuple[list[int], list[int]]:
+        """The depth of each, and its row if it gets one, else -1."""
+        depths, rows, row = list[int](), list[int](), 1
+        for depth, fixed in enumerate(self.levels, start=1):
+            going = len(fixed.going)
+            depths += [depth] * fixed.kept
+            rows += [*range(row, row + going), *[-1] * (fixed.kept - going)]
+            row += going
+        return depths, rows
+
     def marks(self, level: int, first: int) -> Tensor:
         """int64[W]: the bits of what a level keeps, counted on from ``first``: of all, or of those that get a row."""
         fixed = self.levels[level]
@@ -155,7 +169,8 @@ class Level(NamedTuple):
 
     tokens: int64[S, W], of the kept candidates; ``BROKEN`` where a chain ends. Of a chain that is all. parents:
     int64[S, W], their candidates. scores: fp32[S, W], log chances along the path, minus infinity where there is none.
-    children, chances: [S, F, k] (or [S, 1, k], alike below all), what was looked at, uncalibrated.
+    children, chances: [S, F, k] (or [S, 1, k], alike below all), what was looked at, uncalibrated. front: fp32[S, F'],
+    scores of the nodes that are expanded next, minus infinity where the next level is not worth its price.
     """
 
     tokens: Tensor
@@ -163,10 +178,13 @@ class Level(NamedTuple):
     scores: Tensor | None = None
     children: Tensor | None = None
     chances: Tensor | None = None
+    front: Tensor | None = None
 
-    def on_host(self) -> Level:
-        """The same on the host."""
-        return self if self.tokens.device.type == "cpu" else Level(*(t if t is None else t.cpu() for t in self))  # type: ignore[arg-type]
+
+def on_host(levels: Sequence[Level]) -> list[Level]:
+    """The same on the host, in one copy."""
+    there = iter(brought([part for level in levels for part in level if part is not None]))
+    return [Level(*(None if part is None else next(there) for part in level)) for level in levels]  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -183,15 +201,20 @@ class _Front:
 class Growth:
     """Trees below the roots of some sequences while they grow; made anew in each step, or once for a recording.
 
-    curves: of the way in which each sequence is sampled; None: chances are taken as they are. token_ids: see
-    :func:`foresay.verifier.ops.sample.sample_rows`.
+    curves: of the way in which each sequence is sampled; None: chances are taken as they are. bars: which trees
+    must reach to grow on; None: all do. token_ids: see :func:`foresay.verifier.ops.sample.sample_rows`.
     """
 
     def __init__(
-        self, plan: Plan, state: StepState, token_ids: Tensor | None = None, curves: Curves | None = None
+        self,
+        plan: Plan,
+        state: StepState,
+        token_ids: Tensor | None = None,
+        curves: Curves | None = None,
+        bars: WrittenBars | None = None,
     ) -> None:
         self.plan, self.levels = plan, list[Level]()
-        self.state, self._token_ids, self._curves = state, token_ids, curves
+        self.state, self._token_ids, self._curves, self._bars = state, token_ids, curves, bars
         self._front = _Front((0,), (0,), state.roots[:, None], plan.root_words, plan.root_scores)
         self._words = [plan.root_words]
         self._candidates = self._rows = 1
@@ -241,12 +264,14 @@ class Growth:
             None if fixed.picks is None else plan.column(fixed.picks),
             None if self._curves is None else self._curves.at(depth),
         )
-        self.levels.append(Level(kept.tokens, kept.parents, kept.scores, children, chances))
         self._words.append(kept.words)
-        return self._go_on(fixed.going, kept)
+        places = self._go_on(fixed.going, kept)
+        self.levels.append(Level(kept.tokens, kept.parents, kept.scores, children, chances, self._front.scores))
+        return places
 
     def _go_on(self, going: tuple[int, ...], kept: Kept) -> Tensor:
-        """Number the new candidates, and expand some of them next; returns on which nodes these hang."""
+        """Number the new candidates, and expand some of them next, if that is worth its price; returns on which nodes
+        these hang."""
         plan = self.plan
         numbers = tuple(self._candidates + place for place in going)
         rows = tuple(range(self._rows, self._rows + len(going))) if plan.dynamic else numbers
@@ -255,21 +280,40 @@ class Growth:
         tokens, places, words, scores = (
             _taken(each, going, plan) for each in (kept.tokens, kept.places, kept.words, kept.scores)
         )
+        if self._bars is not None and going and (plan.dynamic or plan.shape.price is not None):
+            scores = worth_another(scores, self._bars.below(len(self.levels) + 1))
         self._front = _Front(numbers, rows, tokens, words, scores)
         return places
 
     def tree(self) -> DeviceTree:
-        """The finished trees, on the device; of any but dynamic ones."""
+        """The finished trees, on the device."""
         plan, state = self.plan, self.state
-        assert not plan.dynamic, "which nodes a dynamic tree has is decided by numbers"
+        if plan.dynamic:
+            return self._cut()
         tokens = torch.cat([state.roots[:, None], *(level.tokens for level in self.levels)], dim=1).clamp(min=0)
-        counts = torch.full_like(state.roots, plan.shape.nodes)
+        counts = torch.full_like(state.roots, plan.shape.nodes) if self._bars is None else self._bars.counts
         parents, words, depths = plan.whole
         if not plan.shape.is_chain:
             below = [level.parents for level in self.levels if level.parents is not None]
             parents = torch.cat([parents[:, :1], *below], dim=1)
             words = torch.cat(self._words, dim=1)
         return DeviceTree(tokens, parents, words, depths, counts, plan.shape.is_chain)
+
+    def _cut(self) -> DeviceTree:
+        made = self.cut()
+        return replace(made.tree, rows=made.rows, more=(*self.looked, made.places))
+
+    def cut(self) -> Cut:
+        """The nodes of dynamic trees, which are decided by numbers."""
+        plan, bars = self.plan, self._bars
+        columns = (torch.cat([level[part] for level in self.levels], dim=1) for part in range(3))  # type: ignore[misc]
+        found = Candidates(self.state.roots, *columns, *map(plan.column, plan.candidates))
+        return cut(found, plan.shape.nodes, *((None, None) if bars is None else (bars.rows, bars.counts)))
+
+    @property
+    def looked(self) -> list[Tensor]:
+        """All that was looked at, for the host."""
+        return [part for level in self.levels for part in level if part is not None]
 
 
 class Passes(Protocol):

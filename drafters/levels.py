@@ -16,6 +16,7 @@ Legend: S sequences, H hidden width, V' the drafter's vocabulary.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ from torch import Tensor
 from foresay.drafters.calibration import Calibration, Curves, kind_of
 from foresay.drafters.candidates import adjusts, by_path
 from foresay.drafters.grown import Grown
-from foresay.drafters.growth import Growth, Level, Passes, Plan, levels
+from foresay.drafters.growth import Growth, Level, Passes, Plan, levels, on_host
+from foresay.drafters.prices import WrittenBars
 from foresay.kvpaging import PagePool
 from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
@@ -46,24 +48,29 @@ _GREEDY = SamplingParams(temperature=0.0)
 _LEAST_ROOM = 1024
 #: Levels that are kept beside those captured ahead, those used last: each has logits and activations of its own.
 _MOST_LEVELS = 24
+#: Levels of a tree with a price that a device drafts beyond those that are expected to be worth it.
+_BEYOND = 1
 #: Chains are recorded for a multiple of so many levels: shorter ones are their beginnings.
 _CHAIN = 4
 
 
 class Levels:
     """Trees of one shape below the roots of so many sequences, from the ends of the texts on. What the host has to say
-    of them is written to ``state`` and ``curves``."""
+    of them is written to ``state``, ``curves`` and, where they may end early, ``bars``."""
 
     def __init__(self, plan: Plan, passes: Passes, state: StepState, capture: Capture) -> None:
         self.plan, self.state, self._passes = plan, state, passes
         self.curves = Curves(plan.sequences, plan.device)
+        self.bars: WrittenBars | None = None
+        if plan.shape.price is not None and not plan.shape.is_chain:
+            self.bars = WrittenBars(plan.sequences, plan.shape.levels, plan.device)
         self._growth: Growth
         self._seen: list[Tensor]
         self._replay = capture(self._work)
 
     def _work(self) -> Iterator[None]:
         with torch.inference_mode():
-            growth = self._growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves)
+            growth = self._growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves, self.bars)
             seen = self._seen = []
             parts = levels(growth, self._passes)
         while True:
@@ -79,19 +86,19 @@ class Levels:
         """What a recording of them keeps."""
         return recorded_bytes(self._replay)
 
-    def first(self, levels: int) -> list[Level]:
-        """Grow so many of their levels without a stop; returns them."""
-        self._replay.run(0, 2 * levels)
-        return self._growth.levels[:levels]
-
-    def parts(self, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
-        """Grow them level by level. change: is given the logits that each level will be grown from."""
-        for number in range(self.plan.shape.levels):
+    def grown(self, levels: int, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
+        """Grow so many of their levels, and hand them to the host; where a CPU may end early, as they are asked for.
+        change: is given the logits that each level will be grown from, before it is."""
+        if change is None and (self.bars is None or self.plan.device.type != "cpu"):
+            self._replay.run(0, 2 * levels)
+            yield from on_host(self._growth.levels[:levels])
+            return
+        for number in range(levels):
             self._replay.run(2 * number)
             if change is not None:
                 change(self._seen[2 * number])
             self._replay.run(2 * number + 1)
-            yield self._growth.levels[number]
+            yield from on_host(self._growth.levels[number : number + 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,24 +233,19 @@ class TreeDrafter(ABC):
         at.state.join([self._joined(sequence, self.reach(levels)) for sequence in sequences])
         if not at.plan.shape.is_chain:
             at.curves.write(self.calibration, [grown.kind for grown in growing])
+        if at.bars is not None:
+            at.bars.write([grown.bars for grown in growing])
         adjusting = any(adjusts(sequence, 0) for sequence in sequences)
-        if adjusting or shape.price is not None:
-            self._watched(growing, at, adjusting)
-        else:
-            for level in at.first(shape.levels):
-                _add(growing, level)
-        for sequence in sequences:
-            self.began(sequence)
-
-    def _watched(self, growing: Sequence[Grown], at: Levels, adjusting: bool) -> None:
-        """Grow with the host in between."""
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
-        for level in at.parts(change):
-            _add(growing, level)
-            for grown in growing:
-                grown.narrow()
+        asked = shape.levels if self.device.type == "cpu" else max(levels_ahead(grown.shape) for grown in growing)
+        for level in at.grown(asked, change):
+            tokens = level.tokens.tolist()
+            for place, grown in enumerate(growing):
+                grown.add(tokens[place], level, place)
             if all(grown.over for grown in growing):
                 break
+        for sequence in sequences:
+            self.began(sequence)
 
     def _adjust(self, growing: Sequence[Grown], sequences: int, logits: Tensor) -> None:
         """Change the logits of a level as the requests want them. sequences: for how many there is room."""
@@ -308,6 +310,14 @@ class TreeDrafter(ABC):
         self._grown.pop(sequence.id, None)
 
 
+def levels_ahead(shape: TreeShape) -> int:
+    """How many levels a device drafts, which is not asked after each whether the next is worth it: little more than is
+    likely, and none beyond that are worth nothing."""
+    if shape.price is None:
+        return shape.levels
+    return min(shape.levels, shape.likely_levels + (_BEYOND if math.isfinite(shape.price.level) else 0))
+
+
 def room(pages: int, page_size: int) -> int:
     """Pages of tables that take so many: a recording has memory for what attention finds in all of them."""
     found = -(-_LEAST_ROOM // page_size)
@@ -322,10 +332,3 @@ def rooms(max_seqs: int, tokens: int, page_size: int) -> list[tuple[int, int]]:
     while pages[-1] * page_size < tokens:
         pages.append(4 * pages[-1])
     return [(1 << power, each) for power in range((max_seqs - 1).bit_length() + 1) for each in pages]
-
-
-def _add(growing: Sequence[Grown], level: Level) -> None:
-    on_host = level.on_host()
-    tokens = on_host.tokens.tolist()
-    for place, grown in enumerate(growing):
-        grown.add(tokens[place], on_host, place)

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, kind_of
-from foresay.drafters.growth import Growth, Plan, levels
-from foresay.drafters.levels import TreeDrafter
+from foresay.drafters.calibration import Calibration, Curves, kind_of
+from foresay.drafters.combined import own_path, united
+from foresay.drafters.cut import joined
+from foresay.drafters.fed import FedDrafter
+from foresay.drafters.grown import Grown
+from foresay.drafters.growth import Growth, Level, Plan, levels
+from foresay.drafters.levels import TreeDrafter, levels_ahead
+from foresay.drafters.prices import ALWAYS, NEVER, WrittenBars
+from foresay.spec.budget.members import MODEL_LEVELS, OPEN
+from foresay.spec.merge import merge
+from foresay.spec.names import together
+from foresay.spec.price import Bar, Price
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.sequence import SequenceState
-from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.graphs.proposer import DeviceTree, Taken
+from foresay.spec.step import ScheduledSequence
+from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from foresay.verifier.graphs.buckets import MakeProposers
+from foresay.verifier.graphs.plain import RootOnly
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from foresay.verifier.graphs.state import StepState
+from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.staged import Column, Staged
 
 _UNKNOWN = np.array([np.nan])
 
@@ -28,14 +46,23 @@ class Drafts:
         self.drafter, self.shape, self.name = drafter, drafter.limited(shape), drafter.name
         self.needs: FeatureRequest | None = drafter.needs
         self.reach = drafter.reach(self.shape.levels)
-        self._plan = Plan(self.shape, sequences, drafter.device, columns=drafter.columns(vocab_size))
+        columns = drafter.columns(vocab_size)
+        self._plan = Plan(self.shape, sequences, drafter.device, drafter.dynamic, drafter.free, columns)
+        self._curves, levels, nodes = Curves(sequences, drafter.device), self.shape.levels, self.shape.nodes
+        self._bars = WrittenBars(sequences, levels, drafter.device, nodes)
+        self._bars.write([[ALWAYS] * levels] * sequences, [nodes] * sequences, [self._rows(self.shape)] * sequences)
+        self._grown: dict[str, Grown] = {}
 
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root: a pass for each level."""
-        growth = Growth(self._plan, state, self.drafter.token_ids)
+        return self.grown(state).tree()
+
+    def grown(self, state: StepState) -> Growth:
+        """All levels."""
+        growth = Growth(self._plan, state, self.drafter.token_ids, self._curves, self._bars)
         for _ in levels(growth, self.drafter):
             pass
-        return growth.tree()
+        return growth
 
     def committed(self, state: StepState, taken: Taken) -> None:
         """What it stores of the texts follows them."""
@@ -49,10 +76,263 @@ class Drafts:
             self.drafter.prepare(sequence, self.shape.levels)
         return True
 
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        """A shape that this one begins with; of one that has a price, as many levels as are likely to be worth it."""
+        return all(
+            share.drafter == self.name and share.tree is None for share in scheduled.plan.shares
+        ) and self.reaches(scheduled)
+
+    def reaches(self, scheduled: ScheduledSequence) -> bool:
+        """The same of what is asked of this drafter, whatever else is planned."""
+        shape = self._asked(scheduled)
+        if not shape.levels:
+            return True
+        levels = levels_ahead(shape)
+        begins = self.drafter.limited(shape).limited(levels) == self.shape.limited(levels)
+        return begins and levels <= self.shape.levels and (shape.price is None) == (self.shape.price is None)
+
+    def _asked(self, scheduled: ScheduledSequence) -> TreeShape:
+        shares = scheduled.plan.shares
+        if not shares:
+            return scheduled.shape or ROOT_ONLY
+        return next((share.shape for share in shares if share.drafter == self.name and share.tree is None), ROOT_ONLY)
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
+        """How far each tree grows, and what chances are worth by now."""
+        calibration = self.drafter.calibration
+        shapes = [self._asked(scheduled).limited(self.shape.levels) for scheduled in batch]
+        kinds = [kind_of(scheduled.sequence.sampling) for scheduled in batch]
+        self._curves.write(calibration, kinds)
+        bars = [
+            [self._bar(*pair, depth) for depth in range(1, self.shape.levels)]
+            for pair in zip(shapes, kinds, strict=True)
+        ]
+        counts = [self.shape.limited(shape.levels).nodes for shape in shapes]
+        self._bars.write(bars, counts, [self._rows(shape) for shape in shapes])
+
+    def _bar(self, shape: TreeShape, kind: int, depth: int) -> Bar:
+        if depth >= shape.levels:
+            return NEVER
+        return ALWAYS if shape.price is None else shape.price.bar(self.drafter.calibration.first(kind, depth))
+
+    @staticmethod
+    def _rows(shape: TreeShape) -> Sequence[float]:
+        """What nodes cost; where they have no price, each brings something."""
+        return [-float(nodes) for nodes in range(shape.nodes)] if shape.price is None else shape.price.rows
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        """With chances, of a tree that grew by them; it will be learnt from."""
+        if not more:
+            return tree
+        *parts, places = more
+        grown = Grown(sequence, self.shape, True, self.drafter.calibration, None, tree.tokens[:1])
+        grown.fixed = self._plan.levels
+        each = len(parts) // len(grown.fixed)
+        for level in (Level(*parts[first : first + each]) for first in range(0, len(parts), each)):
+            grown.add(level.tokens[index].tolist(), level, index)
+        grown.kept = [0, *(place + 1 for place in places[index, : len(tree) - 1].tolist())]
+        self._grown[sequence.id] = grown
+        return replace(tree, chances=tuple(math.exp(grown.scores[node]) for node in grown.kept), grown=grown.depth)
+
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Marks are set, and the calibration learns."""
         self.drafter.collected(sequence, tree, path)
-        _learn(self.drafter.calibration, sequence, tree, path)
+        if grown := self._grown.pop(sequence.id, None):
+            grown.learn(path)
+        else:
+            _learn(self.drafter.calibration, sequence, tree, path)
+
+
+class Found:
+    """Implements the same for what lookups have found before the step: the host writes it. nodes: of the largest."""
+
+    needs: FeatureRequest | None = None
+    name = ""
+    reach = 1
+
+    def __init__(self, sequences: int, nodes: int, device: torch.device) -> None:
+        each = ((sequences, nodes), torch.int64)
+        columns: dict[str, Column] = dict.fromkeys(("tokens", "parents", "words"), each)
+        self._staged = Staged(
+            device, columns | {"depths": (each[0], torch.int32), "counts": ((sequences,), torch.int64)}
+        )
+        # As many levels as nodes: they may be a chain.
+        self.shape = TreeShape.chain(nodes - 1)
+        self._trees: list[DraftTree] = []
+
+    def propose(self, state: StepState) -> DeviceTree:
+        """What was written, below the roots."""
+        there = self._staged.tensors
+        tokens = torch.cat((state.roots[:, None], there["tokens"][:, 1:]), dim=1)
+        return DeviceTree(tokens, there["parents"], there["words"], there["depths"], there["counts"], chain=False)
+
+    def committed(self, state: StepState, taken: Taken) -> None:
+        """Nothing is stored."""
+
+    def prepare(self, sequences: Sequence[SequenceState]) -> bool:
+        """Nothing is needed."""
+        return True
+
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        """What was found, if it has room; nothing at all too."""
+        shares = scheduled.plan.shares
+        if not shares:
+            return scheduled.shape is not None and not scheduled.shape.levels
+        return len(shares) == 1 and shares[0].tree is not None and len(shares[0].tree) <= self.shape.nodes
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
+        """The trees of the next step."""
+        self._trees, to = [], self._staged.writable()
+        for index, scheduled in enumerate(batch):
+            found = [share.tree for share in scheduled.plan.shares if share.tree is not None]
+            tree = (
+                merge(found, scheduled.plan.shape.nodes).tree
+                if found
+                else DraftTree.chain(scheduled.sequence.tokens[-1:])
+            )
+            self._trees.append(tree)
+            nodes = slice(len(tree))
+            columns = {"tokens": tree.tokens, "parents": tree.parents, "words": tree.ancestors, "depths": tree.depths}
+            to["counts"][index] = len(tree)
+            for name, column in columns.items():
+                to[name][index, nodes] = column
+        self._staged.send()
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        """As it was written."""
+        return self._trees[index]
+
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
+        """Lookups read the text when they are asked."""
+
+
+class Together:
+    """Implements the same for what lookups have found and a tree that grows, as one: what both have is the lookups'."""
+
+    def __init__(self, found: Found, drafts: Drafts) -> None:
+        self.found, self.drafts, self.name = found, drafts, drafts.name
+        self.needs, self.reach = drafts.needs, drafts.reach
+        nodes, deep = found.shape.nodes + drafts.shape.nodes - 2, max(found.shape.levels, drafts.shape.levels)
+        self.shape = TreeShape((1 + nodes - deep,) + (1,) * (deep - 1))
+        self._own: dict[str, tuple[DraftTree, dict[int, int]]] = {}
+
+    def propose(self, state: StepState) -> DeviceTree:
+        """Both."""
+        growth = self.drafts.grown(state)
+        made = growth.cut()
+        tree, rows, numbers = joined(self.found.propose(state), made, self.drafts.shape.levels)
+        return replace(tree, rows=rows, more=(*growth.looked, made.places, numbers))
+
+    def committed(self, state: StepState, taken: Taken) -> None:
+        """What the drafter stores follows."""
+        self.drafts.drafter.follow(state, taken, self.shape.levels)
+
+    def prepare(self, sequences: Sequence[SequenceState]) -> bool:
+        """As the drafter needs it."""
+        return self.drafts.prepare(sequences)
+
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        """One found tree at most, and a tree of this drafter's."""
+        found = [share.tree for share in scheduled.plan.shares if share.tree is not None]
+        asked = {share.drafter for share in scheduled.plan.shares if share.tree is None}
+        fits = all(len(tree) <= self.found.shape.nodes for tree in found)
+        return len(found) < 2 and fits and asked <= {self.name} and self.drafts.reaches(scheduled)
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
+        """For both."""
+        self.found.write(batch)
+        self.drafts.write(batch)
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        """With each node's chance and who proposed it."""
+        *looked, numbers = more
+        mine = [number for number in numbers[index].tolist() if number < self.shape.nodes]
+        places, found = (
+            {number: node for node, number in enumerate(mine)},
+            self.found.arrived(sequence, index, tree, ()),
+        )
+        tokens, parents = tree.tokens, tree.parents
+        own = [-1, *(places[parents[number]] for number in mine[1:])]
+        grown = DraftTree.build([tokens[number] for number in mine], own, self.name)
+        grown = self.drafts.arrived(sequence, index, grown, looked)
+        self._own[sequence.id] = grown, places
+        theirs = found.sources or ("", *(found.drafter for _ in found.tokens[1:]))
+        chances = [*found.chances, *[0.0] * (len(tree) - len(found.chances))]
+        for number, chance in zip(mine, grown.chances, strict=True):
+            chances[number] = max(chances[number], chance)
+        return replace(
+            tree,
+            drafter=together(each.drafter for each in (found, grown) if len(each) > 1),
+            chances=tuple(chances),
+            sources=(*theirs, *(self.name for _ in range(len(tree) - len(found)))),
+            parts=(*(found.parts or (found,)), grown),
+        )
+
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
+        """To the drafter, in its own numbers."""
+        grown, places = self._own.pop(sequence.id)
+        self.drafts.collected(sequence, grown, own_path(path, places))
+
+
+class ReadAlong:
+    """Implements the same for another, in whose steps drafters read along that are not asked."""
+
+    def __init__(self, inner: Proposer, readers: Sequence[FedDrafter]) -> None:
+        self.inner, self._readers = inner, readers
+        self.name, self.shape, self.reach = inner.name, inner.shape, inner.reach
+        self.needs = united([inner.needs, *(reader.needs for reader in readers)])
+        self.propose, self.prepare, self.takes = inner.propose, inner.prepare, inner.takes
+        self.write, self.arrived = inner.write, inner.arrived
+
+    def committed(self, state: StepState, taken: Taken) -> None:
+        """They keep what they read of the accepted paths."""
+        self.inner.committed(state, taken)
+        for reader in self._readers:
+            reader.follow(state, taken, self.shape.levels)
+
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
+        """It is there."""
+        self.inner.collected(sequence, tree, path)
+        for reader in self._readers:
+            reader.stored(sequence.table, len(path))
+
+
+#: Levels of the chains and of the trees that are captured, as far as a drafter goes: what is planned takes the smallest
+#: that has as many. And nodes of what lookups find, alone and beside a tree.
+_CHAINS, _TREES, _FOUND, _BESIDE = (2, 4, MODEL_LEVELS), (4, MODEL_LEVELS), (8, 32), 16
+
+
+def by_plan(
+    models: Sequence[tuple[TreeDrafter, int]], looks: bool, verifier: PagedModel, pinned: TreeShape | None = None
+) -> MakeProposers:
+    """Where a budget plans who drafts how much. models: with the most levels of each. looks: whether any of those whom
+    it asks looks texts up. pinned: the shape of every draft, if only the drafter is chosen."""
+    device, vocab_size = verifier.store.device, verifier.vocab_size
+    shapes = planned_shapes if pinned is None else lambda most: [pinned.limited(most)]
+
+    def made(size: int) -> list[Proposer]:
+        proposers: list[Proposer] = [RootOnly(size, device)]
+        proposers += [Found(size, nodes, device) for nodes in _FOUND if looks]
+        for model, most in models:
+            proposers += [Drafts(model, shape, size, vocab_size) for shape in shapes(most)]
+        if looks and pinned is None:
+            trees = [one for one in proposers if isinstance(one, Drafts) and one.shape.price is not None]
+            proposers += [Together(Found(size, _BESIDE, device), tree) for tree in trees]
+        return [_read_along(proposer, [model for model, _ in models]) for proposer in proposers]
+
+    return made
+
+
+def planned_shapes(most: int) -> list[TreeShape]:
+    """What is captured of a drafter that a budget asks for at most so many levels."""
+    chains, trees = (dict.fromkeys(min(levels, most) for levels in all) for all in (_CHAINS, _TREES))
+    priced = replace(OPEN, price=Price(0.0, (0.0,)))
+    return [*map(TreeShape.chain, chains), *map(priced.limited, trees)]
+
+
+def _read_along(proposer: Proposer, models: Sequence[TreeDrafter]) -> Proposer:
+    readers = [model for model in models if isinstance(model, FedDrafter) and model.name != proposer.name]
+    return ReadAlong(proposer, readers) if readers else proposer
 
 
 def on_device(drafter: Drafter | None) -> TreeDrafter | None:
@@ -61,7 +341,7 @@ def on_device(drafter: Drafter | None) -> TreeDrafter | None:
 
 
 def _learn(calibration: Calibration, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-    """Whether each level of a chain was hit. Chances of other trees stay on the device, so nothing is learnt of those.
+    """Whether each level of a chain was hit. Chances of static trees stay on the device, so nothing is learnt of those.
 
     path: nodes of the tree that were committed, their samples already in the sequence's tokens.
     """

@@ -11,7 +11,7 @@ from typing import NamedTuple
 #: A row costs what one does on average from so many nodes before the last expected one to as many after it.
 _AROUND = 2
 #: Choices below a node that count; the share of a second one in what the first leaves, and of each further one in it.
-_CHOICES, _SECOND, _FURTHER = 4, 1 / 3, 2 / 3
+CHOICES, _SECOND, _FURTHER = 4, 1 / 3, 2 / 3
 
 
 class Bar(NamedTuple):
@@ -38,7 +38,7 @@ class Price:
     level: float
     rows: Sequence[float]
     levels: int = 1
-    nodes: int = _CHOICES
+    nodes: int = CHOICES
 
     @classmethod
     def of(cls, pace: float, level: float, seconds: Sequence[float], levels: int, nodes: int) -> Price:
@@ -50,7 +50,7 @@ class Price:
         last = len(self.rows) - 1
         low, high = max(0, min(self.nodes - _AROUND, last - 1)), min(self.nodes + _AROUND, last)
         row = (self.rows[high] - self.rows[low]) / (high - low) if last else math.inf
-        others = ((1 - first) * _SECOND * _FURTHER**rank for rank in range(_CHOICES - 1))
+        others = ((1 - first) * _SECOND * _FURTHER**rank for rank in range(CHOICES - 1))
         return Bar((first, *others), row, self.level)
 
     def keeps(self, chances: Sequence[float]) -> int:

@@ -146,6 +146,12 @@ class Stopwatch:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
+    def share(self, phase: str, other: str, part: float) -> None:
+        """This part of what a phase took was another's, which no lap could tell apart."""
+        moved = part * self.seconds[phase]
+        self.seconds[phase] -= moved
+        self.seconds[other] = self.seconds.get(other, 0.0) + moved
+
 
 @dataclass(slots=True)
 class SequenceTrace:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from foresay.drafters.combined import CombinedDrafter, members_of, united
 from foresay.drafters.levels import TreeDrafter, rooms
 from foresay.drafters.prediction import PredictionDrafter
-from foresay.drafters.proposer import Drafts, on_device
+from foresay.drafters.proposer import Drafts, by_plan, on_device
 from foresay.drafters.routed import RoutedDrafter, configured
 from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.drafters.registry import entry_of
@@ -28,7 +28,8 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import PREDICTED_LEVELS
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
-from foresay.verifier.graphs.buckets import buckets, chunks, passes, sizes, widths
+from foresay.verifier.graphs.buckets import MakeProposers, buckets, chunks, passes, sizes, widths
+from foresay.verifier.graphs.buckets import pinned as pinned_proposers
 from foresay.verifier.graphs.capture import Capture, CudaGraphs, Direct
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import WholeRunner
@@ -131,20 +132,44 @@ def runner_of(
     capture: Capture,
     say: Callable[..., None],
 ) -> StepRunner:
-    """Who runs the steps. Where they are always the same, whole ones are captured too, of up to four sequences, and
-    launched one ahead of the host; where a budget chooses, or the host drafts, it comes in between."""
-    asked, shape = configured(drafting.drafter), drafting.shape
-    drafter = on_device(asked)
-    if drafting.budget is not None or drafter is not asked:
+    """Who runs the steps. Whole ones are captured of up to four sequences, and launched one ahead of the host where
+    nothing else is likely to be planned; with drafters of the user's own, all run in parts."""
+    make = _proposers(verifier, drafting)
+    if make is None:
         return StepRunner(verifier, drafting.drafter)
-    page_size = verifier.store.pool.page_size
+    page_size, shape = verifier.store.pool.page_size, drafting.shape if drafting.budget is None else OPEN
     tables, counts = widths(longest + 2 * shape.nodes + 1, page_size), sizes(max_seqs)
     made, total = {}, len(counts) * len(tables)
-    captured = buckets(verifier, lambda size: proposer(drafter, shape, size, verifier), capture, (counts, tables))
-    for number, (key, bucket) in enumerate(captured, start=1):
+    for number, (key, bucket) in enumerate(buckets(verifier, make, capture, (counts, tables)), start=1):
         say("capturing steps", number / total)
         made[key] = bucket
+        for step in bucket.steps:
+            step.drafting = _part(drafting.budget, step.proposer)
     return WholeRunner(verifier, drafting.drafter, made)
+
+
+def _proposers(verifier: PagedModel, drafting: Drafting) -> MakeProposers | None:
+    """Who drafts in captured steps; None where the host has to come in between."""
+    budget, asked, shape = drafting.budget, configured(drafting.drafter), drafting.shape
+    if budget is None:
+        drafter = on_device(asked)
+        if drafter is not asked:
+            return None
+        return pinned_proposers(lambda size: proposer(drafter, shape, size, verifier), verifier.store.device)
+    models = [(on_device(one.drafter), one.levels) for one in budget.members.values() if not one.looks]
+    known = [(model, levels) for model, levels in models if model is not None]
+    if len(known) < len(models):
+        return None
+    return by_plan(known, len(models) < len(budget.members), verifier, budget.pinned)
+
+
+def _part(budget: Budget | None, drafts: Proposer) -> float:
+    """What part of a step's time drafting takes, as far as it was measured; 0 where no budget wants to know."""
+    member, shape = None if budget is None else budget.members.get(drafts.name), drafts.shape
+    if budget is None or member is None:
+        return 0.0
+    drafting = member.cost.seconds(shape.levels, shape.nodes - 1 - shape.levels, grown=not shape.is_chain)
+    return drafting / (drafting + budget.cost.seconds(shape.nodes))
 
 
 def capture_of(graphs: bool) -> Capture:

@@ -10,6 +10,7 @@ from torch import Tensor
 from foresay.drafters.calibration import Calibration, Curves
 from foresay.drafters.grown import Grown
 from foresay.drafters.growth import Growth, Plan
+from foresay.drafters.prices import WrittenBars
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.noise import Noise
 from foresay.spec.sampling import SamplingParams
@@ -50,10 +51,13 @@ def grown(
     calibration = calibration or uncalibrated()
     tree, curves = Grown(s, shape, plan.dynamic, calibration, None, s.tokens[-1:], fixed=plan.levels), Curves(1, _CPU)
     curves.write(calibration, [tree.kind])
-    growth = Growth(plan, state, None, curves)
+    bars = None
+    if shape.price is not None:
+        bars = WrittenBars(1, shape.levels, _CPU)
+        bars.write([tree.bars])
+    growth = Growth(plan, state, None, curves, bars)
     while not tree.over:
         growth.grow(logits_of(tree))
         level = growth.levels[-1]
         tree.add(level.tokens[0].tolist(), level, 0)
-        tree.narrow()
     return tree

@@ -174,15 +174,20 @@ def test_templates_are_the_eager_ones(worlds, kind) -> None:
     compare(eager, steps, TEMPLATE, 8, random.Random(1))
 
 
+@pytest.mark.parametrize("grown", ["static", "dynamic"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_static_trees_are_the_eager_ones(worlds, kind) -> None:
-    """By the draft's own chances: on the device nothing is calibrated."""
+def test_trees_are_the_eager_ones(worlds, kind, grown) -> None:
+    """Those that grow by their chances are cut on the device, and learnt from on the host."""
     shape = TreeShape((3, 4, 2))
-    eager, other = worlds(kind, "static", [20, 33])
-    eager.drafter.calibration.active = False
+    eager, other = worlds(kind, grown, [20, 33])
     steps = captured(other, shape, 3)
     assert steps.join()
     compare(eager, steps, shape, 8, random.Random(2))
+    learnt = [world.drafter.calibration for world in (eager, other)]
+    for calibration in learnt:
+        calibration.fit()
+    if grown == "dynamic":
+        assert (learnt[0].trials == learnt[1].trials).all() and learnt[0].trials.sum() > 8
 
 
 @pytest.mark.parametrize("kind", KINDS)

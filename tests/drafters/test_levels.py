@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 import foresay.drafters.levels
-from foresay.drafters.levels import _Kind
+from foresay.drafters.levels import _Kind, levels_ahead
 from foresay.kvpaging import PagePool
+from foresay.spec.budget.members import OPEN
+from foresay.spec.price import Price
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.capture import Replay, Work, recorded
@@ -60,7 +63,20 @@ def test_those_that_were_used_last_are_kept(pair, recordings, monkeypatch) -> No
 def test_chains_are_drafted_without_a_stop_and_shorter_ones_from_the_recording_of_longer_ones(
     pair, recordings, monkeypatch
 ) -> None:
-    monkeypatch.setattr(foresay.drafters.levels.Levels, "parts", None)
+
+    def unstopped(work: Work) -> Replay:
+        recordings.append(work)
+        replay = recorded(work)
+        run = replay.run
+
+        def whole(part: int, end: int | None = None) -> None:
+            assert end is not None, "a stop after a part"
+            run(part, end)
+
+        monkeypatch.setattr(replay, "run", whole)
+        return replay
+
+    monkeypatch.setattr(foresay.drafters.levels, "recorded", unstopped)
     models = pair("llama2")
     engine = engine_of(models.target, models.draft_model, TreeShape.chain(2), max_seqs=1, tokens=512)
     for length in (2, 3, 1, 4):
@@ -69,3 +85,11 @@ def test_chains_are_drafted_without_a_stop_and_shorter_ones_from_the_recording_o
         jobs = [Job(f"{length}", [3, 1, 4, 1, 5], params)]
         assert_same(plain(models.target, jobs), run(engine, jobs))
         assert len(recordings) == 1
+
+
+def test_a_device_drafts_little_more_levels_than_are_likely_to_be_worth_it() -> None:
+    """It is not asked after each. What costs more than anything is not drafted beyond them."""
+    assert levels_ahead(replace(OPEN, price=Price(0.1, [0.0], 3))) == 4
+    assert levels_ahead(replace(OPEN, price=Price(0.1, [0.0], 12))) == OPEN.levels
+    assert levels_ahead(replace(OPEN, price=Price(math.inf, [0.0]))) == 1
+    assert levels_ahead(TreeShape.chain(5)) == 5

@@ -20,6 +20,7 @@ from foresay.spec.noise import Noise
 from foresay.spec.protocols import Rows
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from foresay.verifier.graphs.rows import Nodes, rows_of
@@ -125,10 +126,13 @@ class Captured:
         for store in self.world.pool.stores:
             assert isinstance(store, KVStore)
             store.poison()
+        shape = self.proposer.shape
+        self.proposer.write([ScheduledSequence(sequence, 0, shape) for sequence in self._sequences])
         taken = self.device_step(choices)
         for index, sequence in enumerate(self._sequences):
             self._collect(sequence, taken, index)
-        return taken.tree.tokens[: len(self._sequences)].tolist()
+        pairs = zip(taken.tree.tokens.tolist(), taken.tree.counts.tolist(), strict=True)
+        return [tokens[:count] for tokens, count in pairs][: len(self._sequences)]
 
     def device_step(self, choices: Sequence[Sequence[int]]) -> Taken:
         """What is captured of a step; the host is told nothing."""
@@ -157,7 +161,9 @@ class Captured:
         sequence.tokens += taken.paths.emitted[index, :count].tolist()
         sequence.table.commit(count)
         self.world.verifier.committed(sequence.table)
-        tree = DraftTree.build(taken.tree.tokens[index].tolist(), taken.tree.parents[index].tolist())
+        nodes = int(taken.tree.counts[index])
+        tokens, parents = (column[index, :nodes].tolist() for column in (taken.tree.tokens, taken.tree.parents))
+        tree = self.proposer.arrived(sequence, index, DraftTree.build(tokens, parents), taken.tree.more)
         self.proposer.collected(sequence, tree, taken.paths.paths[index, :count].tolist())
 
 

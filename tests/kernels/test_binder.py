@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.runtime.driver import driver
 
+import foresay.drafters.prices
 from bench import shapes
 from bench.gpu import settings
 from bench.gpu.device import Device
@@ -31,6 +32,7 @@ from foresay.verifier.model.weights import allocate
 from foresay.verifier.ops.kernels import chain, linear
 from foresay.verifier.ops.kernels.chain import capability
 from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.staged import Column, Staged
 from tests.kernels.binder import DEVICE, Launches, bound
 from tests.kernels.compiling import resource_usage
 
@@ -83,8 +85,17 @@ def step(target: PagedModel, rows: int, context: int, temperature: float = 0.0) 
     made()
 
 
-def test_launches_of_a_step_of_an_8b(target) -> None:
+class Blank(Staged):
+    """What the host writes, where nobody reads it: without memory that a GPU copies from."""
+
+    def __init__(self, device: torch.device, columns: Mapping[str, Column]) -> None:
+        super().__init__(torch.device("cpu"), columns)
+        self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+
+
+def test_launches_of_a_step_of_an_8b(target, monkeypatch) -> None:
     """Plain, and with a chain of an EAGLE-3 head."""
+    monkeypatch.setattr(foresay.drafters.prices, "Staged", Blank)
     chosen = settings.full()
     with bound():
         head = random_eagle(OnShapes(), target.decoder, chosen.pairs["8B"].eagle)

@@ -8,8 +8,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from foresay.spec.price import Bar
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.level import keep_children, known_tokens, positions_below
+from foresay.verifier.ops.level import keep_children, known_tokens, positions_below, worth_another
 from foresay.verifier.ops.records import Above, Kept, Pieces
 
 pytestmark = pytest.mark.usefixtures("any_processor")
@@ -98,3 +99,23 @@ def test_positions_and_tokens_of_another_model() -> None:
     with references():
         assert positions_below(ends, depths).tolist() == [5, 6, 6, 902, 900, 907]
         assert known_tokens(tokens, 5, read).tolist() == [[7, 7, 4], [3, 3, 3]]
+
+
+@pytest.mark.parametrize("front", [1, 4, 20])
+def test_a_tree_goes_on_where_its_nodes_reach_the_bar(front: int) -> None:
+    """The same decisions as :meth:`foresay.spec.price.Bar.reached`, of the references and of the kernels."""
+    decided = set()
+    for seed in range(12):
+        of, sequences = torch.Generator().manual_seed(seed), 1 + seed % 3
+        scores = -3 * torch.rand(sequences, front, generator=of)
+        scores[:, front - seed % 2 :] = -math.inf
+        bars = torch.rand(sequences, 5, generator=of) * torch.tensor([0.9, 0.4, 0.2, 0.3, 0.2 * front])
+        bars[seed % sequences, -1] *= seed % 4  # what costs nothing is always worth it
+        nodes = [scores[s].exp().tolist() for s in range(sequences)]
+        goes = [Bar(tuple(bars[s, :-2].tolist()), *bars[s, -2:].tolist()).reached(nodes[s]) for s in range(sequences)]
+        for way in (nullcontext, references):
+            with way():
+                going = worth_another(scores, bars)
+            assert torch.equal(going, scores.where(torch.tensor(goes)[:, None], -math.inf))
+        decided |= set(goes)
+    assert len(decided) == 2

@@ -14,7 +14,7 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import TreeShape
-from foresay.verifier.graphs.buckets import buckets, sizes, widths
+from foresay.verifier.graphs.buckets import buckets, pinned, sizes, widths
 from foresay.verifier.graphs.capture import Capture, recorded
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import WholeRunner
@@ -58,7 +58,9 @@ def captured_engine(
         return wrap(Drafts(proposing, shape, size, verifier.vocab_size))
 
     longest = info.max_model_len + 2 * shape.nodes + 1
-    made = buckets(verifier, proposer, capture, (sizes(max_seqs), widths(longest, page_size)))
+    made = buckets(
+        verifier, pinned(proposer, verifier.store.device), capture, (sizes(max_seqs), widths(longest, page_size))
+    )
     return Engine(
         info=info,
         pool=pool,

@@ -160,3 +160,19 @@ def test_grammars_between_two_launches(pair, shape) -> None:
     assert_same(wanted, texts)
     assert isinstance(engine.runner, WholeRunner)
     assert engine.runner.counts["launched"] >= 5
+
+
+@pytest.mark.parametrize(("shape", "max_seqs"), [("3,2,1", 3), ("largest", 1)])
+def test_trees_that_grow_by_their_chances(pair, shape, max_seqs) -> None:
+    """Their nodes are cut from all candidates on the device; the host learns from one copy of what was looked at."""
+    made = pair("llama3", layers=2)
+    drafters = list[DraftModelDrafter]()
+
+    def dynamic(pool: PagePool) -> Drafter:
+        drafters.append(made.draft_model(pool, dynamic=True))
+        return drafters[0]
+
+    runner, texts = check(made, dynamic, SHAPES[shape], careful=True, max_seqs=max_seqs, max_tokens=24)
+    assert isinstance(runner, WholeRunner) and runner.counts["launched"] >= 5
+    assert accepted(texts) > 10
+    assert any(kind[-1].shift for kind in drafters[0].calibration._shared), "it has seen what came"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foresay.kvpaging import PagePool
 from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.capture import Direct
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
@@ -65,6 +66,15 @@ class CapturedWhisper:
             text = self._known[sequence.id]
             row[: len(text)] = torch.tensor(text)
         return self.inner.prepare(sequences)
+
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        return self.inner.takes(scheduled)
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
+        self.inner.write(batch)
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        return self.inner.arrived(sequence, index, tree, more)
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         self.inner.collected(sequence, tree, path)

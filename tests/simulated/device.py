@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -91,13 +92,15 @@ class Machine(TorchDispatchMode):
 
     binding: what launches went through Triton's binder too (:mod:`tests.kernels.binder`); None: none does.
     captured: while a step is captured, each launch and what it is given, in order. reads: how often values were
-    brought to the host. sent: how many copies from pinned memory were begun.
+    brought to the host. launched: how often each op was launched by the host, and graphs were. sent: how many copies
+    from pinned memory were begun.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.captured: list[tuple[str, tuple[Any, ...]]] | None = None
         self.reads = 0
+        self.launched: Counter[str] = Counter()
         self.binding: set[Any] | None = None
         self._made: dict[int, Any] = {}  # the memory is kept, so that no other tensor comes to lie there
         self._fresh: list[int] = []
@@ -147,7 +150,9 @@ class Machine(TorchDispatchMode):
 
     def note(self, name: str, given: Any) -> None:
         """A launch, with all that it is given."""
-        if self.captured is not None:
+        if self.captured is None:
+            self.launched[name] += 1
+        else:
             self.captured.append((name, tuple(map(self._seen, _leaves(given)))))
 
     def _seen(self, leaf: Any) -> Any:

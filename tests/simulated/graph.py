@@ -62,6 +62,7 @@ class StandInGraph:
 
     def replay(self) -> None:
         """Run it again, and compare."""
+        CURRENT.launched["graph"] += 1
         going = self.captured.on(self.part)
         with CURRENT.capture() as again:
             next(going)

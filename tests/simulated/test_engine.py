@@ -64,11 +64,11 @@ def texts(engine: Engine) -> dict[str, list[int]]:
 @pytest.mark.parametrize(
     ("draft", "tree", "whole"),
     [
-        ("auto", None, False),
-        pytest.param("auto", "3,2,1", False, marks=pytest.mark.soak),
+        ("auto", None, True),
+        pytest.param("auto", "3,2,1", True, marks=pytest.mark.soak),
         ("none", None, True),
         ("eagle3", "3,2,1", True),
-        pytest.param("suffix,eagle3,draft_model", None, False, marks=pytest.mark.soak),
+        pytest.param("suffix,eagle3,draft_model", None, True, marks=pytest.mark.soak),
         ("tests.same_tokens.customs:Random", "3,2,1", False),
         ("tests.same_tokens.customs:Rubbish", "3,2,1", False),
         ("tests.same_tokens.customs:Reading", "3,2,1", False),

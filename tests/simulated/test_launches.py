@@ -42,7 +42,7 @@ def launches(pair: Pair, shape: TreeShape) -> Counter[str]:
         runner = captured_engine(moved, drafter, shape, max_seqs=1, capture=captured).runner
         assert isinstance(runner, WholeRunner)
         bucket = next(iter(runner.buckets.values()))
-        launch = (bucket.drafting or bucket.plain).launch
+        launch = bucket.steps[-1].launch
     assert isinstance(launch, CapturedGraphs)
     graphs: Any = launch.graphs
     return Counter(name for each in graphs for name, _ in each.launches if not any(view in name for view in VIEWS))

@@ -121,3 +121,10 @@ def test_a_stopwatch_charges_every_moment_once() -> None:
 def test_statistics_cross_the_wire_unchanged() -> None:
     statistics = _summary(_trace(*LIFE), 9)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(statistics), type=Statistics) == statistics
+
+
+def test_a_phase_that_no_lap_could_tell_apart_gets_its_share() -> None:
+    watch = Stopwatch()
+    watch.seconds = {"forward": 4.0, "propose": 1.0}
+    watch.share("forward", "propose", 0.25)
+    assert watch.seconds == {"forward": 3.0, "propose": 2.0}

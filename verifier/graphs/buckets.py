@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.capture import Capture, Replay, without_stops
 from foresay.verifier.graphs.plain import RootOnly
@@ -23,26 +26,38 @@ CHUNKS = (128, 512)
 #: Tokens of a context, from one bucket to the next.
 _CONTEXTS = (1024, 4096, 16384)
 
-#: Makes the proposer of steps with so many sequences; None if nobody drafts.
-MakeProposer = Callable[[int], Proposer | None]
+#: Makes the proposers of steps with so many sequences: of what drafts nothing, then of drafts, the smallest first.
+MakeProposers = Callable[[int], Sequence[Proposer]]
+
+
+def pinned(make: Callable[[int], Proposer | None], device: torch.device) -> MakeProposers:
+    """Where there is one drafter at most, whose trees have one shape."""
+
+    def made(size: int) -> list[Proposer]:
+        proposer = make(size)
+        return [RootOnly(size, device, proposer), *([] if proposer is None else [proposer])]
+
+    return made
 
 
 @dataclass(slots=True)
 class Captured:
     """One step of one bucket, ready to be launched. The two of a bucket share their state.
 
-    parts: the same step with a stop, for a mask; None where there is no such.
+    parts: the same step with a stop, for a mask; None where there is no such. drafting: what part of its time drafting
+    is expected to take, since nobody sees where it ends; 0 where nobody wants to know.
     """
 
     step: SpeculativeStep
     launch: Replay
     parts: Replay | None = None
+    drafting: float = 0.0
 
     @classmethod
-    def of(cls, step: SpeculativeStep, capture: Capture) -> Captured:
-        """Capture a step whole, and that of a single sequence in two parts too."""
+    def of(cls, step: SpeculativeStep, capture: Capture, masked: bool) -> Captured:
+        """Capture a step whole; masked: and in two parts, between which its logits are kept."""
         whole = capture(without_stops(step))
-        return cls(step, whole, capture(step.parts) if step.state.size == 1 else None)
+        return cls(step, whole, capture(step.parts) if masked else None)
 
     @property
     def state(self) -> StepState:
@@ -55,12 +70,23 @@ class Captured:
         return self.step.proposer
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Bucket:
-    """The steps of a bucket: with drafts (if anybody drafts), and of the roots alone."""
+    """The steps of a bucket: of the roots alone, then with drafts, the smallest first."""
 
-    drafting: Captured | None
-    plain: Captured
+    steps: Sequence[Captured]
+
+    @property
+    def plain(self) -> Captured:
+        """That of the roots alone."""
+        return self.steps[0]
+
+    def step(self, batch: Sequence[ScheduledSequence]) -> Captured | None:
+        """The first that drafts what is planned for each of these, with a stop for a mask if one needs it; None if none
+        does."""
+        masked = any(scheduled.sequence.constraint is not None for scheduled in batch)
+        able = (each for each in self.steps if each.parts is not None or not masked)
+        return next((each for each in able if all(map(each.proposer.takes, batch))), None)
 
 
 def sizes(max_seqs: int) -> list[int]:
@@ -97,7 +123,7 @@ def chunks(most: int, max_tokens: int, page_size: int) -> list[Sizes]:
 
 def buckets(
     model: PagedModel,
-    make: MakeProposer,
+    make: MakeProposers,
     capture: Capture,
     shapes: tuple[list[int], list[int]],
     sample: Drawing = sampled_ids,
@@ -108,14 +134,11 @@ def buckets(
     """
     page_size, device = model.store.pool.page_size, model.store.device
     for size in sorted(shapes[0], reverse=True):
-        proposer = make(size)
-        alone = RootOnly(size, device, proposer)
-        reach = max(2, 1 if proposer is None else proposer.reach)
+        proposers = make(size)
+        reach = max(2, *(proposer.reach for proposer in proposers))
         for pages in sorted(shapes[1], reverse=True):
             state = StepState(size, pages, page_size, reach, device, model.store.windows)
-            ready = [
-                Captured.of(SpeculativeStep(model, p, state, sample), capture)
-                for p in (alone, proposer)
-                if p is not None
-            ]
-            yield (size, pages), Bucket(ready[1] if proposer is not None else None, ready[0])
+            steps = [SpeculativeStep(model, each, state, sample) for each in proposers]
+            # Logits are kept at a stop for a mask: where there are many steps, only that without drafts has one.
+            masked = [] if size > 1 else steps if len(steps) == 2 else steps[:1]
+            yield (size, pages), Bucket([Captured.of(step, capture, step in masked) for step in steps])

@@ -6,7 +6,7 @@ how an outcome reaches the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -153,3 +153,25 @@ def fetched(out: Tensor) -> Arrival:
     event = torch.cuda.Event()
     event.record()
     return Arrival(host, event)
+
+
+def packed(parts: Sequence[Tensor]) -> Tensor:
+    """uint8: all of them in one, so that they reach the host in one copy."""
+    return torch.cat([parts[index].flatten().view(torch.uint8) for index in _order(parts)])
+
+
+def unpacked(whole: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that were packed. parts: of the same dtypes and shapes."""
+    order = _order(parts)
+    pieces = dict(zip(order, whole.split([parts[index].nbytes for index in order]), strict=True))
+    return [pieces[index].view(part.dtype).view(part.shape) for index, part in enumerate(parts)]
+
+
+def on_host(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors on the host: of a device in one copy, of a CPU as they are."""
+    return list(parts) if parts[0].device.type == "cpu" else unpacked(packed(parts).cpu(), parts)
+
+
+def _order(parts: Sequence[Tensor]) -> list[int]:
+    """Those of the widest numbers first: each begins at a multiple of what its numbers take."""
+    return sorted(range(len(parts)), key=lambda index: -parts[index].itemsize)

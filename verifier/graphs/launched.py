@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foresay.kvpaging import OutOfPages
@@ -25,10 +24,15 @@ class Launched:
     """
 
     captured: Captured
-    sequences: list[SequenceState]
+    batch: list[ScheduledSequence]
     lengths: list[int]
     pages: list[list[int]]
     arrival: Arrival
+
+    @property
+    def sequences(self) -> list[SequenceState]:
+        """Those it runs."""
+        return [scheduled.sequence for scheduled in self.batch]
 
     def knows(self, sequences: list[SequenceState]) -> bool:
         """Whether the device has these sequences, as long as the host has them."""
@@ -55,11 +59,6 @@ def capturable(scheduled: ScheduledSequence) -> bool:
         or sequence.prediction is not None
         or sampling.logprobs is not None
     )
-
-
-def shallower(captured: Captured, batch: Sequence[ScheduledSequence]) -> bool:
-    """Whether any request wants no draft as deep as those of this step: what is captured is drafted whole."""
-    return any(scheduled.sequence.most_drafted < captured.proposer.shape.levels for scheduled in batch)
 
 
 def nothing_sampled(sequence: SequenceState) -> ForesayError:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken, chain_columns
 from foresay.verifier.graphs.state import StepState
@@ -44,6 +46,17 @@ class RootOnly:
         if self.beside is not None:
             self.beside.prepare(sequences)
         return True
+
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        """Where nothing is drafted."""
+        return scheduled.shape is not None and not scheduled.shape.levels
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
+        """Nothing is read."""
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        """The root."""
+        return tree
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The other's marks follow."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from foresay.spec.features import Features
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.records import AcceptedPaths
@@ -31,7 +32,9 @@ class DeviceTree:
     them, the last bit of a word as the sign.
 
     depths: int32[S, N]. counts: int64[S], how many nodes there are really; what comes after them is padding. chain:
-    whether each node is the child of the one before, in every tree, so that accepted rows need no move.
+    whether each node is the child of the one before, in every tree, so that accepted rows need no move. rows: int64[S,
+    N], which row of the proposer's own passes each node was, -1 for none; None: each that of its number. more: what
+    else the host wants to know of the trees.
     """
 
     tokens: Tensor
@@ -40,6 +43,8 @@ class DeviceTree:
     depths: Tensor
     counts: Tensor
     chain: bool
+    rows: Tensor | None = None
+    more: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,15 @@ class Taken:
     paths: AcceptedPaths
     slots: Tensor
     features: Features
+
+    def own_rows(self) -> tuple[Tensor, Tensor]:
+        """int64[S, N], where the proposer's own rows of each path are, and int64[S], how many of it there are."""
+        rows = self.tree.rows
+        if rows is None:
+            return self.paths.sources, self.paths.lengths
+        path = self.paths.paths
+        found = rows.gather(1, path.clamp(min=0)).where(path >= 0, -1)
+        return self.slots.gather(1, found.clamp(min=0)), (found >= 0).long().cumprod(dim=1).sum(dim=1)
 
 
 class Proposer(Protocol):
@@ -78,6 +92,18 @@ class Proposer(Protocol):
 
     def prepare(self, sequences: Sequence[SequenceState]) -> bool:
         """Host: make what :meth:`propose` reads complete for sequences that join. False: not possible now."""
+        ...
+
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        """Host: whether it drafts what is planned for a sequence."""
+        ...
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
+        """Host: write what :meth:`propose` reads that is not in the state, before each launch."""
+        ...
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        """Host: what is known of a sequence's tree. more: of all trees, as in :class:`DeviceTree`; index: its own."""
         ...
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:

@@ -31,7 +31,6 @@ from foresay.verifier.graphs.launched import (
     pages_for,
     reach,
     reserved,
-    shallower,
 )
 from foresay.verifier.graphs.state import Joined, write
 from foresay.verifier.graphs.step import Outcome, seen
@@ -57,6 +56,7 @@ class WholeRunner(StepRunner):
         self.counts = {"launched": 0, "dropped": 0, "parts": 0}
         self._ahead: Launched | None = None
         self._last: Launched | None = None
+        self._before: Captured | None = None
 
     def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
         """Launch the step, unless it runs already, and the one after it; wait for its outcome and commit that."""
@@ -69,9 +69,10 @@ class WholeRunner(StepRunner):
         watch.lap("propose")
         self.counts["launched"] += 1
         if self._may_run_ahead(launched):
-            self._ahead = self._launch(launched.captured, launched.sequences)
-        outcome = Outcome(launched.arrival.wait())
+            self._ahead = self._launch(launched.captured, launched.batch)
+        outcome = launched.captured.step.outcome(launched.arrival.wait())
         watch.lap("forward")
+        watch.share("forward", "propose", launched.captured.drafting)
         results = self._arrived(launched, batch, outcome)
         watch.lap("commit")
         return results
@@ -119,18 +120,13 @@ class WholeRunner(StepRunner):
         masks = sum(scheduled.sequence.constraint is not None for scheduled in batch)
         if not all(capturable(scheduled) for scheduled in batch) or (masks and len(batch) > 1):
             return None
-        drafting = {scheduled.shape is not None and scheduled.shape.levels > 0 for scheduled in batch}
         bucket = self._bucket([scheduled.sequence for scheduled in batch])
-        if bucket is None or len(drafting) > 1:
-            return None
-        if drafting == {False}:
-            return bucket.plain
-        return None if bucket.drafting is None or shallower(bucket.drafting, batch) else bucket.drafting
+        return None if bucket is None else bucket.step(batch)
 
     def _bucket(self, sequences: list[SequenceState]) -> Bucket | None:
         """The smallest that takes so many sequences and their tables, the step ahead included."""
         for (size, pages), bucket in self.buckets.items():
-            rows = reach(bucket.drafting or bucket.plain)
+            rows = max(map(reach, bucket.steps))
             if len(sequences) <= size and all(pages_for(s, rows) <= pages for s in sequences):
                 return bucket
         return None
@@ -143,17 +139,19 @@ class WholeRunner(StepRunner):
         last = self._last
         if last is None or last.captured.state is not state or not last.knows(sequences):
             state.join([Joined(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in sequences])
-        return self._launch(captured, sequences)
+        return self._launch(captured, batch)
 
-    def _launch(self, captured: Captured, sequences: list[SequenceState]) -> Launched:
+    def _launch(self, captured: Captured, batch: list[ScheduledSequence]) -> Launched:
+        sequences = [scheduled.sequence for scheduled in batch]
         pages = [list(sequence.table.pages) for sequence in sequences]
         lengths = [sequence.table.length for sequence in sequences]
         captured.state.write_tables(pages, lengths)
+        captured.proposer.write(batch)
         if sequences[0].constraint is None:
             captured.launch()
         else:
             self._launch_masked(captured, sequences[0].constraint)
-        return Launched(captured, sequences, lengths, pages, fetched(captured.step.out))
+        return Launched(captured, batch, lengths, pages, captured.step.fetched())
 
     def _launch_masked(self, captured: Captured, constraint: Guarded) -> None:
         """The step in two launches: between them the host sees the tree and says what may follow its nodes."""
@@ -172,13 +170,23 @@ class WholeRunner(StepRunner):
             return False
         if any(s.most_levels <= captured.proposer.shape.levels for s in sequences):
             return False  # this step may be the text's last
-        if between_drafts(captured, sequences):
+        if between_drafts(captured, sequences) or not self._stays(launched):
             return False
         return reserved(sequences, kept_rows(captured)) or reserved(sequences, reach(captured))
+
+    def _stays(self, launched: Launched) -> bool:
+        """Whether the next plan is likely to be the same: always, unless a budget makes it, which took the same
+        before; never where the host looks things up first."""
+        before, self._before = self._before, launched.captured
+        if all(scheduled.plan.why is None for scheduled in launched.batch):
+            return True
+        looked = any(share.tree is not None for scheduled in launched.batch for share in scheduled.plan.shares)
+        return before is launched.captured and not looked
 
     def _collect(self, launched: Launched, index: int, scheduled: ScheduledSequence, outcome: Outcome) -> VerifyResult:
         sequence, proposer = scheduled.sequence, launched.captured.proposer
         tree, verified = outcome.of(index, proposer.name)
+        tree = proposer.arrived(sequence, index, tree, outcome.more)
         result = self.emitted(scheduled, tree, verified, lambda: nothing_sampled(sequence))
         proposer.collected(sequence, tree, result.rows)
         return result

@@ -15,7 +15,7 @@ Legend: S sequences, N nodes of a tree, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from foresay.spec.features import Features
 from foresay.spec.protocols import Verified
 from foresay.spec.tree import DraftTree
+from foresay.verifier.graphs.capture import Arrival, fetched, packed, unpacked
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
@@ -52,10 +53,11 @@ def sampled_ids(logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Tens
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the host reads of a step, int64[S, 1 + 4 N]: of each sequence path length, path, tokens, parents,
-    samples."""
+    """What the host reads of a step. table: int64[S, 1 + 4 N], of each sequence path length, path, tokens, parents,
+    samples. more: see :class:`~foresay.verifier.graphs.proposer.DeviceTree`."""
 
     table: Tensor
+    more: Sequence[Tensor] = ()
 
     @property
     def rows(self) -> list[int]:
@@ -99,7 +101,7 @@ class _Passed:
 
 
 class SpeculativeStep:
-    """The step of one bucket. Calling it launches the step on the current stream; ``out`` is then its outcome.
+    """The step of one bucket. Calling it launches the step on the current stream; its outcome is then in ``out``.
 
     Where the host has to say which tokens may be sampled, it is launched in :meth:`parts`: at the stop ``seen`` holds
     the trees (int64[S, 2 N]: tokens, parents), and what is then in ``allowed`` (int32[S * N, ceil(V / 32)], as
@@ -111,7 +113,8 @@ class SpeculativeStep:
         self._sample = sample
         nodes, device = proposer.shape.nodes, state.device
         self._numbers = torch.arange(nodes).to(device).expand(state.size, nodes).contiguous()
-        self.out = torch.zeros(state.size, 1 + 4 * nodes, dtype=torch.int64, device=device)
+        self._whole = self.out = torch.zeros(state.size, 1 + 4 * nodes, dtype=torch.int64, device=device)
+        self._parts: tuple[Tensor, ...] = (self.out,)
         self.seen = torch.zeros(state.size, 2 * nodes, dtype=torch.int64, device=device)
         words = -(-model.vocab_size // 32)
         self.allowed = torch.full((state.size * nodes, words), -1, dtype=torch.int32, device=device)
@@ -150,4 +153,24 @@ class SpeculativeStep:
         paths = accept_and_move(store, tree, sampled, slots, state.live, passed.windowed)
         self.proposer.committed(state, Taken(tree, paths, slots, passed.features))
         report(paths, tree.tokens, tree.parents, tree.counts, sampled, self.out, _NO_NODE)
+        if tree.more:
+            self._pack((self.out, *tree.more))
         state.advance(paths)
+
+    def _pack(self, parts: tuple[Tensor, ...]) -> None:
+        """Write all that the host is to know of the step side by side."""
+        whole, self._parts = packed(parts), parts
+        if self._whole is self.out:  # in the first of all runs
+            self._whole = torch.zeros_like(whole)
+        self._whole.copy_(whole)
+
+    def fetched(self) -> Arrival:
+        """Start to copy the outcome to the host, behind the step itself."""
+        return fetched(self._whole)
+
+    def outcome(self, whole: Tensor) -> Outcome:
+        """What arrived."""
+        if len(self._parts) == 1:
+            return Outcome(whole)
+        table, *more = unpacked(whole, self._parts)
+        return Outcome(table, more)

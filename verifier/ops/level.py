@@ -55,6 +55,19 @@ def _on_curves(chances: Tensor, curves: Pieces) -> Tensor:
     return made.view_as(chances).masked_fill(chances == -math.inf, -math.inf)
 
 
+@op(cpu="level")
+def worth_another(front: Tensor, bars: Tensor) -> Tensor:
+    """fp32[S, F]: the scores of the nodes that are expanded next, all minus infinity in trees whose next level is not
+    worth its price.
+
+    front: the same before, log chances. bars: fp32[S, N], contiguous: shares, the price of a row, and that of the
+    level, which what the children have beyond the row must reach (:class:`foresay.spec.price.Bar`).
+    """
+    shares, row, level = bars[:, None, :-2], bars[:, -2, None, None], bars[:, -1, None]
+    beyond = (front.exp()[:, :, None] * shares - row).clamp(min=0).sum(dim=(1, 2))[:, None]
+    return front.where(beyond >= level, -math.inf)
+
+
 @op()
 def positions_below(ends: Tensor, depths: Tensor) -> Tensor:
     """int64[S * N]: the positions of tokens below nodes. ends: int64[S, 1], behind the roots. depths: int32[S, N]."""

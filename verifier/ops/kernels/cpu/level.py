@@ -39,6 +39,32 @@ def keep_children(
     return kept
 
 
+def worth_another(front: Tensor, bars: Tensor) -> Tensor:
+    """As :func:`foresay.verifier.ops.level.worth_another`."""
+    out = launch.room(front.shape, torch.float32)
+    _weighing(bars.shape[1])(front, bars, out, *front.shape)
+    return out
+
+
+@Compiled
+def _weighing(numbers: int) -> Kernel:
+    k = Kernel("worth_another")
+    front, bars, out, width = *(k.pointer(index) for index in range(3)), k.number(4)
+    with k.share(k.number(3)) as sequence:
+        *shares, row, level = (k.load(bars, F32, sequence * numbers + index) for index in range(numbers))
+        beyond = k.variable(k.constant(0.0, F32))
+        with k.loop(0, width) as node:
+            chance = k.exp(k.load(front, F32, sequence * width + node))
+            for share in shares:
+                more = chance * share - row
+                beyond.value = beyond.value + k.select(more > 0.0, more, 0.0)
+        goes = beyond.value >= level
+        with k.loop(0, width) as node:
+            at = sequence * width + node
+            k.store(k.select(goes, k.load(front, F32, at), LOWEST), out, at)
+    return k
+
+
 @Compiled
 def _keeping(picked: bool, groups: int, pieces: int, least: float) -> Kernel:
     return _Keeper(Kernel("keep_children"), (groups, pieces, least)).write(picked)

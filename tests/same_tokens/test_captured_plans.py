@@ -1,0 +1,124 @@
+"""The same tokens from captured steps that a budget plans: another drafter, another shape, or none at any step."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foresay.drafters.combined import CombinedDrafter
+from foresay.drafters.levels import TreeDrafter
+from foresay.drafters.proposer import by_plan
+from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.kvpaging import PagePool
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.members import OPEN, Member
+from foresay.spec.budget.plan import NO_PLAN, Plan, Share, Why
+from foresay.spec.budget.weigh import CandidatePlan
+from foresay.spec.engine import Engine
+from foresay.spec.price import Price
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import TreeShape
+from foresay.verifier.graphs.buckets import buckets, sizes, widths
+from foresay.verifier.graphs.capture import Capture, recorded
+from foresay.verifier.graphs.runner import WholeRunner
+from tests.same_tokens.captured import run_freely
+from tests.same_tokens.heads import head_drafter
+from tests.same_tokens.models import Pair, info_of, paged
+from tests.same_tokens.runs import assert_same, jobs_of, plain
+
+LENGTHS = (9, 2, 17, 33, 5, 40)
+#: Of a plan that nobody weighed: a budget made it all the same.
+_WHY = Why((CandidatePlan("", (0,), (), 1.0, 1.0, 0, 0.0),), ())
+
+
+class Changing(Budget):
+    """Plans the same for a few steps, then something else: none, a chain, a tree that grows, what was looked up, or the
+    last two together. kinds: how often each was planned."""
+
+    def __init__(self, members: Sequence[Member], seed: int) -> None:
+        super().__init__(members, CostModel([1, 64], [1.0, 1.5]), timed=False)
+        self._rng, self._left = random.Random(seed), 0
+        self._kind, self._model, self._levels = "none", "", 0
+        self.kinds: Counter[str] = Counter()
+
+    def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
+        if not self._left:
+            self._left = self._rng.randint(1, 8)
+            self._kind = self._rng.choice(("none", "chain", "chain", "tree", "tree", "found", "both"))
+            self._model = self._rng.choice([name for name, one in self.members.items() if not one.looks])
+            self._levels = self._rng.randint(1, 6)
+        self._left -= 1
+        self.kinds[self._kind] += 1
+        return [self._planned(sequence) for sequence in sequences]
+
+    def _planned(self, sequence: SequenceState) -> Plan:
+        levels, shares = min(self._levels, sequence.most_levels), []
+        if levels <= 0 or not sequence.speculate or self._kind == "none":
+            return replace(NO_PLAN, why=_WHY)
+        if self._kind == "chain":
+            shares.append(Share(self._model, TreeShape.chain(levels)))
+        if self._kind in ("tree", "both"):
+            price = Price(
+                self._rng.choice((0.0, 0.2)), [0.02 * rows for rows in range(32)], self._rng.randint(1, levels)
+            )
+            shares.append(Share(self._model, replace(OPEN.limited(levels), price=price)))
+        if self._kind in ("found", "both"):
+            shape = self._rng.choice((TreeShape.chain(levels), OPEN.limited(levels)))
+            found = self.members["suffix"].drafter.propose([sequence], [shape])[0]
+            if len(found) > 1:
+                shares.insert(0, Share("suffix", found.shape, found))
+        return Plan.of(shares, _WHY)
+
+
+def planned_engine(
+    pair: Pair, models: Sequence[TreeDrafter], pool: PagePool, max_seqs: int, capture: Capture
+) -> Engine:
+    """An engine whose budget plans so, with what a device captures for it."""
+    verifier, cost = paged(pair.target, pool), DraftCost(0.05, 0.05, 0.01)
+    members = [*(Member.model(model, cost) for model in models), Member.looking(SuffixDrafter(slice_seconds=math.inf))]
+    budget, shape = Changing(members, max_seqs), TreeShape.chain(6)
+    drafter, info = CombinedDrafter(budget), info_of(pair.target, pool, max_seqs, shape)
+    tables = widths(info.max_model_len + 2 * OPEN.nodes + 1, pool.page_size)
+    made = buckets(
+        verifier, by_plan([(model, 6) for model in models], True, verifier), capture, (sizes(max_seqs), tables)
+    )
+    return Engine(
+        info=info,
+        pool=pool,
+        prefix=None,
+        verifier=verifier,
+        drafter=drafter,
+        scheduler=Scheduler(pool, None, shape, CostModel([1], [1.0]), max_seqs, 256, budget),
+        runner=WholeRunner(verifier, drafter, dict(made)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("max_seqs", "heads", "careful"), [(1, False, False), (3, False, True), (1, True, True), (3, True, False)]
+)
+def test_the_same_tokens_whatever_is_planned(pair, tmp_path: Path, max_seqs, heads, careful) -> None:
+    made, pool = pair("llama2", layers=3), PagePool(65, 16)
+    models: list[TreeDrafter] = [made.draft_model(pool, dynamic=True)]
+    if heads:
+        for kind in ("eagle3", "medusa"):
+            head = head_drafter(kind, tmp_path / kind, made.target, "dynamic")(pool)
+            assert isinstance(head, TreeDrafter)
+            models.append(head)
+    engine = planned_engine(made, models, pool, max_seqs, recorded)
+    jobs = jobs_of(made.vocab_size, LENGTHS, 60, ("greedy", "cool", "warm"))
+    texts = run_freely(engine, jobs, careful)
+    assert_same(plain(made.target, jobs), texts)
+    runner, budget = engine.runner, engine.scheduler.budget
+    assert isinstance(runner, WholeRunner) and isinstance(budget, Changing)
+    assert all(budget.kinds[kind] for kind in ("none", "chain", "tree", "found", "both"))
+    assert runner.counts["launched"] > 2 * runner.counts["parts"]
+    assert sum(text.statistics.accepted for text in texts.values() if text.statistics) > 20

@@ -1,0 +1,196 @@
+"""How often the host waits for the device in a step, and what it launches: graphs, ops one by one, copies to it.
+
+A draft may be planned by a budget: an open tree, whose levels are drafted as long as they are worth their price; with
+found nodes beside it or without; for several texts at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from foresay.drafters.combined import CombinedDrafter
+from foresay.drafters.levels import TreeDrafter, rooms
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.proposer import by_plan
+from foresay.kvpaging import PagePool
+from foresay.spec.budget import CostModel
+from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.members import OPEN, Member
+from foresay.spec.budget.plan import Plan, Share, Why
+from foresay.spec.budget.weigh import CandidatePlan
+from foresay.spec.engine import Engine
+from foresay.spec.price import Price
+from foresay.spec.protocols import Drafter
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from foresay.verifier.graphs.buckets import buckets, chunks, passes, sizes, widths
+from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.paged_model import PagedModel
+from tests.same_tokens.heads import head_drafter
+from tests.same_tokens.models import MakeDrafter, Pair, info_of, paged
+from tests.same_tokens.runs import jobs_of
+from tests.simulated.device import CURRENT, DEVICE, simulated
+from tests.simulated.graph import captured
+from tests.verifier.reading import load_decoder
+
+#: Ops that only name memory in another way.
+VIEWS = [
+    [name]
+    for name in (
+        "view",
+        "slice",
+        "select",
+        "unsqueeze",
+        "expand",
+        "t",
+        "transpose",
+        "split",
+        "alias",
+        "detach",
+        "_unsafe_view",
+        "split_with_sizes",
+    )
+]
+TOKENS, PAGE_SIZE, LEVELS = 512, 16, 4
+#: Of a tree whose levels are all worth drafting, and its rows to be verified.
+WORTH = replace(OPEN.limited(LEVELS), price=Price(0.0, [0.0] * OPEN.nodes, LEVELS))
+
+
+#: Of a plan that nobody weighed: a budget made it all the same.
+_WHY = Why((CandidatePlan("", (0,), (), 1.0, 1.0, 0, 0.0),), ())
+
+
+class Spent(NamedTuple):
+    """Of one step: how often the host waited, and what it launched."""
+
+    waits: int
+    graphs: int
+    ops: int
+    copies: int
+
+
+#: A step that is launched whole: what it copies to the device is how far trees are to grow.
+ONCE = Spent(waits=1, graphs=1, ops=0, copies=1)
+
+
+class Always(Budget):
+    """Plans the same for every sequence. beside: whether two found nodes are beside it, which never come."""
+
+    def __init__(self, members: Sequence[Member], shape: TreeShape, beside: bool) -> None:
+        super().__init__(members, CostModel([1, 64], [1.0, 1.5]), timed=False)
+        self._shape, self._beside = shape, beside
+
+    def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
+        return [self._planned(sequence) for sequence in sequences]
+
+    def _planned(self, sequence: SequenceState) -> Plan:
+        levels = min(self._shape.levels, sequence.most_levels)
+        if levels <= 0:
+            return Plan(why=_WHY)
+        model = next(member.name for member in self.members.values() if not member.looks)
+        shares = [Share(model, self._shape.limited(levels))]
+        if self._beside:
+            found = DraftTree.chain([sequence.tokens[-1], 1, 2], "ngram", (1.0, 0.5, 0.25))
+            shares.append(Share("ngram", found.shape, found))
+        return Plan.of(shares, _WHY)
+
+
+def engine_of(moved: Pair, make: MakeDrafter, shape: TreeShape, max_seqs: int, beside: bool) -> Engine:
+    """An engine whose steps a budget plans, captured as the server captures it."""
+    pool = PagePool(1 + TOKENS // PAGE_SIZE, PAGE_SIZE)
+    verifier, model = paged(moved.target, pool), make(pool)
+    models = [model] if isinstance(model, TreeDrafter) else []
+    members = [Member.looking(NgramDrafter()), *(Member.model(one, DraftCost(0.05, 0.05, 0.01)) for one in models)]
+    budget = Always(members, shape, beside)
+    drafter = CombinedDrafter(budget)
+    capture_all(verifier, drafter, model, shape, max_seqs)
+    proposers = by_plan([(one, LEVELS) for one in models], True, verifier)
+    made = buckets(verifier, proposers, captured, (sizes(max_seqs), widths(128, PAGE_SIZE)))
+    return Engine(
+        info=info_of(moved.target, pool, max_seqs, shape),
+        pool=pool,
+        prefix=None,
+        verifier=verifier,
+        drafter=drafter,
+        scheduler=Scheduler(pool, None, shape, CostModel([1], [1.0]), max_seqs, 256, budget),
+        runner=WholeRunner(verifier, drafter, dict(made)),
+    )
+
+
+def capture_all(verifier: PagedModel, drafter: Drafter, model: Drafter | None, shape: TreeShape, max_seqs: int) -> None:
+    for _ in verifier.capture(
+        drafter.needs, [*passes(max_seqs, 128, PAGE_SIZE), *chunks(64, 128, PAGE_SIZE)], captured
+    ):
+        pass
+    if isinstance(model, TreeDrafter):
+        for _ in model.capture_ahead(shape, verifier.vocab_size, rooms(max_seqs, 128, PAGE_SIZE), captured):
+            pass
+
+
+def spent(engine: Engine) -> Spent:
+    """What a step takes."""
+    reads, CURRENT.launched = CURRENT.reads, Counter()
+    engine.step()
+    launched = {name: count for name, count in CURRENT.launched.items() if name.split(".")[1:2] not in VIEWS}
+    graphs, copies = (launched.pop(name, 0) for name in ("graph", "copy_"))
+    return Spent(CURRENT.reads - reads, graphs, sum(launched.values()), copies)
+
+
+def steps(engine: Engine, vocab_size: int, max_seqs: int) -> Iterator[Spent]:
+    """Steps that decode all of the texts."""
+    prompts = jobs_of(vocab_size, (9, 12, 17, 33)[:max_seqs], 24)
+    for job in prompts:
+        params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
+        engine.add(replace(job, params=params).request())
+    while engine.has_work:
+        decoding = len(engine.scheduler.running) == max_seqs and not any(s.pending for s in engine.scheduler.running)
+        full = all(s.most_levels > LEVELS for s in engine.scheduler.running)
+        made = spent(engine)
+        if decoding and full:
+            yield made
+
+
+@pytest.fixture(scope="module")
+def elsewhere(pair):
+    """The pair on the simulated device."""
+    made = pair("llama3", layers=2)
+    directories = made.directory, made.draft_directory
+    with simulated():
+        return Pair(*directories, *(load_decoder(path, torch.float32, DEVICE) for path in directories))
+
+
+@pytest.mark.parametrize(
+    ("draft", "shape", "beside", "max_seqs", "usual"),
+    [
+        ("none", ROOT_ONLY, False, 1, ONCE),
+        ("draft_model", TreeShape.chain(LEVELS), False, 1, ONCE),
+        ("draft_model", WORTH, False, 1, ONCE),
+        ("draft_model", WORTH, False, 4, ONCE),
+        ("eagle3", WORTH, False, 1, ONCE),
+        ("draft_model", WORTH, True, 1, ONCE._replace(copies=2)),  # what was found too
+    ],
+)
+def test_a_step_waits_so_often(pair, elsewhere, tmp_path: Path, draft, shape, beside, max_seqs, usual) -> None:
+    if draft == "eagle3":
+        head_drafter(draft, tmp_path, pair("llama3", layers=2).target, "dynamic")
+    makers: dict[str, MakeDrafter] = {
+        "none": lambda pool: None,
+        "draft_model": lambda pool: elsewhere.draft_model(pool, dynamic=True),
+    }
+    with simulated():
+        make = makers.get(draft) or head_drafter(draft, tmp_path, elsewhere.target, "dynamic")
+        engine = engine_of(elsewhere, make, shape, max_seqs, beside)
+        found = list(steps(engine, elsewhere.vocab_size, max_seqs))[2:]  # the second launches the next one too
+    assert max(each.waits for each in found) == usual.waits
+    assert Counter(each._replace(copies=usual.copies) for each in found).most_common(1)[0][0] == usual, found
+    assert min(each.copies for each in found) <= usual.copies
