@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.children import best_children as reference
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
+from foresay.verifier.ops.sample import best_children as reference
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},
