@@ -43,8 +43,8 @@ def best_children(
     logits: fp32[N, V]; NaN and plus infinity count as minus infinity. count: 1 to 64. token_ids: as above.
 
     A row at temperature 0 has neither noise nor filters. Otherwise top-k, top-p and min-p leave tokens out, as they do
-    of the sample. But a row keeps all of which they keep more than 64 tokens, or top-k, by ties, more than it says; and
-    a top-k above 64 is no filter.
+    of the sample. But a row keeps all tokens of which top-p and min-p keep the 64 likeliest, or top-k, by ties, more
+    than it says; and a top-k above 64 is no filter.
 
     Returns int64[N, count], tokens of the target, and fp32[N, count], log chances: the log softmax of what was ranked.
     A place for which no token is left has token 0 and minus infinity.
@@ -97,12 +97,11 @@ def _noisy_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | N
 
 def _filtered(scaled: Tensor, asked: SamplingParams) -> Tensor:
     """One row, minus infinity for what the filters take out."""
-    by_k = 0 < asked.top_k <= MOST_CHILDREN
-    kept = keep_top_k(scaled, asked.top_k) if by_k else scaled
-    if by_k and kept.isfinite().sum() > asked.top_k:
-        return scaled
-    kept = keep_top_p_min_p(kept, asked.top_p, asked.min_p)
-    return scaled if kept.isfinite().sum() > MOST_CHILDREN else kept
+    limit = asked.top_k if 0 < asked.top_k <= MOST_CHILDREN else 0
+    listed = keep_top_k(scaled, limit)
+    kept = keep_top_p_min_p(listed, asked.top_p, asked.min_p)
+    decided = listed.isfinite().sum() <= limit if limit else kept.isfinite().sum() < MOST_CHILDREN
+    return kept if decided else scaled
 
 
 def _noise_of(sampling: RowSampling, n: int, columns: int, token_ids: Tensor | None) -> Tensor:

@@ -87,7 +87,7 @@ def asked_of(temperature, top_ks, top_ps, min_ps, row, EXACT: tl.constexpr, MOST
     listed = hot & by_k
     if EXACT == 0:
         listed = hot & (by_k | (p < 1.0) | (min_p > 0.0))
-    return hot, tl.where(hot, heat, 1.0), k, p, min_p, by_k, listed, tl.where(by_k, k, MOST)
+    return hot, tl.where(hot, heat, 1.0), k, p, min_p, by_k, listed, tl.where(by_k, k, MOST - 1)
 
 
 @triton.jit
@@ -180,8 +180,8 @@ def kept_of(entries, after, mass, top, by_k, limit, p, min_p, MOST: tl.constexpr
 
 
 @triton.jit
-def likelier(start, token_ids, heat, key, pivot, least, min_p, top, width, TILE: tl.constexpr):
-    """How many tokens of a row are likelier than the pivot, what they weigh, and which of those that may stand wins."""
+def likelier(start, token_ids, heat, key, pivot, floor, min_p, top, width, TILE: tl.constexpr):
+    """How many tokens of a row are likelier than the pivot, what they weigh, and which of those wins that may stand."""
     count, mass, tile = 0, 0.0, 0
     best = tl.full((), _NOTHING, tl.int64)
     while tile < width:
@@ -193,7 +193,7 @@ def likelier(start, token_ids, heat, key, pivot, least, min_p, top, width, TILE:
             count += tl.sum(above.to(tl.int32), axis=0)
             mass += tl.sum(tl.where(above, weights, 0.0), axis=0)
             noisy = scaled + gumbel_at(key, columns, token_ids, width)
-            possible = above & (scaled >= least) & (weights >= min_p)
+            possible = above & (scaled > floor) & (weights >= min_p)
             best = tl.maximum(tl.max(tl.where(possible, entry_of(noisy, columns), _NOTHING), axis=0), best)
         tile += TILE
     _, winner = parts_of(best)
@@ -207,26 +207,25 @@ def search(start, token_ids, heat, key, k, p, min_p, winner, pivot, top, mass, w
     winner: among all tokens, of this scaled logit; or there is none yet, and ``pivot`` is lower. mass: of the row.
     """
     by_k = (k > 0) & (k < width)
-    least, enough = tl.full((), -INFINITY, tl.float32), tl.where(p < 1.0, p * mass, INFINITY)
+    floor, enough = tl.full((), -INFINITY, tl.float32), tl.where(p < 1.0, p * mass, INFINITY)
     if by_k & (p < 1.0):
-        # The k-th largest is the lowest of which fewer are likelier: by bisection over the bits.
-        low, high = ordered(least), ordered(top)
-        while low < high:
-            middle = low + (high - low) // 2
-            count, _, _ = likelier(start, token_ids, heat, key, unordered(middle), least, min_p, top, width, TILE)
+        # The largest number that k logits are above, by bisection; or one so low that all that weigh anything are.
+        floor, high = top - 88.0, top
+        middle = floor + (high - floor) * 0.5
+        while (middle > floor) & (middle < high):
+            count, _, _ = likelier(start, token_ids, heat, key, middle, floor, min_p, top, width, TILE)
             if count < k:
                 high = middle
             else:
-                low = middle + 1
-        least = unordered(low)
-        if least > -INFINITY:
-            _, of_k, _ = likelier(start, token_ids, heat, key, unordered(low - 1), least, min_p, top, width, TILE)
-            enough = p * of_k
+                floor = middle
+            middle = floor + (high - floor) * 0.5
+        _, of_k, _ = likelier(start, token_ids, heat, key, floor, floor, min_p, top, width, TILE)
+        enough = p * of_k
     searching = 1
     while searching == 1:
-        count, above, following = likelier(start, token_ids, heat, key, pivot, least, min_p, top, width, TILE)
-        stands = (pivot >= least) & (tl.exp(pivot - top) >= min_p) & ((above < enough) | (count == 0))
-        if stands & ((count < k) | (by_k == 0)):
+        count, above, following = likelier(start, token_ids, heat, key, pivot, floor, min_p, top, width, TILE)
+        stands = (pivot > floor) & (tl.exp(pivot - top) >= min_p) & (above < enough) & ((count < k) | (by_k == 0))
+        if stands | (count == 0):  # no filter takes out the likeliest
             searching = 0
         else:
             winner = following

@@ -30,11 +30,7 @@ class PositionNoise:
 
     def gumbel(self, uniform: Value) -> Value:
         """fp32: the noise that belongs to a uniform number, ``-log(-log1p(-u))``."""
-        return self.of_exponential(self.exponential(uniform))
-
-    def of_exponential(self, exponential: Value) -> Value:
-        """fp32: the noise, whose exponential is the reciprocal of this."""
-        return self._k.log(exponential) * -1.0
+        return self._k.log(self.exponential(uniform)) * -1.0
 
     def exponential(self, uniform: Value) -> Value:
         """fp32: ``-log1p(-u)``, at least 2^-32.
