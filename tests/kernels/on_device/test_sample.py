@@ -222,8 +222,12 @@ def test_the_ends_of_every_range(drawing) -> None:
         SamplingParams(top_p=1e-46, min_p=1.0),
         SamplingParams(top_k=301),
         SamplingParams(top_k=300, top_p=0.999999),
+        SamplingParams(temperature=1e-9, top_k=3, top_p=0.9),
+        SamplingParams(temperature=1e-9, top_k=100, top_p=0.9),
     ]
-    assert_drawn_alike(rows_of([1.0] * len(ends), 300), asked(ends), drawing)
+    logits = rows_of([1.0] * len(ends), 300)
+    logits[-2:] = (logits[-2:] * 2).round()  # so ties at the border
+    assert_drawn_alike(logits, asked(ends), drawing)
 
 
 @pytest.mark.usefixtures("small_blocks")

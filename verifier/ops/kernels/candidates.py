@@ -210,7 +210,7 @@ def search(start, token_ids, heat, key, k, p, min_p, winner, pivot, top, mass, w
     floor, enough = tl.full((), -INFINITY, tl.float32), tl.where(p < 1.0, p * mass, INFINITY)
     if by_k & (p < 1.0):
         # The largest number that k logits are above, by bisection; or one so low that all that weigh anything are.
-        floor, high = top - 88.0, top
+        floor, high = top - (88.0 + tl.abs(top) * 1e-6), top
         middle = floor + (high - floor) * 0.5
         while (middle > floor) & (middle < high):
             count, _, _ = likelier(start, token_ids, heat, key, middle, floor, min_p, top, width, TILE)

@@ -308,7 +308,8 @@ class _Writer:
         """The largest number that k scaled logits are above, by bisection; or one so low that all that weigh anything
         are."""
         k = self.k
-        low, high, going = k.variable(top - 88.0), k.variable(top), k.variable(k.constant(1))
+        apart = k.larger(top, top * -1.0) * 1e-6 + 88.0  # some steps at least, however large the numbers are
+        low, high, going = k.variable(top - apart), k.variable(top), k.variable(k.constant(1))
         with k.during(going):
             middle = low.value + (high.value - low.value) * 0.5
             few = self._likelier(row, top, middle)[0] < row.k
