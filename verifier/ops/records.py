@@ -182,10 +182,8 @@ class RowSampling:
 
     def of_row(self, n: int) -> SamplingParams:
         """How one row is sampled."""
-        temperature, top_k, top_p, min_p = (
-            each[n].item() for each in (self.temperature, self.top_k, self.top_p, self.min_p)
-        )
-        return SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        temperature, top_p, min_p = (float(each[n]) for each in (self.temperature, self.top_p, self.min_p))
+        return SamplingParams(temperature=temperature, top_k=int(self.top_k[n]), top_p=top_p, min_p=min_p)
 
     def to(self, device: torch.device) -> RowSampling:
         """The same there."""

@@ -128,7 +128,8 @@ def scan(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, position
         if hot:
             key = noise_key(tl.load(seeds + row), tl.load(positions + row))
             scaled += gumbel_at(key, columns, token_ids, width)
-        top_and_mass(scaled, floats + at, size * _NOISY_TOPS, size * _NOISY_MASSES)
+        if EXACT == 0:
+            top_and_mass(scaled, floats + at, size * _NOISY_TOPS, size * _NOISY_MASSES)
         list_largest(tl.where(inside, entry_of(scaled, columns), _NOTHING), noisy_lists + at * count, count)
 
 
@@ -278,7 +279,7 @@ def decide(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, positi
 def candidates(
     logits: Tensor, sampling: RowSampling, count: int, token_ids: Tensor | None = None, exact: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`foresay.verifier.ops.sample.candidates`."""
+    """As :func:`foresay.verifier.ops.sample.best_children`; or, ``exact``, a sample of each row."""
     rows, width = logits.shape
     assert logits.is_contiguous() and logits.dtype == torch.float32, "fp32 rows, one behind the other"
     assert logits.data_ptr() % 16 == 0, "other alignments are compiled otherwise, and may sum in another order"

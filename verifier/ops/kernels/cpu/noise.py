@@ -14,12 +14,12 @@ class PositionNoise:
     """The noise of the tokens at one position. seed, position: int64."""
 
     def __init__(self, kernel: Kernel, seed: Value, position: Value) -> None:
-        key: Value = mix64(mix64(seed) ^ position)  # type: ignore[arg-type, assignment, operator]
+        key: Value = mix64(mix64(seed) ^ position)  # type: ignore[arg-type, operator]
         self._k, self._low, self._high = kernel, kernel.integer(key, I32), kernel.integer(key >> 32, I32)
 
     def bits(self, ids: Value) -> Value:
         """31 random bits for each token. ids: int32."""
-        bits: Value = hashed(ids, self._low, self._high)  # type: ignore[no-untyped-call]
+        bits: Value = hashed(ids, self._low, self._high)
         return bits
 
     def uniform(self, ids: Value) -> Value:
