@@ -41,7 +41,7 @@ PIECE = 2048
 def candidates(
     logits: Tensor, sampling: RowSampling, count: int, token_ids: Tensor | None, exact: bool, live: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`foresay.verifier.ops.sample.best_children`; or, ``exact``, a sample of each of the first ``live`` rows."""
+    """As :func:`foresay.verifier.ops.sample.best_children`; or, ``exact``, a sample of each of ``live`` rows."""
     rows, width = logits.shape
     s = sampling
     asked = (s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)
