@@ -84,6 +84,20 @@ class ChildrenCases:
         kinds = KINDS[1::2]
         assert_found_alike(find, rows_of([2.0] * len(kinds), 200), kinds, 6, token_ids)
 
+    @pytest.mark.parametrize(
+        ("kind", "kept", "left"),
+        [({"min_p": 0.3}, 63, 63), ({"min_p": 0.3}, 64, 200), ({"top_k": 64}, 99, 64), ({"top_k": 65}, 9, 200)],
+        ids=str,
+    )
+    @pytest.mark.usefixtures("small_pieces")
+    def test_filters_that_keep_about_as_much_as_a_list_holds(self, kind, kept, left, find) -> None:
+        logits = rows_of([0.1], 200)
+        logits[:, :kept] += 3.0
+        chances = assert_found_alike(find, logits, [kind], MOST_CHILDREN)
+        total = float(chances.exp().sum())
+        assert chances.isfinite().sum() == min(left, MOST_CHILDREN)
+        assert (abs(total - 1) < 1e-4) == (left <= MOST_CHILDREN), "they are a part of what is left"
+
     @pytest.mark.usefixtures("small_pieces")
     def test_the_likeliest_all_in_one_block(self, find) -> None:
         kinds = KINDS[2::3]

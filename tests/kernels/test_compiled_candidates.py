@@ -31,7 +31,6 @@ def test_draw(kernel, warps, constants, registers, capability, exact, own_ids, t
         del arguments["token_ids"]
         constants = constants | {"token_ids": None}
     made = compile_kernel(kernel, arguments, constants, tmp_path, capability, warps[exact])
-    print(kernel.__name__, exact, capability, own_ids, made.registers, made.stack, made.shared)
     assert made.stack == 0 and made.registers <= registers
     assert not re.search(r"\b(atom|red)\.", made.ptx), "no sum depends on who comes first"
     if kernel is candidates.scan or exact:

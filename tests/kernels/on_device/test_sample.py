@@ -167,7 +167,7 @@ def test_a_flat_row_is_searched_to_its_end(drawing) -> None:
     logits[1, 8200:] += 0.1
     rows = [SamplingParams(top_p=0.1), SamplingParams(top_p=0.02), SamplingParams(top_k=600, top_p=0.5)]
     sampled = assert_drawn_alike(logits, asked(rows), drawing)
-    assert sampled[1] >= 8200, "the search goes over all of the row, not only over its first 8192 tokens"
+    assert sampled[1] >= 8200, "the search goes over all of the row, not only over its first tiles"
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -181,8 +181,8 @@ def kept_of(entries, after, mass, top, by_k, limit, p, min_p, MOST: tl.constexpr
 
 
 @triton.jit
-def likelier(start, token_ids, heat, key, pivot, floor, min_p, top, width, TILE: tl.constexpr):
-    """How many tokens of a row are likelier than the pivot, what they weigh, and which of those wins that may stand."""
+def likelier(start, token_ids, heat, key, pivot, min_p, top, width, TILE: tl.constexpr):
+    """How many tokens of a row are likelier than the pivot, what they weigh, and which of them wins."""
     count, mass, tile = 0, 0.0, 0
     best = tl.full((), _NOTHING, tl.int64)
     while tile < width:
@@ -194,7 +194,7 @@ def likelier(start, token_ids, heat, key, pivot, floor, min_p, top, width, TILE:
             count += tl.sum(above.to(tl.int32), axis=0)
             mass += tl.sum(tl.where(above, weights, 0.0), axis=0)
             noisy = scaled + gumbel_at(key, columns, token_ids, width)
-            possible = above & (scaled > floor) & (weights >= min_p)
+            possible = above & (weights >= min_p)
             best = tl.maximum(tl.max(tl.where(possible, entry_of(noisy, columns), _NOTHING), axis=0), best)
         tile += TILE
     _, winner = parts_of(best)
@@ -214,17 +214,17 @@ def search(start, token_ids, heat, key, k, p, min_p, winner, pivot, top, mass, w
         floor, high = top - (88.0 + tl.abs(top) * 1e-6), top
         middle = floor + (high - floor) * 0.5
         while (middle > floor) & (middle < high):
-            count, _, _ = likelier(start, token_ids, heat, key, middle, floor, min_p, top, width, TILE)
+            count, _, _ = likelier(start, token_ids, heat, key, middle, min_p, top, width, TILE)
             if count < k:
                 high = middle
             else:
                 floor = middle
             middle = floor + (high - floor) * 0.5
-        _, of_k, _ = likelier(start, token_ids, heat, key, floor, floor, min_p, top, width, TILE)
+        _, of_k, _ = likelier(start, token_ids, heat, key, floor, min_p, top, width, TILE)
         enough = p * of_k
     searching = 1
     while searching == 1:
-        count, above, following = likelier(start, token_ids, heat, key, pivot, floor, min_p, top, width, TILE)
+        count, above, following = likelier(start, token_ids, heat, key, pivot, min_p, top, width, TILE)
         stands = (pivot > floor) & (tl.exp(pivot - top) >= min_p) & (above < enough) & ((count < k) | (by_k == 0))
         if stands | (count == 0):  # no filter takes out the likeliest
             searching = 0
@@ -257,8 +257,9 @@ def decide(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, positi
         log_sum = largest + tl.log(tl.sum(tl.where(kept, tl.exp(noisy - largest), 0.0), axis=0))
     if (decided == 0) & ((listed == 0) | (EXACT == 0)):
         entries, _ = merge_lists(noisy_lists + row * blocks * count, blocks, count, count, MOST, MERGE)
-        largest, noisy_mass = mass_of(floats, size, row, blocks, _NOISY_TOPS, _NOISY_MASSES, MERGE)
-        log_sum = largest + tl.log(noisy_mass)
+        if EXACT == 0:
+            largest, noisy_mass = mass_of(floats, size, row, blocks, _NOISY_TOPS, _NOISY_MASSES, MERGE)
+            log_sum = largest + tl.log(noisy_mass)
     values, columns = parts_of(entries)
     is_token, places = values > tl.where(top < INFINITY, -INFINITY, INFINITY), lane < count
     if EXACT:

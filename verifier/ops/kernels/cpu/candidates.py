@@ -275,9 +275,9 @@ class _Writer:
         enough = k.variable(k.select(row.p < 1.0, mass * row.p, INFINITY))
         with k.when(by_k & (row.p < 1.0)):
             floor.value = self._below_top_k(row, top)
-            enough.value = self._likelier(row, top, floor.value, floor.value)[1] * row.p
+            enough.value = self._likelier(row, top, floor.value)[1] * row.p
         with k.during(going):
-            count, above = self._likelier(row, top, pivot.value, floor.value)
+            count, above = self._likelier(row, top, pivot.value)
             stands = (count < k.select(by_k, row.k, self.width)) & (pivot.value > floor.value)
             stands = stands & (k.exp(pivot.value - top) >= row.min_p) & (above < enough.value)
             stands = stands | count.equals(0)  # no filter takes out the likeliest
@@ -286,9 +286,9 @@ class _Writer:
                 token.value = k.integer(k.load(self.best.columns, I32), I64)
                 pivot.value = k.load(row.start, F32, token.value) / row.heat
 
-    def _likelier(self, row: _Row, top: Value, pivot: Value, floor: Value | None = None) -> tuple[Value, Value]:
-        """How many tokens are likelier than the pivot; and what they weigh, and in ``best`` which of them wins that are
-        above the floor, unless that is None."""
+    def _likelier(self, row: _Row, top: Value, pivot: Value, draws: bool = True) -> tuple[Value, Value]:
+        """How many tokens are likelier than the pivot; and, ``draws``, what they weigh, and in ``best`` which of them
+        wins."""
         k = self.k
         count, mass = (k.variable(k.constant(0, vector(of))) for of in (I32, F32))
         self.best.begin(k.constant(1))
@@ -296,11 +296,11 @@ class _Writer:
             scaled = self._scaled(row, at)
             above = scaled > pivot
             count.value = count.value + k.select(above, k.constant(1, vector(I32)), 0)
-            if floor is not None:
+            if draws:
                 with k.when(k.any(above)):
                     weight = k.exp_below(scaled - top)
                     mass.value = mass.value + k.select(above, weight, 0.0)
-                    possible = k.select(above & (scaled > floor) & (weight >= row.min_p), scaled, -INFINITY)
+                    possible = k.select(above & (weight >= row.min_p), scaled, -INFINITY)
                     self._offer_noisy(row, self.best, possible, self._uniform(row, at), at)
         return k.integer(k.total(count.value), I64), k.total(mass.value)
 
@@ -312,7 +312,7 @@ class _Writer:
         low, high, going = k.variable(top - apart), k.variable(top), k.variable(k.constant(1))
         with k.during(going):
             middle = low.value + (high.value - low.value) * 0.5
-            few = self._likelier(row, top, middle)[0] < row.k
+            few = self._likelier(row, top, middle, draws=False)[0] < row.k
             going.value = k.select((middle > low.value) & (middle < high.value), k.constant(1), 0)
             high.value = k.select(few, middle, high.value)
             low.value = k.select(few, low.value, middle)
