@@ -120,7 +120,7 @@ class Bench:
             max_model_len=self.target.max_positions, max_seqs=max_seqs, draft_shape=shape.widths,
             vocab_size=self.target.vocab_size, eos_token_ids=(),
         )  # fmt: skip
-        scheduler = Scheduler(pool, None, shape, _COST, max_seqs, GPU_CHUNK, plain_every=0)
+        scheduler = Scheduler(pool, None, shape, _COST, max_seqs, GPU_CHUNK)
         return Engine(
             info=info, pool=pool, prefix=None, verifier=self.target, drafter=drafting.drafter, scheduler=scheduler,
             runner=runner,

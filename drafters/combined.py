@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from foresay.drafters.routed import configured
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.plan import Plan, Share
@@ -112,7 +110,7 @@ def _worth(tree: DraftTree, shape: TreeShape) -> int:
     """How many nodes of a tree are worth their rows, now that all are there; the root is one."""
     if shape.price is None or len(tree.chances) != len(tree):
         return len(tree)
-    return 1 + shape.price.keeps(np.array(tree.chances[1:]))
+    return 1 + shape.price.keeps(tree.chances[1:])
 
 
 def _numbers(trees: Sequence[DraftTree], merged: Merged) -> dict[str, list[int]]:

@@ -93,10 +93,8 @@ class Grown:
         price = self.shape.price
         if price is None or self.over:
             return
-        usual = self.calibration.usual(self.kind, self.depth, self.fixed[self.depth].looked).tolist()
-        front = [math.exp(self.scores[node]) for node in self.front]
-        below = [chance * share for chance in front if chance for share in usual if share]
-        self.over = not price.goes_on([math.exp(score) for score in self.scores[1:] if score > _NONE], below)
+        bar = price.bar(self.calibration.first(self.kind, self.depth))
+        self.over = not bar.reached([math.exp(self.scores[node]) for node in self.front])
 
     def adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
         """What the request makes of the logits below the front, fp32[F, V'], or [1, V'] below all; on the host."""
@@ -130,7 +128,7 @@ class Grown:
         # The likeliest, in the order found; of equal ones the earlier, so that a parent stays in.
         scores, most = np.array(self.scores[1:]), self.shape.nodes - 1
         if self.shape.price is not None:
-            most = min(most, self.shape.price.keeps(np.exp(scores)))
+            most = min(most, self.shape.price.keeps(np.exp(scores).tolist()))
         ranked = np.argsort(-scores, kind="stable")[:most]
         self.kept = [0, *sorted((1 + ranked[scores[ranked] > _NONE]).tolist())]
         number = {node: index for index, node in enumerate(self.kept)} | {-1: -1}

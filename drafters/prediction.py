@@ -15,8 +15,8 @@ from operator import mul
 
 from foresay.drafters.alignment import FAR, INSERTED, KINDS, MOST, NEAR, REPLACED, Alignment, Place, cell_of
 from foresay.drafters.suffix.growth import Grown
-from foresay.drafters.suffix.trust import Trust
 from foresay.spec.budget import CostModel
+from foresay.spec.budget.chance import Cells
 from foresay.spec.names import PREDICTION
 from foresay.spec.protocols import FeatureRequest, or_roots
 from foresay.spec.sequence import SequenceState
@@ -48,7 +48,7 @@ class _Running:
     """What is kept of a sequence: where it is, what was learnt, and the last draft with the length it was made at."""
 
     alignment: Alignment
-    trust: Trust
+    trust: Cells
     grown: Grown | None = None
     length: int = 0
 
@@ -95,7 +95,7 @@ class PredictionDrafter:
         if running is None:
             # One that was preempted comes back with all it had said.
             begins = max(sequence.prompt_length, len(tokens) - MOST_READ)
-            running = _Running(Alignment(sequence.prediction, begins), Trust(_beginning()))
+            running = _Running(Alignment(sequence.prediction, begins), Cells(_beginning()))
             self._running[sequence.id] = running
         if running.grown is not None and self.learning:
             running.grown.teach(running.trust, tokens[running.length :])
@@ -124,7 +124,7 @@ class PredictionDrafter:
         return DraftTree.build(tokens, parents, self.name, chances)
 
 
-def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: TreeShape, trust: Trust) -> Grown:
+def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: TreeShape, trust: Cells) -> Grown:
     """What follows at the places, the likeliest tokens first; places that agree share their nodes."""
     if len(places) == 1:
         return _grow_chain(root, prediction, places[0], shape, trust)
@@ -147,7 +147,7 @@ def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: T
     return grown
 
 
-def _grow_chain(root: int, prediction: Sequence[int], place: Place, shape: TreeShape, trust: Trust) -> Grown:
+def _grow_chain(root: int, prediction: Sequence[int], place: Place, shape: TreeShape, trust: Cells) -> Grown:
     """The same for one place, in less time: that of most steps."""
     tokens = [root, *prediction[place.at : place.at + shape.levels]]
     cells = [0, *(place.cell(depth) for depth in range(len(tokens) - 1))]

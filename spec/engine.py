@@ -279,7 +279,9 @@ class Engine:
         prefills = sum(scheduled.prefill for scheduled in plan.batch)
         drafted = sum(len(v.depths) for v in results)
         rows = prefills + drafted + sum(1 for scheduled in plan.batch if scheduled.shape is not None)
-        plain = self.scheduler.plain
+        cost, context, root_seconds = self.scheduler.cost, sum([len(v.scheduled.sequence.tokens) for v in results]), 0.0
+        if not prefills:
+            root_seconds = cost.saw(rows, len(plan.batch), context, drafted, seconds)
         return StepTrace(
             number=self.steps,
             rows=rows,
@@ -296,8 +298,8 @@ class Engine:
             preemptions=len(self.scheduler.preempted),
             plain=sum(not scheduled.sequence.speculate for scheduled in plan.batch),
             aside=sum(scheduled.sequence.aside for scheduled in plan.batch),
-            root_seconds=0.0 if prefills else plain.saw(rows, len(plan.batch), drafted, seconds),
-            doubt=plain.doubt if drafted else "",
+            root_seconds=root_seconds,
+            doubt=cost.doubt if drafted else "",
             choice=plan.choice,
             news=plan.news,
             crowded=self._crowded(),

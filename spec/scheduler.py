@@ -17,6 +17,7 @@ fork goes on as a request of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 
@@ -24,7 +25,6 @@ from foresay.kvpaging import OutOfPages, PagePool, PrefixIndex
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.plan import Plan
-from foresay.spec.plain import PLAIN_EVERY, PlainPace
 from foresay.spec.sequence import SequenceState
 from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.step import ScheduledSequence, StepPlan
@@ -33,6 +33,9 @@ from foresay.spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 #: As deep a draft may be where the request brought a prediction: beyond, a row costs more than one more token is worth,
 #: even if all is accepted but one in fifty.
 PREDICTED_LEVELS = 32
+#: A step that mixes prefill with decoding takes at most this many times the decode step alone, or so many seconds,
+#: which nobody sees in a text: small pieces of a prompt cost more by the row, so all would wait longer for it.
+MIXED_STEP_FACTOR, MIXED_STEP_SECONDS = 2.0, 0.05
 #: Rows of a prompt read at once for a sequence beside the traffic: whoever comes next waits for no more.
 _ASIDE_CHUNK = 32
 
@@ -40,8 +43,7 @@ _ASIDE_CHUNK = 32
 class Scheduler:
     """Owns the waiting and the running sequences; reserves the pages a plan needs.
 
-    shape: what is drafted for each sequence, unless a budget says it, then the most that is. plain_every, root_seconds:
-    when a step goes without drafts, see :class:`~foresay.spec.plain.PlainPace`.
+    shape: what is drafted for each sequence, unless a budget says it, then the most that is.
     """
 
     def __init__(
@@ -52,13 +54,10 @@ class Scheduler:
         cost: CostModel,
         max_seqs: int,
         max_chunk: int = MAX_CHUNK,
-        plain_every: int = PLAIN_EVERY,
         budget: Budget | None = None,
-        root_seconds: float = 0.0,
     ) -> None:
         self.pool, self.prefix, self.shape, self.cost = pool, prefix, shape, cost
         self.max_seqs, self.max_chunk = max_seqs, max_chunk
-        self.plain = PlainPace(cost, root_seconds, plain_every)
         self.budget = budget
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []
@@ -71,22 +70,13 @@ class Scheduler:
         self._admit()
         batch: list[ScheduledSequence] = []
         decoding = [s for s in self.running if not s.pending]
-        plain = self._is_plain(decoding)
-        for sequence, plan in zip(decoding, self._plans(decoding, plain), strict=True):
-            scheduled = (
-                ScheduledSequence(sequence, 0, ROOT_ONLY) if plain else self._decode(sequence, plan, len(decoding))
-            )
-            self._schedule(sequence, scheduled, batch)
+        for sequence, plan in zip(decoding, self._plans(decoding), strict=True):
+            self._schedule(sequence, self._decode(sequence, plan, len(decoding)), batch)
         self._schedule_prefill(batch)
         kept = [scheduled for scheduled in batch if scheduled.sequence not in self.preempted]
-        if self.budget is None or plain or not decoding:
+        if self.budget is None or not decoding:
             return StepPlan(kept)
         return StepPlan(kept, self.budget.choice, self.budget.leader.news)
-
-    def _is_plain(self, decoding: list[SequenceState]) -> bool:
-        """Whether this step goes without drafts; not while a prompt is read, whose rows would blur what it takes."""
-        might_draft = any(sequence.speculate and self.levels_of(sequence) for sequence in decoding)
-        return might_draft and len(decoding) == len(self.running) and self.plain.due()
 
     def levels_of(self, sequence: SequenceState) -> int:
         """The deepest that is ever drafted for a sequence: what has a prediction may go far ahead along it."""
@@ -97,9 +87,9 @@ class Scheduler:
         most = sequence.most_levels
         return self.shape.limited(most).deepened(min(self.levels_of(sequence), most))
 
-    def _plans(self, decoding: list[SequenceState], plain: bool) -> list[Plan]:
+    def _plans(self, decoding: list[SequenceState]) -> list[Plan]:
         """What is to be drafted for each."""
-        if self.budget is not None and not plain:
+        if self.budget is not None:
             return self.budget.plan(decoding)
         return [Plan(shape=self._shape_of(sequence)) for sequence in decoding]
 
@@ -110,7 +100,7 @@ class Scheduler:
             return ScheduledSequence(sequence, 0, plan.shape, plan=plan)
         most = MAX_NODES - 1
         if decoding > 1:  # the others should not wait for a long run of forced tokens, no more than for a prompt
-            most = self.cost.chunk(decoding * self.shape.nodes, most)
+            most = self.chunk(decoding * self.shape.nodes, most)
         return ScheduledSequence(
             sequence, 0, plan.shape, sequence.constraint.forced(min(sequence.most_levels, most)), plan
         )
@@ -122,7 +112,7 @@ class Scheduler:
         # How far along a prediction is drafted, and how large a tree grows, is decided later: that it may be far shall
         # hold up nobody.
         rows = sum(min(w.nodes, self.shape.nodes + len(w.forced)) for w in batch)
-        left = self.cost.chunk(rows, self.max_chunk)
+        left = self.chunk(rows, self.max_chunk)
         for sequence in prefilling:
             prefill = min(sequence.pending, left, _ASIDE_CHUNK if sequence.aside else left)
             if prefill <= 0:
@@ -131,6 +121,13 @@ class Scheduler:
             shape = ROOT_ONLY if prefill == sequence.pending else None
             self._schedule(sequence, ScheduledSequence(sequence, prefill, shape), batch)
             left -= prefill
+
+    def chunk(self, decode_rows: int, most: int) -> int:
+        """Prefill rows that may join ``decode_rows`` rows of running sequences; at least one, so that all move on."""
+        if not decode_rows:
+            return most
+        within = max(MIXED_STEP_FACTOR * self.cost.seconds(decode_rows), MIXED_STEP_SECONDS)
+        return max(1, bisect_right(range(decode_rows + most + 1), within, key=self.cost.seconds) - 1 - decode_rows)
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence; one with a leader, as soon as the leader's prompt is computed."""

@@ -13,6 +13,7 @@ A chain is a tree of width one, and plain decoding is the tree that is only a ro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -50,6 +51,19 @@ class DraftTree:
     def expected(self) -> float:
         """How many drafted tokens the drafter expects to be accepted."""
         return sum(self.chances[1:])
+
+    @property
+    def levels(self) -> int:
+        """How many levels were drafted for it."""
+        return self.grown or (len(self) - 1 if self.is_chain else max(self.depths.tolist()))
+
+    @property
+    def shape(self) -> TreeShape:
+        """The shape that it has."""
+        if self.is_chain:
+            return TreeShape.chain(len(self) - 1)
+        counts = Counter(self.depths.tolist())
+        return TreeShape(tuple(counts[depth] for depth in range(1, max(counts) + 1)))
 
     def __len__(self) -> int:
         return self.tokens.shape[0]

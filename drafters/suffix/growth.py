@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from foresay.drafters.suffix.contexts import END, MOST_PLACES, Contexts, Match
-from foresay.drafters.suffix.trust import SHORTER, Trust, cell_of, kind_of
+from foresay.drafters.suffix.trust import SHORTER, cell_of, kind_of
+from foresay.spec.budget.chance import Cells
 
 #: What followed a place.
 Run = list[int]
@@ -40,7 +41,7 @@ class Grown:
         self.cells.append(cell)
         return len(self.tokens) - 1
 
-    def teach(self, trust: Trust, came: Sequence[int]) -> None:
+    def teach(self, trust: Cells, came: Sequence[int]) -> None:
         """Tell what became of it: ``came`` are the tokens behind the root."""
         below: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
@@ -92,7 +93,7 @@ def _run(text: list[int], place: int, levels: int) -> Run:
     return run if len(run) == levels else (run * levels)[:levels]
 
 
-def grow_chain(root: int, found: Found, levels: int, trust: Trust, least: float) -> Grown:
+def grow_chain(root: int, found: Found, levels: int, trust: Cells, least: float) -> Grown:
     """The token with most votes at each level, until the chance of all of them to be right falls below ``least``."""
     grown, chance = Grown([root]), 1.0
     length, runs = found.lengths[0], found.runs[0]
@@ -110,7 +111,7 @@ def grow_chain(root: int, found: Found, levels: int, trust: Trust, least: float)
     return grown
 
 
-def grow_tree(root: int, found: Found, levels: int, nodes: int, trust: Trust, least: float) -> Grown:
+def grow_tree(root: int, found: Found, levels: int, nodes: int, trust: Cells, least: float) -> Grown:
     """The likeliest ``nodes`` nodes (the root among them), none less likely than ``least``.
 
     Below the root come what followed the longest context and, in what chance that leaves, what followed shorter ones.

@@ -7,9 +7,8 @@ begins with about what two texts were measured to have, and every draft whose ou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from foresay.drafters.suffix.contexts import MOST_CONTEXT
+from foresay.spec.budget.chance import Cells
 
 #: A candidate followed its context: the one time, each of several times, mostly, now and then, seldom; or it followed
 #: a shorter one.
@@ -19,8 +18,6 @@ KINDS = 6
 _FIRST = ((0.30, 0.90), (0.55, 0.97), (0.30, 0.55), (0.20, 0.35), (0.05, 0.10), (0.10, 0.25))
 #: How much of the way from the one to the other is left after each token of context.
 _LEFT = 0.75
-#: As many outcomes stand against what is seen; as many are remembered.
-_HELD, _REMEMBERED = 8.0, 256.0
 
 
 def kind_of(votes: int, voters: int) -> int:
@@ -35,27 +32,9 @@ def cell_of(length: int, kind: int) -> int:
     return min(length, MOST_CONTEXT) * KINDS + kind
 
 
-class Trust:
-    """A table that learns. chances: by cell, as they are believed in the beginning."""
-
-    def __init__(self, chances: Iterable[float]) -> None:
-        self.chances = list(chances)
-        self._hits = [_HELD * chance for chance in self.chances]
-        self._trials = [_HELD] * len(self.chances)
-
-    def saw(self, cell: int, hit: bool) -> None:
-        """A candidate of this cell came, or another token did."""
-        self._trials[cell] += 1
-        self._hits[cell] += hit
-        if self._trials[cell] > _REMEMBERED:
-            self._trials[cell] /= 2
-            self._hits[cell] /= 2
-        self.chances[cell] = self._hits[cell] / self._trials[cell]
-
-
-def of_contexts() -> Trust:
+def of_contexts() -> Cells:
     """The table of one salt, by :func:`cell_of`."""
-    return Trust(_beginning(cell // KINDS, cell % KINDS) for cell in range((MOST_CONTEXT + 1) * KINDS))
+    return Cells(_beginning(cell // KINDS, cell % KINDS) for cell in range((MOST_CONTEXT + 1) * KINDS))
 
 
 def _beginning(length: int, kind: int) -> float:

@@ -169,11 +169,12 @@ def build_engine(
     drafting, runner = _drafting(loading, verifier, drafters, profile_run, capture)
     root, shape, budget = profile_run.root_seconds(runner), drafting.shape, drafting.budget
     info = msgspec.structs.replace(info, draft_shape=shape.widths, root_seconds=root, chosen=budget is not None)
+    drafting.cost.begun(root)
     if kept and not measured:
         costs.keep()
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     most = config.max_seqs, chosen.loading.device.chunk
-    scheduler = Scheduler(pool, prefix, shape, drafting.cost, *most, budget=budget, root_seconds=root)
+    scheduler = Scheduler(pool, prefix, shape, drafting.cost, *most, budget=budget)
     give_back()
     if loading.unkept:
         kept_weights.keep_soon(loading.unkept, config.weight_cache_bytes)

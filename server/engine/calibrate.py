@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import cached_property
 from statistics import median
 
-import numpy as np
 import torch
 
 from foresay.kvpaging import PagePool, PageTable
@@ -134,7 +133,7 @@ class ProfileRun:
         chunk: int = MAX_CHUNK,
         runner: StepRunner | None = None,
     ) -> Engine:
-        scheduler = Scheduler(self._pool, None, shape, CostModel([1], [1.0]), most, chunk, plain_every=0)
+        scheduler = Scheduler(self._pool, None, shape, CostModel([1], [1.0]), most, chunk)
         return Engine(
             info=self._info,
             pool=self._pool,
@@ -257,12 +256,12 @@ class ProfileRun:
         if drafter.name not in drafts:
             self._say("measuring what drafting costs")
             drafts[drafter.name] = self._draft_cost(drafter, most)
-        return replace(drafts[drafter.name])  # whoever asked corrects it
+        return drafts[drafter.name]
 
     def _draft_cost(self, drafter: Drafter, most: int) -> DraftCost:
         one, tree = TreeShape.chain(1), DRAFTED.limited(most)
         # One that may grow as it likes, though not beyond a level: what it takes more than a chain is deciding that.
-        opened = replace(OPEN.limited(most), price=Price(math.inf, np.zeros(2)))
+        opened = replace(OPEN.limited(most), price=Price(math.inf, (0.0, 0.0)))
         times = self.turns(drafter, list(dict.fromkeys((one, tree, opened))))
         took = {shape: median(spent["propose"] for spent in each) for shape, each in times.items()}
         first, deep = took.get(one), took.get(tree)

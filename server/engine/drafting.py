@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from foresay.drafters.combined import CombinedDrafter, members_of, united
 from foresay.drafters.levels import TreeDrafter, rooms
 from foresay.drafters.prediction import PredictionDrafter
@@ -79,7 +77,7 @@ class Drafting:
         """Each drafter, and the largest trees and chains that it is asked for."""
         if self.budget is None:
             return [(drafter, self.shape) for drafter in members_of(self.drafter).values()]
-        opened = replace(OPEN, price=Price(0.0, np.zeros(1)))
+        opened = replace(OPEN, price=Price(0.0, (0.0,)))
         asked = [opened, TreeShape.chain(MODEL_LEVELS)] if self.budget.pinned is None else [self.budget.pinned]
         members = [one for one in self.budget.members.values() if not one.looks]
         return [(one.drafter, shape.limited(one.levels)) for one in members for shape in asked]

@@ -2,12 +2,12 @@
 
 ::
 
-    CostModel, DraftCost   seconds of a pass by rows and context, of a draft by levels; corrected by every step
-    Claims, Promises      what a lookup's own chances are worth in one text, and what a model's are
-    weigh                 the drafter and tree that are worth most, of all that could be asked for
-    Budget                asks whoever looks things up, weighs, says why; learns from every verdict
+    CostModel   seconds of a step, of a draft and of a step without drafts, corrected by every step
+    chance      whether a drafted token will come, whoever drafted it, learnt from those that came
+    weigh       the drafter and tree that are worth most, of all that could be asked for
+    Budget      asks those that look things up, weighs, says why; learns from every step
 """
 
-from foresay.spec.budget.cost import MIXED_STEP_FACTOR, MIXED_STEP_SECONDS, CostModel
+from foresay.spec.budget.cost import CostModel
 
-__all__ = ["MIXED_STEP_FACTOR", "MIXED_STEP_SECONDS", "CostModel"]
+__all__ = ["CostModel"]

@@ -1,174 +1,285 @@
-"""Seconds of a step, from measurements on the running machine: of the target's pass and of a drafter.
+"""Seconds of a step: one curve for the target's pass, for every drafter and for what a step takes without drafts.
 
-A curve is measured at start-up (:mod:`foresay.server.engine.calibrate`) and corrected by what steps then take: other
-texts, other sampling and whoever else uses the machine.
+All of it is a sum of parts (a number of rows, a token of context, a level of a draft), each measured at start-up
+(:mod:`foresay.server.engine.calibrate`). A start may have met a busy machine, and machines slow down and speed up. So
+how much longer a step took than expected moves its parts, the less sure ones more, and all others a little: they go at
+one pace. What was not seen for long grows less sure, and where a sum is unsure it is hoped to be low: so what only
+looks dear is tried, and known a step later.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-#: A step that mixes prefill with decoding takes at most this many times the decode step alone, or so many seconds,
-#: which nobody sees in a text: small pieces of a prompt cost more by the row, so all would wait longer for it.
-MIXED_STEP_FACTOR, MIXED_STEP_SECONDS = 2.0, 0.05
-#: When the curve is read again: after so many steps, and where the context moved by about so many tokens.
+Floats = NDArray[np.float64]
+
+#: When the curve is read again: after so many steps, and where the context moved by so many tokens.
 _REREAD, _MOVED_TOKENS = 16, 128
-#: How far one step moves what is expected of the next: of all steps, since machines are slower at times, and of those
-#: of as many rows as much again. How far off one may count to be.
-_STEP, _MOST_OFF = 0.03, 1.5
+#: Variances of logs: of a part that was measured once (two deviations are a factor of three), of the pace of all of
+#: them, and of what steps differ by that are alike; what a step adds to that of the pace, and of a part not seen again.
+_UNSURE, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 0.6, 0.02, 0.002, 2e-5
+#: What is farther off than so many deviations counts as less sure: something else may have held the step up.
+_MOST_OFF = 2.0
+#: Costs are hoped to be lower by so many deviations, as far as they are less sure than this.
+_HOPE, _SURE = 2.0, 0.1
+#: Learning takes a tenth of a millisecond: after the first so many times it is done once in so many seconds of steps.
+_AT_FIRST, _LEARNING = 64, 0.05
+#: A pace so many times that of the last plain step is another one; a plain step is recent for so many seconds.
+_ANOTHER, _RECENT = 1.5, 3600.0
+#: Levels of the deepest draft that a shape may have, none and one more.
+_LEVELS = 65
+#: The phases of a step that do not depend on who drafts.
+_OF_THE_TARGET = ("forward", "draw", "commit")
+
+FEW = "no step without drafts was timed"
+OLD = "no step without drafts was timed lately"
+CHANGED = "the pace of this machine has changed since steps without drafts were timed"
+
+
+class Parts:
+    """The seconds of all parts as they were measured, and what steps showed of them since. steps: seen so far."""
+
+    def __init__(self) -> None:
+        self.measured, self.now = np.zeros(0), np.zeros(0)
+        self.covariance, self.steps, self._drifted = np.zeros((0, 0)), 0, 0
+
+    def group(self, measured: Sequence[float]) -> Group:
+        """Some more, which are asked for together."""
+        at = slice(len(self.now), len(self.now) + len(measured))
+        self.measured, self.now = (np.append(each, measured) for each in (self.measured, self.now))
+        covariance = _PACE + _UNSURE * np.eye(at.stop)
+        covariance[: at.start, : at.start] = self.covariance
+        self.covariance = covariance
+        return Group(self, at)
+
+    def drift(self) -> None:
+        """What was not seen since is less sure, and all of it together."""
+        since, self._drifted = self.steps - self._drifted, self.steps
+        if since:
+            self.covariance += min(_PACE_DRIFT * since, _PACE)
+            diagonal = np.einsum("ii->i", self.covariance)
+            np.minimum(diagonal + _DRIFT * since, _UNSURE + _PACE, out=diagonal)
+
+
+class Group:
+    """Parts that are asked for together. Sums are told by how much of each part is in them: [parts], or [sums, parts].
+    learnt: how often from one. told: what was last read of drafts."""
+
+    def __init__(self, parts: Parts, at: slice) -> None:
+        self.parts, self.at, self.learnt, self._since = parts, at, 0, 0.0
+        self.told: tuple[list[float], list[float]] | None = None
+
+    @property
+    def now(self) -> Floats:
+        """Seconds of each."""
+        return self.parts.now[self.at]
+
+    def seconds(self, amounts: Floats, hope: bool = False) -> Floats:
+        """What each sum is expected to take; hope: at best."""
+        each = amounts * self.now
+        sums: Floats = each.sum(-1)
+        if hope:
+            self.parts.drift()
+            shares = each / np.maximum(sums, 1e-12)[..., None]
+            spread = ((shares @ self.parts.covariance[self.at, self.at]) * shares).sum(-1)
+            sums = sums * np.exp(-_HOPE * np.maximum(0.0, np.sqrt(np.maximum(spread, 0.0)) - _SURE))
+        return sums
+
+    def due(self, seconds: float) -> bool:
+        """Whether to learn from what took so many."""
+        self._since += seconds
+        return seconds > 0.0 and (self.learnt < _AT_FIRST or self._since >= _LEARNING)
+
+    def saw(self, amounts: Floats, seconds: float) -> None:
+        """A sum took so many seconds: a Kalman filter of logs, in which each part counts by its share."""
+        parts, expected = self.parts, float(amounts @ self.now)
+        self.learnt, self._since = self.learnt + 1, 0.0
+        if expected <= 0.0:  # what was never measured is what it takes at first
+            parts.now[self.at.start] = parts.measured[self.at.start] = seconds
+            return
+        parts.drift()
+        shares = amounts * self.now / expected
+        gains = parts.covariance[:, self.at] @ shares
+        whole = _NOISE + float(gains[self.at] @ shares)
+        off = math.log(seconds / expected)
+        whole *= max(1.0, abs(off) / (_MOST_OFF * math.sqrt(whole)))
+        parts.now *= np.exp(gains * off / whole)
+        parts.covariance -= np.outer(gains, gains / whole)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Seconds of one draft as measured: for being asked, for each level, for each row of its passes beside one a level
+    (siblings, and tokens that were written while it rested), and for deciding after a level whether another one comes.
+    """
+
+    start: float = 0.0
+    level: float = 0.0
+    token: float = 0.0
+    deciding: float = 0.0
+
+    def seconds(self, levels: float, more: float = 0.0, grown: bool = True) -> float:
+        """Of one draft. more: rows beside one a level. grown: the host decides after each level."""
+        return float(of_draft(levels, more, grown) @ astuple(self))
+
+
+def of_draft(levels: float, more: float = 0.0, grown: bool = True) -> Floats:
+    """The parts of a draft."""
+    return np.array((1.0, levels, more, levels * grown))
+
+
+_DRAFTS = np.array([[of_draft(levels, grown=grown) for levels in range(_LEVELS)] for grown in (False, True)])
+
+
+class DraftSeconds(NamedTuple):
+    """What a model's drafts take in a step. first: before any level. levels: of chains and of trees that grow, by their
+    levels; row: of each row beside one a level."""
+
+    first: float
+    levels: tuple[list[float], list[float]]
+    row: float
+
+    @classmethod
+    def of(cls, group: Group, unread: float, hope: bool) -> DraftSeconds:
+        """unread: tokens to catch up with."""
+        row = float(group.now[2])
+        if group.told is None or group.parts.steps % _REREAD == 0 or group.learnt < _AT_FIRST:
+            chains, trees = group.seconds(_DRAFTS, hope).tolist()
+            group.told = chains, trees
+        return cls(row * unread, group.told, row)
+
+    def seconds(self, levels: float, nodes: float, grown: bool) -> float:
+        """Of one draft."""
+        return self.first + self.levels[grown][math.ceil(levels)] + self.row * max(0.0, nodes - levels)
+
+    def next(self, levels: int) -> float:
+        """Of one more level of a tree that grows."""
+        return max(0.0, self.levels[True][levels + 1] - self.levels[True][levels])
 
 
 class CostModel:
-    """Seconds of one forward pass by number of rows: measured points, straight lines between them.
+    """Seconds of a step by its rows: measured points, straight lines between them.
 
     context: seconds that each token of context adds to a pass, by the rows of its sequence.
     """
 
     def __init__(
-        self, rows: Sequence[int], seconds: Sequence[float], context: Sequence[tuple[int, float]] = ()
+        self,
+        rows: Sequence[int],
+        seconds: Sequence[float],
+        context: Sequence[tuple[int, float]] = (),
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         assert rows and len(rows) == len(seconds) and sorted(rows) == list(rows)
-        self._rows = list(rows)
-        self._seconds = _rising(seconds)
-        self._context_rows = [rows for rows, _ in context]
-        self._per_token = _rising([seconds for _, seconds in context])
-        self._lately = list(self._seconds)  # what the points took in the last steps
+        self.context, self._rows, self._clock, self.parts = list(context), tuple(rows), clock, Parts()
+        # The last part is the context: of a second that it was measured to take. More rows never take less.
+        self.group = self.parts.group([*np.maximum.accumulate(seconds), 1.0])
+        points, added = zip(*(context or [(1, 0.0)]), strict=True)
+        self._per_token = np.array(points), np.maximum.accumulate(added)
         self._table: list[float] = []
+        self._shares: dict[tuple[int, int, int], float] = {}
         self._read_for, self._asked = (0, 0, 0), 0
+        self._beside, self._plain = 0.0, (0.0, -math.inf)
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """The measured points, those that fall pooled: rows, seconds."""
-        return list(zip(self._rows, self._seconds, strict=True))
+        """The measured points: rows, seconds."""
+        return list(zip(self._rows, self.parts.measured[: len(self._rows)].tolist(), strict=True))
+
+    def begun(self, root_seconds: float) -> None:
+        """At start-up a whole step of one sequence without drafts took so long; 0 if nobody measured."""
+        if root_seconds > 0:
+            self._beside = max(0.0, root_seconds - float(self.parts.now[0]))
+            self._plain = self._pace, self._clock()
+
+    def drafts(self, cost: DraftCost) -> Group:
+        """The parts of a drafter, which goes at the pace of all."""
+        return self.parts.group(astuple(cost))
 
     @property
-    def context(self) -> list[tuple[int, float]]:
-        """What a token of context adds: rows, seconds."""
-        return list(zip(self._context_rows, self._per_token, strict=True))
+    def _pace(self) -> float:
+        """How much longer everything takes than at start-up, as a log."""
+        rows = slice(len(self._rows))
+        return float(np.log(self.parts.now[rows] / self.parts.measured[rows]).mean())
 
-    def seconds(self, rows: float) -> float:
-        """The expected time of a pass over ``rows`` rows of short texts; beyond the last point in proportion to it."""
-        return _read(self._rows, self._seconds, rows)
+    def seconds(self, rows: int) -> float:
+        """At start-up, of a pass over ``rows`` rows of short texts; beyond the last point in proportion to it."""
+        return float(self._amounts(rows) @ self.parts.measured[self.group.at])
 
-    def expected(self, most: int) -> list[float]:
-        """Seconds of a step with 0, 1, .. ``most`` rows as steps took them lately, that of more rows never less."""
-        expected: list[float] = _line(self._rows, list(accumulate(self._lately, max)), np.arange(most + 1)).tolist()
-        return expected
-
-    def table(self, sequences: int, context: int, most: int) -> list[float]:
-        """The same of steps of so many sequences with so many tokens of context together; read off now and then."""
+    def table(self, sequences: int, context: int, most: int, hope: bool = False) -> list[float]:
+        """Seconds of a step with 0, 1, .. ``most`` rows of so many sequences with so many tokens of context together,
+        that of more rows never less; read off now and then. hope: at best."""
         self._asked += 1
         read_for = sequences, most, context // _MOVED_TOKENS
-        if read_for != self._read_for or self._asked % _REREAD == 0:
-            seconds = np.array(self.expected(most))
-            if self._per_token:
-                seconds += context * _line(self._context_rows, self._per_token, np.arange(most + 1) / sequences)
-            self._read_for, self._table = read_for, np.maximum.accumulate(seconds).tolist()
+        if read_for != self._read_for or self.group.learnt < _AT_FIRST or self._asked % _REREAD == 0:
+            amounts = np.column_stack(
+                (_weights(self._rows, most), self._added(np.arange(most + 1) / sequences, context))
+            )
+            self._read_for = read_for
+            self._table = np.maximum.accumulate(self.group.seconds(amounts, hope)).tolist()
         return self._table
 
     def behind(self, rows: float, context: float) -> float:
-        """What so many tokens of context add to a step, as steps take lately. rows: of one sequence."""
-        return context * _read(self._context_rows, self._per_token, rows) if self._per_token else 0.0
+        """What so many tokens of context add to a step. rows: of one sequence."""
+        return float(self._added(np.array([rows]), context)[0] * self.group.now[-1])
 
-    def saw(self, rows: int, each: float, context: float, seconds: float) -> float:
-        """A step took so many seconds: the curve moves a little of the way, the points around its rows a little more.
+    def _amounts(self, rows: int, sequences: int = 1, context: int = 0) -> Floats:
+        added = self._added(np.array([rows / sequences]), context)
+        return np.concatenate((_weights(self._rows, 1 << rows.bit_length())[rows], added))
 
-        each: rows of one sequence; context: tokens of all. Returns by what all points were multiplied.
+    def _added(self, rows: Floats, context: float) -> Floats:
+        """Seconds that the context was measured to add."""
+        points, seconds = self._per_token
+        added: Floats = context * np.interp(rows, points, seconds) * np.maximum(1.0, rows / points[-1])
+        return added
+
+    def saw(self, rows: int, sequences: int, context: int, drafted: int, phases: Mapping[str, float]) -> float:
+        """Learn from a step without a prompt; returns what it would have taken without drafts, 0 if nobody knows.
+
+        What held it up would have held up the other one too, so that is this step's own time, in the proportion of the
+        two on the curve. context: tokens of all. phases: its seconds.
         """
-        off = _off(seconds, _read(self._rows, self._lately, rows) + self.behind(each, context))
-        self._lately = [(1.0 + _STEP * off) * one for one in self._lately]
-        self._per_token = [(1.0 + _STEP * off) * one for one in self._per_token]
-        for point, share in _near(self._rows, rows):
-            self._lately[point] *= 1.0 + _STEP * share * off
-        return 1.0 + _STEP * off
+        own, told = sum([phases.get(phase, 0.0) for phase in _OF_THE_TARGET]), 0.0
+        self.parts.steps += 1
+        if not drafted:
+            self._plain = self._pace, self._clock()
+            told = sum(phases.values()) - phases.get("propose", 0.0)  # looking in vain is not plain decoding's time
+        elif self._plain[1] > -math.inf:
+            told = own * self._share(rows, sequences, context)
+        if self.group.due(own):
+            self.group.saw(self._amounts(rows, sequences, context), own)
+            self._shares.clear()
+        return told
 
-    def rows_within(self, seconds: float, most: int) -> int:
-        """The largest number of rows, up to ``most``, whose pass is expected to take at most ``seconds``."""
-        low, high = 0, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.seconds(middle) <= seconds else (low, middle - 1)
-        return low
-
-    def chunk(self, decode_rows: int, most: int) -> int:
-        """Prefill rows that may join ``decode_rows`` rows of running sequences; at least one, so that all move on."""
-        if not decode_rows:
-            return most
-        within = max(MIXED_STEP_FACTOR * self.seconds(decode_rows), MIXED_STEP_SECONDS)
-        return max(1, self.rows_within(within, decode_rows + most) - decode_rows)
-
-
-def _rising(seconds: Sequence[float]) -> list[float]:
-    """More rows never cost less: points that fall are noise of the measurement, and are taken to be their mean."""
-    pools: list[tuple[float, int]] = []
-    for value in seconds:
-        pools.append((value, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (last, many), (before, few) = pools.pop(), pools.pop()
-            pools.append(((last * many + before * few) / (many + few), many + few))
-    return [value for value, count in pools for _ in range(count)]
-
-
-def _near(rows: Sequence[int], wanted: float) -> list[tuple[int, float]]:
-    """The points around ``wanted``, and the share that each has in it."""
-    high = min(max(bisect.bisect_left(rows, wanted), 1), len(rows) - 1)
-    low = max(0, high - 1)
-    share = min(max((wanted - rows[low]) / max(1, rows[high] - rows[low]), 0.0), 1.0)
-    return [(low, 1.0 - share), (high, share)]
-
-
-def _line(rows: Sequence[int], seconds: Sequence[float], wanted: NDArray[Any]) -> NDArray[np.float64]:
-    """Straight lines between the points, the first one before them, and beyond them in proportion to the last."""
-    read: NDArray[np.float64] = np.interp(wanted, rows, seconds) * np.maximum(1.0, wanted / rows[-1])
-    return read
-
-
-def _read(rows: Sequence[int], seconds: Sequence[float], wanted: float) -> float:
-    """The same at one place."""
-    between = sum(share * seconds[point] for point, share in _near(rows, wanted))
-    return between * max(1.0, wanted / rows[-1])
-
-
-def _off(seconds: float, expected: float) -> float:
-    """How much longer something took than expected, as a share; of one that was held up not all."""
-    return min(max(seconds / expected, 1.0 / _MOST_OFF), _MOST_OFF) - 1.0 if expected > 0 else 0.0
-
-
-@dataclass(slots=True)
-class DraftCost:
-    """Seconds of one draft: for being asked, for each level, and for each row of the draft's passes beside one a level:
-    siblings, and tokens that were written while it rested. slower: how much longer drafts take lately than measured.
-    deciding: for each level after which the host decides whether there is to be another one."""
-
-    start: float = 0.0
-    level: float = 0.0
-    token: float = 0.0
-    slower: float = 1.0
-    deciding: float = 0.0
+    def _share(self, rows: int, sequences: int, context: int) -> float:
+        """What a step without drafts takes, over one of so many rows."""
+        key = rows, sequences, context // _MOVED_TOKENS
+        if key not in self._shares:
+            pair = np.stack([self._amounts(each, sequences, context) for each in (sequences, rows)])
+            plain, here = self.group.seconds(pair).tolist()
+            self._shares[key] = (plain + self._beside * math.exp(self._pace)) / here
+        return self._shares[key]
 
     @property
-    def each(self) -> float:
-        """Seconds of one more level."""
-        return self.slower * (self.level + self.deciding)
+    def doubt(self) -> str:
+        """Why what a step would take without drafts may be wrong; "" if there is no reason to think so."""
+        pace, at = self._plain
+        if self._clock() - at > _RECENT:
+            return OLD if at > -math.inf else FEW
+        return CHANGED if abs(self._pace - pace) > math.log(_ANOTHER) else ""
 
-    def reading(self, tokens: float) -> float:
-        """Seconds that so many tokens more take to catch up with."""
-        return self.slower * self.token * tokens
 
-    def seconds(self, levels: float, more: float = 0.0) -> float:
-        """What a draft of so many levels is expected to take. more: rows beside one a level."""
-        return self.slower * self.start + self.each * levels + self.reading(more)
-
-    def saw(self, levels: float, seconds: float, more: float = 0.0) -> None:
-        """A draft took so many seconds."""
-        expected = self.seconds(levels, more)
-        if expected <= 0:
-            self.start = seconds / self.slower
-        self.slower *= 1.0 + _STEP * _off(seconds, expected)
+@lru_cache(maxsize=16)
+def _weights(rows: tuple[int, ...], most: int) -> Floats:
+    """[most + 1, points]: how much of each point is in a step of 0, 1, .. ``most`` rows."""
+    wanted = np.arange(most + 1)
+    between = np.column_stack([np.interp(wanted, rows, each) for each in np.eye(len(rows))])
+    return between * np.maximum(1.0, wanted / rows[-1])[:, None]

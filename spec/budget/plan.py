@@ -1,10 +1,8 @@
-"""What one sequence's tree is asked of: drafters by name, how much of each, and why. A plain value: whoever sees to it
-(:mod:`foresay.drafters.combined`) needs nothing else.
-"""
+"""What each sequence's tree is asked of: drafters by name, how much of each, and why. Plain values: whoever sees to it
+(:mod:`foresay.drafters.combined`) needs nothing else."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -91,8 +89,7 @@ class Plan:
         """With room for all of them."""
         widths, left = [], MAX_NODES - 1
         for column in zip_longest(*(share.shape.widths for share in shares), fillvalue=0):
-            width = min(sum(column), left)
-            if width:
+            if width := min(sum(column), left):
                 widths.append(width)
             left -= width
         return cls(tuple(shares), why, TreeShape(tuple(widths)))
@@ -104,16 +101,3 @@ class Plan:
 
 
 NO_PLAN = Plan()
-
-
-def shape_of(tree: DraftTree) -> TreeShape:
-    """The shape that a tree has."""
-    if tree.is_chain:
-        return TreeShape.chain(len(tree) - 1)
-    counts = Counter(tree.depths.tolist())
-    return TreeShape(tuple(counts[depth] for depth in range(1, max(counts) + 1)))
-
-
-def levels_of(tree: DraftTree) -> int:
-    """How many levels were drafted for a tree."""
-    return tree.grown or (len(tree) - 1 if tree.is_chain else max(tree.depths.tolist()))

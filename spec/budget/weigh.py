@@ -1,33 +1,25 @@
-"""The way of drafting that brings most tokens for the time it takes, of all that could be asked for in a step.
+"""The best of the ways of drafting that there are in a step, by the tokens expected for the time it takes.
 
-A step of S sequences emits S tokens and those of the drafted nodes that are accepted; each node adds its chance. So,
-for one way of drafting, the likeliest nodes of all sequences are taken as long as the next one is worth its row. A node
-is never likelier than its parent, so what is taken is a tree.
-
-What time is worth is the pace at which tokens came lately. Where they come in bursts (a text that is copied with edits)
-a step between two bursts should be short, rather than buy dearly what the next burst brings for nothing; taking the
-best tokens per second of each step alone was up to 13 % slower there (docs/budget.md).
-
-::
-
-    found    nodes that looking up the text has brought already, with their chances
-    trees    what a model would draft: known by what its trees promised lately, and how far that was kept
+A step of S sequences emits S tokens and those of its drafted nodes that are accepted; each adds its chance. Time is
+worth the pace at which tokens came lately: where they come in bursts (a text that is copied with edits) a step between
+two should be short, rather than buy dearly what the next one brings for nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from itertools import accumulate
-from operator import attrgetter, itemgetter, mul
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from operator import attrgetter
 from typing import NamedTuple
 
-from foresay.spec.price import worth
-from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.spec.budget.cost import DraftSeconds
+from foresay.spec.price import Price, worth
+from foresay.spec.tree import TreeShape
 
-#: Rounds in which a chance is found, at most, and what a round moves it by when it is close enough.
-_ROUNDS, _CLOSE = 20, 1e-7
+#: The shares of a usual tree that are weighed, and that of its tokens which each brings: the likeliest come first.
+_SIZES = ((1.0, 1.0), (0.5, 0.75), (0.25, 0.44))
 
 
 class ExpectedTree(NamedTuple):
@@ -42,36 +34,19 @@ NO_TREE = ExpectedTree()
 
 
 class Estimate(NamedTuple):
-    """What could be drafted for one sequence.
-
-    found: the chances of nodes that were looked up, likeliest first. trees: of each model, by name, alone. beside: of
-    their tokens, the share that comes although found nodes stand beside them. chains: of each model, the chances of a
-    chain's nodes, empty where they are not known.
-    """
+    """What could be drafted for one sequence: looked-up nodes by their chances, likeliest first; the tree and the chain
+    of each model, of a chain each node's chance. beside: the share of a tree's tokens that comes beside found nodes."""
 
     found: Sequence[float] = ()
     trees: Mapping[str, ExpectedTree] = {}
     beside: float = 1.0
     chains: Mapping[str, Sequence[float]] = {}
 
-    def tree(self, model: str, beside: bool) -> ExpectedTree:
-        """What a model brings; nothing if it is not to be asked."""
-        expected = self.trees.get(model, NO_TREE)
-        if beside and self.found:
-            return ExpectedTree(expected.tokens * self.beside, expected.nodes, expected.levels)
-        return expected
-
-    def alone(self, model: str, shape: TreeShape) -> float:
-        """The tokens that a model brings with this shape, as far as that is known."""
-        chain = self.chains.get(model, ()) if shape.is_chain else ()
-        return sum(chain[: shape.levels]) if chain else self.trees[model].tokens
-
 
 class CandidatePlan(NamedTuple):
-    """One way of drafting at its best size. model: "" for what was found alone. found: of each sequence, how many found
-    nodes; trees: what is expected of the model's. tokens, seconds: expected of the step. nodes: drafted ones that are
-    verified, of all sequences. worth: tokens beyond those that come in the same time at the pace. chain: whether the
-    model drafts chains, without a stop, rather than trees that grow."""
+    """A way of drafting. model: "" for what was found alone. found: of each sequence, how many found nodes; trees: what
+    is expected of the model's. tokens, seconds, nodes: of the step. worth: tokens beyond those that come in the same
+    time at the pace. chain: whether the model drafts chains, without a stop, rather than trees that grow."""
 
     model: str
     found: tuple[int, ...]
@@ -88,132 +63,103 @@ class CandidatePlan(NamedTuple):
         return self.model, any(self.found)
 
 
-#: Seconds of a draft by the model's name, levels and nodes, and whether it is a chain.
-DraftSeconds = Callable[[str, float, float, bool], float]
+class Costs(NamedTuple):
+    """seconds: of a step by its rows; no more rows than it knows are taken. drafts: of each model. pace: tokens in a
+    second that time is worth."""
+
+    seconds: Sequence[float]
+    drafts: Mapping[str, DraftSeconds]
+    pace: float
+
+    def way(
+        self, found: Sequence[Sequence[float]], model: str = "", trees: Sequence[ExpectedTree] = (), chain: bool = False
+    ) -> CandidatePlan:
+        """One of this size."""
+        drafted = sum([tree.nodes for tree in trees])
+        nodes = min(sum(map(len, found)) + round(drafted), len(self.seconds) - 1 - len(found))
+        spent = self.seconds[len(found) + nodes]
+        if model:
+            levels = max([tree.levels for tree in trees])
+            spent += self.drafts[model].seconds(levels, drafted, not chain)
+        tokens = len(found) + sum(map(sum, found)) + sum([tree.tokens for tree in trees])
+        counts = tuple(map(len, found))
+        return CandidatePlan(model, counts, tuple(trees), tokens, spent, nodes, tokens - self.pace * spent, chain)
+
+    def price(self, way: CandidatePlan, index: int, pace: float, nodes: int) -> Price:
+        """Of a sequence's tree in this way, which may have so many nodes: one pass drafts a level for all of them."""
+        tree = way.trees[index]
+        levels, rows = max(1, round(tree.levels)), len(way.found) + way.nodes - round(tree.nodes)
+        level = self.drafts[way.model].next(levels) / sum([each.levels > 0 for each in way.trees])
+        first = min(max(1, rows), len(self.seconds) - 1)
+        return Price.of(pace, level, self.seconds[first : first + nodes], levels, round(tree.nodes))
+
+    def found(self, estimates: Sequence[Estimate]) -> list[Sequence[float]]:
+        """Of all found nodes the likeliest that are worth their rows."""
+        rows, every = len(estimates), [(c, i) for i, estimate in enumerate(estimates) for c in estimate.found]
+        every.sort(reverse=True)
+        prices = [self.pace * (spent - self.seconds[rows]) for spent in self.seconds[rows:]]
+        taken = Counter(index for _, index in every[: worth([chance for chance, _ in every], prices)])
+        return [estimate.found[: taken[index]] for index, estimate in enumerate(estimates)]
+
+    def tree(self, model: str, estimates: Sequence[Estimate], found: Sequence[Sequence[float]]) -> CandidatePlan:
+        """Its trees as usual or smaller, beside what was found."""
+        ways = []
+        for nodes, tokens in _SIZES[: 3 if len(estimates) > 1 or any(found) else 1]:
+            pairs = zip(estimates, found, strict=True)
+            shares = [
+                (one.trees.get(model, NO_TREE), tokens * (one.beside if beside else 1.0)) for one, beside in pairs
+            ]
+            trees = [
+                ExpectedTree(share * t.tokens, nodes * t.nodes, max(nodes * t.levels, min(1.0, t.levels)))
+                for t, share in shares
+            ]
+            ways.append(self.way(found, model, trees))
+        return max(ways, key=attrgetter("worth"))
+
+    def chain(self, model: str, chains: Sequence[Sequence[float]]) -> CandidatePlan:
+        """Its chains of the length that is worth most, the same for all: a level is drafted for all at once."""
+        seconds, rows, draft = self.seconds, len(chains), self.drafts[model]
+        best, length = -math.inf, 1
+        most = sum(map(sum, chains))
+        tokens, nodes = 0.0, 0
+        for levels, level in enumerate(zip_longest(*chains), start=1):
+            for chance in level:
+                if chance is not None:
+                    tokens, nodes = tokens + chance, nodes + 1
+            if rows + nodes >= len(seconds):
+                break
+            price = self.pace * (seconds[rows + nodes] + draft.seconds(levels, nodes, False))
+            if tokens - price > best:
+                best, length = tokens - price, levels
+            elif most - price <= best:  # all that is left could not make up for it
+                break
+        trees = [ExpectedTree(sum(chain[:length]), *[min(length, len(chain))] * 2) for chain in chains]
+        return self.way([()] * rows, model, trees, chain=True)
 
 
-def weigh(
-    estimates: Sequence[Estimate], seconds: Sequence[float], drafting: DraftSeconds, pace: float
-) -> list[CandidatePlan]:
-    """The best of each way of drafting, the choice first, no draft always among them.
-
-    seconds: of a step by its rows; no more rows than it knows are taken. pace: tokens in a second that time is worth.
-    """
-    looked = any(estimate.found for estimate in estimates)
-    found = [estimate.found[: MAX_NODES - 1] for estimate in estimates]
-    ways = [_way([()] * len(estimates), (), "", seconds, drafting, pace)]
-    if looked:
-        ways.append(_way(found, (), "", seconds, drafting, pace))
-    for model in {name: None for estimate in estimates for name in estimate.trees}:
-        for beside in (False, True)[: 1 + looked]:
-            trees = [estimate.tree(model, beside) for estimate in estimates]
-            ways.append(_way(found if beside else [()] * len(found), trees, model, seconds, drafting, pace))
-        ways += _chains([estimate.chains.get(model, ()) for estimate in estimates], model, seconds, drafting, pace)
-    kinds = {(way.kind, way.chain): way for way in reversed(ways)}
-    return sorted(kinds.values(), key=attrgetter("worth"), reverse=True)
+def weigh(estimates: Sequence[Estimate], costs: Costs) -> list[CandidatePlan]:
+    """The best of each way of drafting, the choice first, no draft always among them."""
+    nothing, found = [()] * len(estimates), costs.found(estimates)
+    ways = [costs.way(nothing), *([costs.way(found)] if any(found) else [])]
+    for model in costs.drafts:
+        if not any(model in estimate.trees for estimate in estimates):
+            continue
+        ways += [costs.tree(model, estimates, each) for each in (nothing, found)[: 1 + any(map(bool, found))]]
+        chains = [estimate.chains.get(model, ()) for estimate in estimates]
+        if any(chains):
+            ways.append(costs.chain(model, chains))
+    return sorted(ways, key=attrgetter("worth"), reverse=True)
 
 
-def weigh_pinned(
-    estimates: Sequence[Estimate], seconds: Sequence[float], drafting: DraftSeconds, shape: TreeShape
-) -> list[CandidatePlan]:
+def weigh_pinned(estimates: Sequence[Estimate], costs: Costs, shape: TreeShape) -> list[CandidatePlan]:
     """The same where the shape is given: only who drafts it is chosen, and somebody does who has anything to say."""
-    nodes, levels = shape.nodes - 1, shape.levels
-    pinned = [
-        Estimate(
-            estimate.found[:nodes],
-            {name: ExpectedTree(estimate.alone(name, shape), nodes, levels) for name in estimate.trees},
-        )
-        for estimate in estimates
-    ]
-
-    def drafted(name: str, levels: float, nodes: float, _: bool) -> float:
-        return drafting(name, levels, nodes, shape.is_chain)
-
-    ways = [way for way in weigh(pinned, seconds, drafted, 0.0) if not all(way.kind)]
+    nothing, nodes = [()] * len(estimates), shape.nodes - 1
+    ways = [costs.way(nothing), costs.way([estimate.found[:nodes] for estimate in estimates])]
+    for model in costs.drafts:
+        trees = []
+        for estimate in estimates:
+            chain = estimate.chains.get(model, ()) if shape.is_chain else ()
+            tokens = sum(chain[:nodes]) if chain else estimate.trees.get(model, NO_TREE).tokens
+            trees.append(ExpectedTree(tokens, nodes, shape.levels) if model in estimate.trees else NO_TREE)
+        ways.append(costs.way(nothing, model, trees, shape.is_chain))
     return sorted(ways, key=lambda way: (way.nodes > 0, way.tokens / way.seconds), reverse=True)
-
-
-def _way(
-    found: Sequence[Sequence[float]],
-    trees: Sequence[ExpectedTree],
-    model: str,
-    seconds: Sequence[float],
-    drafting: DraftSeconds,
-    pace: float,
-) -> CandidatePlan:
-    """The likeliest of all nodes, found and to be drafted, that are worth their rows; of the model's at least one."""
-    pool = [(chance, index, False) for index, chances in enumerate(found) for chance in chances]
-    pool += [(chance, index, True) for index, tree in enumerate(trees) for chance in falling(tree)]
-    if len(found) + len(trees) > 1:
-        pool.sort(key=itemgetter(0), reverse=True)
-    rows = len(found)
-    costs = [pace * (spent - seconds[rows]) for spent in seconds[rows : rows + len(pool) + 1]]
-    count = worth([chance for chance, _, _ in pool], costs).nodes
-    if model:
-        count = max(count, 1 + next((place for place, (_, _, drafted) in enumerate(pool) if drafted), -1))
-    count = min(count, len(seconds) - 1 - rows)
-    taken = Counter((index, drafted) for _, index, drafted in pool[:count])
-    asked = tuple(_first(tree, taken[index, True]) for index, tree in enumerate(trees))
-    spent = seconds[rows + count]
-    if model:
-        spent += drafting(model, max(tree.levels for tree in asked), sum(tree.nodes for tree in asked), False)
-    tokens = rows + sum(chance for chance, _, _ in pool[:count])
-    counts = tuple(taken[index, False] for index in range(rows))
-    return CandidatePlan(model, counts, asked, tokens, spent, count, tokens - pace * spent)
-
-
-def _chains(
-    chains: Sequence[Sequence[float]],
-    model: str,
-    seconds: Sequence[float],
-    drafting: DraftSeconds,
-    pace: float,
-) -> list[CandidatePlan]:
-    """Chains of the length that is worth most, the same for all sequences: a level is drafted for all of them at once.
-    None for a model that does not say how often its chains come."""
-    rows, sums, best = len(chains), [list(accumulate(chain, initial=0.0)) for chain in chains], list[CandidatePlan]()
-    most = rows + sum(each[-1] for each in sums)
-    for levels in range(1, max(map(len, chains)) + 1):
-        trees = [(each[min(levels, len(each) - 1)], min(levels, len(each) - 1)) for each in sums]
-        tokens, nodes = rows + sum(tokens for tokens, _ in trees), sum(nodes for _, nodes in trees)
-        if rows + nodes >= len(seconds):
-            break
-        spent = seconds[rows + nodes] + drafting(model, levels, nodes, True)
-        if best and most - pace * spent <= best[0].worth:  # all that is left could not make up for it
-            break
-        worth = tokens - pace * spent
-        if not best or worth > best[0].worth:
-            asked = tuple(ExpectedTree(tokens, nodes, nodes) for tokens, nodes in trees)
-            best = [CandidatePlan(model, (0,) * rows, asked, tokens, spent, nodes, worth, True)]
-    return best
-
-
-@lru_cache(maxsize=64)
-def falling(tree: ExpectedTree) -> list[float]:
-    """The chances of a tree's nodes before they are known: each as much less likely than the one before, as on a chain
-    whose nodes all are as likely below their parents."""
-    nodes = round(tree.nodes) or int(tree.tokens > 0)
-    return list(accumulate([_chance(tree.tokens, nodes)] * nodes, mul))
-
-
-def _chance(tokens: float, nodes: int) -> float:
-    """The chance ``a`` of which ``nodes`` powers, ``a + a**2 + ..``, add up to so many tokens; at most 1."""
-    if tokens >= nodes * (1.0 - _CLOSE):
-        return 1.0
-    # Newton's method from above, where the sum, which is convex, is too large: it never falls below the root.
-    chance: float = min(tokens, (tokens / nodes) ** (2 / (nodes + 1)))
-    for _ in range(_ROUNDS):
-        total = (1.0 - chance**nodes) / (1.0 - chance)  # of the powers from 0 on
-        slope = (total - nodes * chance ** (nodes - 1)) / (1.0 - chance)
-        step = (chance * total - tokens) / (total + chance * slope)
-        chance -= step
-        if step <= _CLOSE:
-            break
-    return chance
-
-
-def _first(tree: ExpectedTree, nodes: int) -> ExpectedTree:
-    """The likeliest nodes of a tree, which lie less deep."""
-    whole = falling(tree)
-    share = nodes / max(1, len(whole))
-    return ExpectedTree(sum(whole[:nodes]), nodes, max(1.0, tree.levels * share)) if nodes else NO_TREE

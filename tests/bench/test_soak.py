@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from bench.soak import report, storm
-from bench.soak.__main__ import flags, options
 from bench.soak.answers import Said, difference
 from bench.soak.requests import SHARES, Asks, Json
+from bench.soak.run import flags, known
 from bench.soak.served import Served, started
 from bench.soak.storm import Fault, Harm, Judge, Plain, Round, Tally
 
@@ -49,7 +48,7 @@ if "foresay.server.host.process" in sys.orig_argv:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a server without drafts."""
-    with started(flags("none", options(ARGS), ARGS), tmp_path_factory.mktemp("plain") / "log") as (_, port):
+    with started(flags("none", known(ARGS), ARGS), tmp_path_factory.mktemp("plain") / "log") as (_, port):
         yield port
 
 
@@ -75,7 +74,7 @@ async def wave(plain: int, process: int, port: int, log: Path, harms: list[Harm]
 
 @contextmanager
 def drafting(log: Path) -> Iterator[tuple[int, int]]:
-    with started([*flags("ngram:4", options(ARGS), ARGS), "--kv-tokens", "320"], log) as server:
+    with started([*flags("ngram:4", known(ARGS), ARGS), "--kv-tokens", "320"], log) as server:
         yield server
 
 
@@ -118,13 +117,6 @@ def test_equal_seeds_ask_the_same() -> None:
     assert {ask.door for ask in asked} == set(SHARES)
     assert any(ask.wrong for ask in asked) and {ask.conduct for ask in asked} == {"reads", "slow", "leaves", "cancels"}
     assert all(body["stream"] is False for ask in asked if not ask.wrong for body in ask.plain)
-
-
-def test_what_goes_as_messagepack_is_messagepack() -> None:
-    asks = Asks("0 a 1", "m", 4096, 256)
-    packed = [ask for _ in range(2000) for ask in asks.visit() if ask.packed]
-    assert sum(ask.wrong for ask in packed) > 20, "MessagePack has fewer numbers than JSON, from which wrong ones come"
-    assert all(msgspec.msgpack.encode(body) for ask in packed for body in ask.bodies)
 
 
 def test_a_beginning_is_right_as_far_as_it_goes() -> None:

@@ -11,7 +11,7 @@ from playwright.async_api import expect
 from foresay.server.gateway.key_store import KeyStore
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.text.tokenizer import Tokenizer
-from foresay.spec.plain import CHANGED
+from foresay.spec.budget.cost import CHANGED
 from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.showing import asked, shown, step
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded

@@ -18,7 +18,6 @@ from foresay.server.engine.generation import EngineStatus, Sink
 from foresay.spec.accept import accept
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
-from foresay.spec.plain import PlainPace
 from foresay.spec.protocols import FeatureRequest, Forward, Rows, Sampled
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.sample import Unsampled
@@ -143,10 +142,10 @@ class Knowing:
 def engine(script: Script, clock: Clock, drafts: bool = True) -> Engine:
     """Of pages of one token, so that a prompt of one leaves nothing to read."""
     pool = PagePool(16 * ROOM, 1)
-    cost = CostModel([1, 1 + DRAFTED, 2 + DRAFTED], [script.plain, script.verifying, script.verifying])
+    cost = CostModel([1, 1 + DRAFTED, 2 + DRAFTED], [script.plain, script.verifying, script.verifying], clock=clock)
+    cost.begun(script.plain)
     shape = TreeShape.chain(DRAFTED if drafts else 0)
-    scheduler = Scheduler(pool, None, shape, cost, 1, root_seconds=script.plain)
-    scheduler.plain = PlainPace(cost, script.plain, clock=clock)
+    scheduler = Scheduler(pool, None, shape, cost, 1)
     target = Target(script, clock)
     drafter = Knowing(script, clock) if drafts else None
     return Engine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -10,11 +11,9 @@ import torch
 
 from foresay.drafters.calibration import (
     DEPTHS,
-    FIRST_FIT,
-    FIT_EVERY,
     GROUPS,
     KINDS,
-    RANKS,
+    REFRESH,
     Calibration,
     Curves,
     kind_of,
@@ -100,7 +99,7 @@ def test_a_depth_without_trials_follows_the_others() -> None:
 
 def test_few_trials_change_little() -> None:
     calibration = Calibration()
-    for _ in range(FIRST_FIT):
+    for _ in range(16):
         calibration.saw(2, 0, np.log([0.3, 0.2]), came(2, 0))
         calibration.step()
     first, second = np.exp(calibrated(calibration, 2, 0, np.log([[0.3, 0.2]]))[0])
@@ -145,33 +144,6 @@ def test_inactive_it_leaves_chances_alone_but_goes_on_learning() -> None:
     assert calibrated(calibration, 2, 0, chances)[0, 0] > math.log(0.5)
 
 
-def test_it_counts_hits_by_rank() -> None:
-    calibration, rng = Calibration(), np.random.default_rng(0)
-    shares = np.array([0.5, 0.2, 0.1, 0.05])
-    for _ in range(4000):
-        hit = int(rng.choice(5, p=[*shares, 0.15]))
-        calibration.saw(0, 1, np.full(40, -3.0), came(40, hit if hit < 4 else -1))
-        calibration.step()
-    calibration.fit()
-    accuracy = calibration.hits[0, 1] / calibration.trials[0, 1]
-    assert accuracy.shape == (RANKS,)
-    assert accuracy[:4] == pytest.approx(shares, abs=0.03)
-    assert accuracy[4:].max() == 0
-
-
-def test_what_mostly_comes_below_a_node_goes_by_rank_and_at_first_by_other_depths() -> None:
-    calibration, rng = Calibration(), np.random.default_rng(2)
-    assert calibration.usual(0, 5, 3) == pytest.approx([0.55, 0.15, 0.08])
-    for step in range(10 * FIT_EVERY):
-        calibration.saw(0, 1, siblings(rng), came(6, 1 if step % 2 else -1))
-        calibration.step()
-    for depth in (1, 3, DEPTHS + 9):
-        first, second, third = calibration.usual(0, depth, 3)
-        assert second == pytest.approx(0.5, abs=0.05)
-        assert max(first, third) < 0.1
-    assert calibration.usual(1, 1, 3) == pytest.approx([0.55, 0.15, 0.08]), "of the same way of drawing alone"
-
-
 def test_a_chain_goes_by_how_often_first_choices_were_hit() -> None:
     """Their chances are not computed."""
     calibration, rng = Calibration(), np.random.default_rng(0)
@@ -185,20 +157,26 @@ def test_a_chain_goes_by_how_often_first_choices_were_hit() -> None:
 
 def test_a_chain_goes_by_first_choices_below_first_choices_alone() -> None:
     """Below second ones they come more seldom."""
-    calibration = Calibration()
-    for step in range(4 * FIT_EVERY):
-        calibration.saw(0, 0, np.log([0.5, 0.4]), came(2, step % 2), chain=True)
-        calibration.saw(0, 1, np.log([0.5, 0.4]), came(2, 0 if step % 2 == 0 else -1), chain=step % 2 == 0)
+    calibration, rng = Calibration(), np.random.default_rng(1)
+    for _ in range(30 * REFRESH):
+        second = bool(rng.random() < 0.5)
+        calibration.saw(0, 0, np.log([0.5, 0.4]), came(2, int(second)), chain=True)
+        calibration.saw(0, 1, np.log([0.5, 0.4]), came(2, 0 if not second and rng.random() < 0.8 else -1), not second)
         calibration.step()
-    assert calibration.chain(0, 2) == pytest.approx((0.5, 0.5), abs=0.02)
-    assert calibration.usual(0, 1, 1) == pytest.approx([0.5], abs=0.05)
+    assert calibration.chain(0, 2) == pytest.approx((0.5, 0.4), abs=0.05)
 
 
-def test_its_memory_is_bounded() -> None:
-    calibration = Calibration()
-    for _ in range(5):
-        feed(calibration, 1.0, 0.0, FIT_EVERY)
-        assert sum(len(seen) for seen in calibration._seen) <= FIT_EVERY
+def test_curves_are_made_anew_now_and_then_and_later_only_some_steps_are_learnt_from() -> None:
+    calibration, made = Calibration(), list[int]()
+    for step in range(6 * REFRESH):
+        before = calibration.pieces(2)
+        feed(calibration, 1.0, 0.0, 1, seed=step)
+        if calibration.pieces(2) is not before:
+            made.append(step)
+    assert made[0] < 20 and {later - one for one, later in itertools.pairwise(made[4:])} == {REFRESH}
+    first = calibration._shared[2][0].shift
+    feed(calibration, 1.0, 0.0, 3, seed=1)
+    assert calibration._shared[2][0].shift != first or calibration._steps % 4
 
 
 def test_ways_of_drawing() -> None:

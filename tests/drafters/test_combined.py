@@ -84,7 +84,7 @@ def three() -> tuple[Budget, CombinedDrafter, dict[str, Parrot]]:
 
 def mixed(row: float | None = None) -> Plan:
     """row: what each of the model's rows costs, in tokens."""
-    price = None if row is None else Price(0.0, row * np.arange(33.0))
+    price = None if row is None else Price(0.0, (row * np.arange(33.0)).tolist())
     asked = replace(TreeShape((2, 2)), price=price)
     return Plan.of([Share("looked", TreeShape.chain(2), LOOKED), Share("model", asked)])
 
@@ -141,7 +141,7 @@ def test_a_tree_stops_growing_where_a_level_is_not_worth_its_price() -> None:
     """Uniform logits over 16 tokens: every node is a sixteenth as likely as the one above."""
     depths = {}
     for level in (0.0, 0.05, 0.5):
-        shape = TreeShape((2, 2, 2, 2), price=Price(level, np.zeros(33)))
+        shape = TreeShape((2, 2, 2, 2), price=Price(level, [0.0] * 33))
         alike = sequence_of([7], temperature=0.0, vocab=16)
         depths[level] = grown(alike, shape, lambda g: torch.zeros(len(g.front), 16), calibration=Calibration()).depth
     assert depths[0.0] == 4
@@ -151,7 +151,7 @@ def test_a_tree_stops_growing_where_a_level_is_not_worth_its_price() -> None:
 def test_what_is_cut_off_a_chain_is_still_known_to_have_been_drafted() -> None:
     _, combined, parrots = three()
     parrots["model"].tree = DraftTree.chain([7, 3, 6, 9], "model", (1.0, 0.9, 0.5, 0.1))
-    asked = Plan.of([Share("model", replace(TreeShape.chain(3), price=Price(0.01, 0.3 * np.arange(33.0))))])
+    asked = Plan.of([Share("model", replace(TreeShape.chain(3), price=Price(0.01, (0.3 * np.arange(33.0)).tolist())))])
     (tree,) = combined.draft([sequence()], [asked])
     assert (tree.tokens.tolist(), tree.is_chain, tree.drafter) == ([7, 3, 6], True, "model")
     assert [len(part) for part in tree.parts] == [4]

@@ -32,7 +32,7 @@ from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
 #: What levels and rows are worth to a fading tree: of these models' drafts about half stop by that.
-FADED = Price(0.1, 0.06 * np.arange(33.0))
+FADED = Price(0.1, (0.06 * np.arange(33.0)).tolist())
 FADING = ["fading 3,3,2,1", "fading dynamic 4,4,2,2,1"]
 SHAPES = ["1,1,1", "3,2,1", "dynamic 4,4,2,2,1", "4,4,2,2,1", LARGEST, f"dynamic {LARGEST}", "template"]
 

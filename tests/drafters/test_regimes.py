@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
 from foresay.drafters.combined import CombinedDrafter
@@ -68,7 +67,7 @@ class Foresight:
         chances, claimed = [1.0], self._hits / self._trials
         for _ in range(shape.levels):
             below, price = claimed * chances[-1], shape.price
-            if len(chances) > 1 and price is not None and not price.goes_on(np.array(chances[1:]), np.array([below])):
+            if len(chances) > 1 and price is not None and not price.bar(claimed).reached(chances[-1:]):
                 break
             chances.append(below)
         said = [self._said(len(tokens) + depth) for depth in range(len(chances) - 1)]

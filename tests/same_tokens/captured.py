@@ -43,7 +43,6 @@ def captured_engine(
     page_size: int = 16,
     prefix: bool = False,
     windows: int = 0,
-    plain_every: int = 0,
     wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
 ) -> Engine:
     """graphs: False runs the same passes without captured steps. wrap: put around every proposer that has a model."""
@@ -67,7 +66,7 @@ def captured_engine(
         prefix=index,
         verifier=verifier,
         drafter=proposing,
-        scheduler=Scheduler(pool, index, shape, CostModel([1], [1.0]), max_seqs, 256, plain_every),
+        scheduler=Scheduler(pool, index, shape, CostModel([1], [1.0]), max_seqs, 256),
         runner=WholeRunner(parts, dict(made), run_ahead) if graphs else parts,
     )
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from foresay.drafters.combined import CombinedDrafter
@@ -20,7 +19,7 @@ from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import RESTING, Member
-from foresay.spec.budget.plan import NO_PLAN, Plan, Share, shape_of
+from foresay.spec.budget.plan import NO_PLAN, Plan, Share
 from foresay.spec.engine import Engine
 from foresay.spec.price import Price
 from foresay.spec.protocols import Drafter
@@ -71,12 +70,12 @@ class Reckless(Budget):
         if rng.random() < 0.7:
             shape = TreeShape(tuple(rng.randint(1, width) for width in MOST.widths[:depth]))
         if not member.looks and not shape.is_chain and rng.random() < 0.5:
-            rows = rng.choice((0.0, 0.02, 0.1)) * np.arange(float(shape.nodes))
+            rows = [rng.choice((0.0, 0.02, 0.1)) * node for node in range(shape.nodes)]
             shape = replace(shape, price=Price(rng.choice((0.0, 0.1)), rows))
         if not member.looks:
             return Share(member.name, shape)
         tree = member.drafter.propose([sequence], [shape])[0]
-        return Share(member.name, shape_of(tree), tree)
+        return Share(member.name, tree.shape, tree)
 
 
 def members_of(pair: Pair, known: Mapping[str, list[int]], pool: PagePool) -> list[Member]:

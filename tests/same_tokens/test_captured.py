@@ -113,7 +113,7 @@ def test_few_pages(pair) -> None:
 
 def test_plain_steps_between(pair) -> None:
     made = pair("llama3", layers=2)
-    _, texts = check(made, draft_model(made), TreeShape.chain(4), plain_every=3, max_tokens=30)
+    _, texts = check(made, draft_model(made), TreeShape.chain(4), max_tokens=30)
     assert accepted(texts) > 10
 
 

@@ -44,7 +44,6 @@ def run(costs: Costs, said: list[str]) -> tuple[object, ...]:
     profile_run = ProfileRun(house.engine.info, house.verifier, house.pool, costs, said.append)
     curve, draft = profile_run.curve(), profile_run.draft_cost(Foresight([1] * 200, lambda position: 0.5), 12)
     found = curve.points, curve.context, draft.seconds(3, 2), profile_run.root_seconds()
-    draft.saw(3, 1.0)  # what drafts take later
     return found
 
 

@@ -75,7 +75,7 @@ def test_what_deciding_takes_after_a_level_is_a_price_of_trees_that_grow() -> No
     _, profile_run = rehearsed()
     cost = profile_run.draft_cost(Deciding(12), 12)
     assert cost.deciding == pytest.approx(0.01, rel=0.01)
-    assert cost.each == pytest.approx(0.03, rel=0.01)
+    assert cost.level + cost.deciding == pytest.approx(0.03, rel=0.01)
     assert rehearsed()[1].draft_cost(Slow(12), 12).deciding == 0.0
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.spec.budget.claims import Claims, Salts
-from foresay.spec.budget.sequence_stats import NOTHING, Found
+from foresay.spec.budget.chance import Claims, Salts
+from foresay.spec.budget.members import NOTHING, Found
 from foresay.spec.tree import DraftTree
 
 TOKENS = list(range(10, 18))

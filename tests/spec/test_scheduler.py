@@ -116,7 +116,7 @@ def test_a_mixed_step_has_no_more_prefill_rows_than_the_cost_allows(shape: tuple
         decoding = sum(len(part.tokens) for part in rows if part.wanted == "all")
         prefill = sum(len(part.tokens) - (part.wanted == "last") for part in rows if part.wanted != "all")
         assert prefill == house.traces[-1].prefill_rows
-        assert prefill <= COST.chunk(decoding, 100)
+        assert prefill <= house.scheduler.chunk(decoding, 100)
         assert (
             not (prefill and decoding) or prefill == 1 or COST.seconds(decoding + prefill) <= 2 * COST.seconds(decoding)
         )
@@ -349,23 +349,3 @@ def test_200_requests_that_come_and_go() -> None:
     house.prefix.evict(house.pool.num_pages)
     assert len(house.prefix) == 0
     assert house.pool.available == house.pool.num_pages - 1
-
-
-def test_now_and_then_a_step_goes_without_drafts_and_the_tokens_are_the_same() -> None:
-    model = TableModel(4)
-    prompt, sampling = [1] * 10, SamplingParams(max_tokens=60, seed=1)
-    wanted = plain(model, prompt, sampling, max_model_len=128)
-    house = House(model, Guesser(model, 0.5, full=True), (2, 1))
-    house.scheduler.plain.every = 5
-    answer = house.answer(prompt, sampling)
-    assert answer.plain == wanted
-    drafting = [bool(trace.drafted) for trace in house.traces if not trace.prefill_rows]
-    assert len(drafting) > 18
-    assert drafting[:18] == [*[True] * 5, False] * 3
-
-
-def test_a_scheduler_without_a_drafter_has_no_steps_to_leave_drafts_out_of() -> None:
-    house = House(TableModel(4))
-    house.scheduler.plain.every = 2
-    house.answer([1] * 10, SamplingParams(max_tokens=20, seed=1))
-    assert not house.scheduler.plain.due()

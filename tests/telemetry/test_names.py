@@ -32,7 +32,8 @@ ASKS: list[Json] = [
     *({"prompt": SAID * 3, "seed": seed, "ignore_eos": True} for seed in range(6)),
     {"prompt": SAID * 3, "seed": 1, "ignore_eos": True, "speculation": {"method": "draft_model"}},
     {"prompt": SAID * 3, "temperature": 0, "ignore_eos": True, "speculation": {"method": "ngram"}},
-    {"prompt": "Tell me", "seed": 2, "structured_outputs": {"choice": ["once upon a time", "the end of it"]}},
+    {"prompt": "Tell me", "seed": 2, "structured_outputs": {"choice": ["once upon a time", "the end of it"]}}
+    | {"speculation": {"method": "suffix"}},  # which finds nothing, so what is forced is drafted by the grammar alone
     {"prompt": "Say it", "seed": 3, "prediction": {"type": "content", "content": SAID}, "temperature": 0},
 ]
 

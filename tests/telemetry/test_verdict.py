@@ -14,7 +14,7 @@ from foresay.server.observe.telemetry.telemetry import Telemetry
 from foresay.server.observe.telemetry.views import LIVE_SECONDS
 from foresay.server.observe.telemetry.window import _cause, judged
 from foresay.server.text.choice import Piece
-from foresay.spec.plain import CHANGED
+from foresay.spec.budget.cost import CHANGED
 from foresay.spec.request import Delta, EngineInfo, Origin, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import StepTrace

@@ -52,17 +52,17 @@ def of_choices(budget: ModuleType) -> None:
     budget.Budget.stepped = wrong_stepped
 
 
-def of_plain_steps(plain: ModuleType) -> None:
-    saw = plain.PlainPace.saw
-    plain.PlainPace.saw = lambda self, rows, sequences, drafted, seconds: saw(
-        self, rows, sequences, drafted, wrong(seconds)
+def of_steps(cost: ModuleType) -> None:
+    saw = cost.CostModel.saw
+    cost.CostModel.saw = lambda self, rows, sequences, context, drafted, seconds: saw(
+        self, rows, sequences, context, drafted, wrong(seconds)
     )
 
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "foresay.server.engine.build": at_start,
     "foresay.spec.budget.budget": of_choices,
-    "foresay.spec.plain": of_plain_steps,
+    "foresay.spec.budget.cost": of_steps,
 }
 
 

@@ -1,4 +1,4 @@
-"""How far what was looked up is believed, from claims and from what came of them."""
+"""The one estimator: how far claims are believed, from what came of them, in a text, a salt, a cell of a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from foresay.spec.budget.claims import Salts, claimed
+from foresay.spec.budget.chance import Cells, Feature, Salts, chance_of, claimed, learn
 from foresay.spec.tree import DraftTree
 
 
@@ -94,15 +94,15 @@ def test_a_new_salt_begins_where_all_are_and_soon_goes_its_own_way() -> None:
 
 
 def test_no_more_salts_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foresay.spec.budget.claims._SALTS", 2)
+    monkeypatch.setattr("foresay.spec.budget.chance._SALTS", 2)
     salts = Salts()
-    before = salts.claims("a").before
+    _, before, _ = salts.claims("a").features
     for salt in ("b", "a", "c"):
         salts.claims(salt)
-    assert salts.claims("a").before is before, "it was asked for after b"
+    assert salts.claims("a").features[1] is before, "it was asked for after b"
     for salt in ("d", "e"):
         salts.claims(salt)
-    assert salts.claims("a").before is not before
+    assert salts.claims("a").features[1] is not before
 
 
 def test_claims_of_chains_and_what_they_come_to() -> None:
@@ -114,3 +114,23 @@ def test_claims_of_chains_and_what_they_come_to() -> None:
     assert len(claims.chances([0.3] * 19)) < 6, "no farther than anything is likely"
     claims.run = 10**9
     assert claims.chances(claimed(chain)) == pytest.approx([0.5, 0.4])
+
+
+def test_features_share_what_an_outcome_teaches_by_how_unsure_they_are() -> None:
+    """So what is known of many nodes is moved by one of them less than what is known of it alone."""
+    sure, unsure = Feature(0.1), Feature(1.0)
+    learn(0.0, (sure, unsure), True)
+    assert 0 < sure.shift < 0.2 * unsure.shift
+    alone = Feature(1.1)
+    learn(0.0, (alone,), True)
+    assert chance_of(0.0, (sure, unsure)) == pytest.approx(chance_of(0.0, (alone,)), abs=0.01)
+
+
+def test_a_cell_is_believed_as_it_begins_and_then_by_how_often_it_came() -> None:
+    cells, dice = Cells([0.9, 0.2, 0.5]), random.Random(3)
+    for _ in range(300):
+        cells.saw(0, dice.random() < 0.6)
+        cells.saw(1, True)
+    assert cells.chances[0] == pytest.approx(0.6, abs=0.12)
+    assert cells.chances[1] > 0.9
+    assert cells.chances[2] == 0.5
