@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresay.verifier.ops.kernels import gate, logits, norm, rotate, take
+from foresay.verifier.ops.gate import gate_heads
+from foresay.verifier.ops.kernels import rotate, rows
+from foresay.verifier.ops.launch import row_of, warps
+from foresay.verifier.ops.logits import finish_logits
+from foresay.verifier.ops.norm import embed, pair
 from foresay.verifier.ops.records import Norm, Partials
+from foresay.verifier.ops.take import take_both
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
@@ -29,8 +34,8 @@ def test_norm(width, share, centred, capability, tmp_path) -> None:
     arguments |= ({"y": "*fp32"} if share else {}) | (dict.fromkeys(("weight", "shift"), "*fp32") if centred else {})
     read = {"SEGMENTS": 4 if share else 1, "BIAS": bool(share), "CHAINED": capability >= 90}
     how = {"SHARE": share, "NORM": True, "SHIFTED": centred, "CENTRED": centred}
-    constants = {"WIDTH": width, "BLOCK": norm.block(width)} | how | read
-    made = compile_kernel(norm.norm_rows, arguments, constants, tmp_path, capability, norm.warps(width))
+    constants = row_of(torch.empty(0, device="meta"), width) | how | read
+    made = compile_kernel(rows.norm_rows, arguments, constants, tmp_path, capability, warps(width))
     assert fits(made, registers=120 if centred else 64)
     assert "rsqrt.approx" not in made.ptx, "the root is rounded as torch's"
 
@@ -41,9 +46,9 @@ def test_what_a_pass_begins_with(capability, tmp_path) -> None:
 
     def call() -> None:
         tokens = of(6, dtype=torch.int64)
-        take.take_both(of(64, 128), of(64, 128), tokens)
-        take.embed(of(64, 4096), tokens, Norm(of(4096), 1e-5))
-        take.pair(of(64, 4096), tokens, of(6, 4096), (of(4096), of(4096)), 1e-5, keep_normed=False)
+        take_both.launch(of(64, 128), of(64, 128), tokens)
+        embed.launch(of(64, 4096), tokens, Norm(of(4096), 1e-5))
+        pair.launch(of(64, 4096), tokens, of(6, 4096), (of(4096), of(4096)), 1e-5, keep_normed=False)
 
     made = compile_launches(call, tmp_path, capability)
     assert set(made) == {"both_rows", "embedded_rows", "paired_rows"}
@@ -53,7 +58,7 @@ def test_what_a_pass_begins_with(capability, tmp_path) -> None:
 @pytest.mark.parametrize("cap", [None, 30.0])
 def test_finished_logits(cap, capability, tmp_path) -> None:
     given = torch.empty(6, 50_257, device="meta")
-    made = compile_launches(lambda: logits.finish_logits(given, 0.5, cap), tmp_path, capability)
+    made = compile_launches(lambda: finish_logits.launch(given, 0.5, cap), tmp_path, capability)
     assert fits(made["finish_rows"], registers=64) and ("ex2" in made["finish_rows"].ptx) == (cap is not None)
 
 
@@ -61,7 +66,7 @@ def test_finished_logits(cap, capability, tmp_path) -> None:
 def test_the_gate_of_heads(segments, capability, tmp_path) -> None:
     x, sums = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((6, 4096), (3, 6, 4096)))
     product = x if segments == 1 else Partials(sums.float(), x[0])
-    made = compile_launches(lambda: gate.gate_heads(x, product), tmp_path, capability)
+    made = compile_launches(lambda: gate_heads.launch(x, product), tmp_path, capability)
     assert fits(made["gate_rows"], registers=64)
 
 

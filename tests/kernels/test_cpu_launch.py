@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from foresay.verifier.ops.kernels.cpu import launch, rows
+from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, borrowed, recording, room
 from foresay.verifier.ops.kernels.cpu.threads import Threads, give_way, use, wanted
@@ -202,8 +202,8 @@ def test_denormals_are_numbers_in_every_thread() -> None:
 
 
 def test_the_first_of_what_is_equal_is_compiled_once() -> None:
-    assert rows._taking() is rows._taking()
-    assert isinstance(rows._taking(), launch.Launcher)
+    assert _doubling() is _doubling()
+    assert isinstance(_doubling(), launch.Launcher)
 
 
 def test_ops_of_torch_are_entries_too() -> None:

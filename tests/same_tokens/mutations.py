@@ -22,12 +22,14 @@ from foresay.spec.protocols import Rows
 from foresay.spec.sample import Unsampled
 from foresay.spec.score import logprobs_of_run
 from foresay.verifier import settle
-from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rotate, rounded
+from foresay.verifier.model import paged_pass
+from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rounded
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
-from foresay.verifier.ops.kernels.cpu.launch import Compiled
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted
 from foresay.verifier.ops.kernels.cpu.types import F32, I64
 from foresay.verifier.ops.kernels.cpu.values import Value
 from foresay.verifier.ops.move import move_paths
+from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.paged_rows import WrittenRows
 
 
@@ -146,13 +148,13 @@ def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scales_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each head has the largest scale that it has in any row of the pass."""
-    store = rotate.rotate_and_store
 
-    def then_largest(qkv: Tensor, rotation: Any, layer: Any, slots: Tensor, norms: Any, *out: Tensor) -> None:
-        store(qkv, rotation, layer, slots, norms, *out)
-        _largest_scales()(layer[2], slots, out[1], layer[2][0].numel())
+    def then_largest(qkv: Tensor, rotation: Any, layer: Any, slots: Tensor, norms: Any, count: Tensor) -> Tensor:
+        query = rotate_and_store(qkv, rotation, layer, slots, norms, count)
+        _largest_scales()(layer[2], slots, counted(count, len(qkv)), layer[2][0].numel())
+        return query
 
-    monkeypatch.setattr(rotate, "rotate_and_store", then_largest)
+    monkeypatch.setattr(paged_pass, "rotate_and_store", then_largest)
 
 
 @Compiled

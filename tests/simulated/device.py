@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from foresay.verifier.ops.eager import Op
 from foresay.verifier.ops.kernels.cpu.traced import asks_for_numbers
 from tests.kernels.binder import on_gpu
 
@@ -318,7 +319,7 @@ def kernels() -> Iterator[None]:
             name for name in sys.modules if name.startswith("foresay.verifier.ops.") and ".kernels" not in name
         ]
         for value in vars(sys.modules[name]).values()
-        if inspect.isfunction(value) and value.__module__ == name and _is_kernel(value)
+        if getattr(value, "__module__", "") == name and _is_kernel(value)
     ]
     launched = {id(op): _launched(op) for op in ops}
     replaced: list[tuple[Any, str, Any]] = []
@@ -340,9 +341,13 @@ def _is_made_of_others(func: Any) -> bool:
     return made
 
 
-@cache
-def _is_kernel(op: Callable[..., Any]) -> bool:
-    return "is_cuda" in inspect.getsource(op) and not op.__name__.startswith("_")
+def _is_kernel(op: Any) -> bool:
+    if isinstance(op, Op):
+        return op.has_gpu_kernel
+    return inspect.isfunction(op) and not op.__name__.startswith("_") and "is_cuda" in _source(op)
+
+
+_source = cache(inspect.getsource)
 
 
 def _launched(op: Callable[..., Any]) -> Callable[..., Any]:

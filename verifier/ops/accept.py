@@ -11,10 +11,15 @@ from torch import Tensor
 
 from foresay.spec.accept import accept
 from foresay.spec.tree import DraftTree
-from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.launch import launch, new
 from foresay.verifier.ops.records import AcceptedPaths
 
+#: One ancestor word holds this many nodes.
+_WORD = 64
 
+
+@op()
 def accept_paths(
     tokens: Tensor,
     parents: Tensor,
@@ -31,15 +36,7 @@ def accept_paths(
     int64[B], how many nodes each tree has; what is behind them is not looked at, and 0 is a sequence that is only
     padding. live: int32[B], 0 for padding too; None: none of them is.
     """
-    if tokens.is_cuda:
-        from foresay.verifier.ops.kernels import accept as kernels
-
-        return kernels.accept_paths(tokens, parents, ancestors, sampled, nodes, slots, live)
     nodes = nodes if live is None else nodes * live
-    if compiled(tokens):
-        from foresay.verifier.ops.kernels.cpu import accept as of_cpu
-
-        return of_cpu.accept_paths(tokens, parents, ancestors, sampled, nodes, slots)
     found = AcceptedPaths.empty(tokens)
     for row, count in enumerate(nodes.tolist()):
         if count:
@@ -58,6 +55,26 @@ def _write(found: AcceptedPaths, row: int, path: list[int], emitted: list[int], 
     found.sources[row, :length] = slots[path]
 
 
+@accept_paths.kernel
+def _accept_paths(
+    tokens: Tensor,
+    parents: Tensor,
+    ancestors: Tensor,
+    sampled: Tensor,
+    nodes: Tensor,
+    slots: Tensor,
+    live: Tensor | None = None,
+) -> AcceptedPaths:
+    sequences, width = tokens.shape
+    assert width <= _WORD, "a tree holds at most 64 nodes"
+    found = AcceptedPaths(new((sequences,), tokens), *(new(tokens.shape, tokens) for _ in range(3)))
+    results = (found.lengths, found.paths, found.emitted, found.sources)
+    arguments = (tokens, parents, ancestors, sampled, nodes, slots, *results, nodes if live is None else live, width)
+    launch("trees.walk_trees", (sequences,), arguments, {"PADDED": live is not None, "WORD": _WORD}, num_warps=2)
+    return found
+
+
+@op()
 def report(
     found: AcceptedPaths, tokens: Tensor, parents: Tensor, nodes: Tensor, sampled: Tensor, out: Tensor, no_parent: int
 ) -> None:
@@ -65,13 +82,19 @@ def report(
 
     out: int64[B, 1 + 4 N]. no_parent: what stands for the parent where there is no node. The rest as above.
     """
-    if tokens.is_cuda:
-        from foresay.verifier.ops.kernels import accept as kernels
-
-        kernels.report(found, tokens, parents, nodes, sampled, out, no_parent)
-        return
     marked = real_parents(parents, nodes, no_parent)
     out.copy_(torch.cat((found.lengths[:, None], found.paths, tokens, marked, sampled), dim=1))
+
+
+@report.kernel
+def _report(
+    found: AcceptedPaths, tokens: Tensor, parents: Tensor, nodes: Tensor, sampled: Tensor, out: Tensor, no_parent: int
+) -> None:
+    sequences, width = tokens.shape
+    launch(
+        "trees.report_rows", (sequences,), (found.lengths, found.paths, tokens, parents, nodes, sampled, out, width),
+        {"NONE": no_parent, "WORD": _WORD}, num_warps=2,
+    )  # fmt: skip
 
 
 def real_parents(parents: Tensor, nodes: Tensor, no_parent: int) -> Tensor:

@@ -1,14 +1,24 @@
-"""Who runs an op on a CPU: a compiled kernel, or its torch reference, op by op."""
+"""Who runs an op: its torch reference, op by op, or a kernel, of a GPU or of a processor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields
+from functools import cached_property, update_wrapper
+from importlib import import_module
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from torch import Tensor
 
 _references: ContextVar[bool] = ContextVar("references", default=False)
+#: Whether Triton's kernels are run by its interpreter, on tensors of a CPU: then an op that has no kernel but Triton's
+#: is computed by torch, unless its kernel is asked for by name.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @contextmanager
@@ -24,3 +34,76 @@ def references() -> Iterator[None]:
 def compiled(x: Tensor) -> bool:
     """Whether an op on this tensor runs a compiled kernel of a CPU."""
     return x.device.type == "cpu" and not _references.get()
+
+
+class Op(Generic[P, R]):
+    """An op: a function of torch that is its contract, and what runs it faster on the device of its first argument.
+
+    gpu, cpu: the files of kernels and of kernels/cpu that have a function of the op's name, with its arguments; or it
+    is given by a decorator, :meth:`kernel` for both. On a device that has none the reference runs.
+    """
+
+    def __init__(self, reference: Callable[P, R], gpu: str | None, cpu: str | None) -> None:
+        update_wrapper(self, reference)
+        self._reference, self._files = reference, (gpu, cpu and f"cpu.{cpu}")
+        self.launch: Callable[P, R] = reference
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        first = _tensor_of(args[0] if args else next(iter(kwargs.values())))
+        if first.is_cuda:
+            return self._of_gpu(*args, **kwargs)
+        return (self._of_cpu if compiled(first) else self._reference)(*args, **kwargs)
+
+    def on_gpu(self, run: Callable[..., R]) -> Callable[..., R]:
+        """Decorates what runs on a GPU."""
+        self._of_gpu = run
+        return run
+
+    def on_cpu(self, run: Callable[..., R]) -> Callable[..., R]:
+        """Decorates what runs on a CPU."""
+        self._of_cpu = run
+        return run
+
+    def kernel(self, launch: Callable[P, R]) -> Callable[P, R]:
+        """Decorates what launches a kernel that both have."""
+        self.launch, self._of_gpu, self._of_cpu = launch, launch, self._reference if INTERPRETED else launch
+        return launch
+
+    @property
+    def has_gpu_kernel(self) -> bool:
+        """Whether a GPU runs a kernel of ours for it."""
+        return self._of_gpu is not self._reference
+
+    @cached_property
+    def _of_gpu(self) -> Callable[P, R]:
+        return self._found(self._files[0])
+
+    @cached_property
+    def _of_cpu(self) -> Callable[P, R]:
+        return self._found(self._files[1])
+
+    def _found(self, file: str | None) -> Callable[P, R]:
+        if file is None:
+            return self._reference
+        found: Callable[P, R] = getattr(import_module(f"foresay.verifier.ops.kernels.{file}"), self._reference.__name__)
+        return found
+
+
+class _Decorator(Protocol):
+    def __call__(self, reference: Callable[P, R]) -> Op[P, R]: ...
+
+
+def op(gpu: str | None = None, cpu: str | None = None) -> _Decorator:
+    """Decorates the reference of an :class:`Op`."""
+
+    def decorate(reference: Callable[P, R]) -> Op[P, R]:
+        return Op(reference, gpu, cpu)
+
+    return decorate
+
+
+def _tensor_of(argument: Any) -> Tensor:
+    """The first tensor of an argument, which may be a tuple or a record of some."""
+    while not isinstance(argument, Tensor):
+        argument = argument[0] if isinstance(argument, tuple) else getattr(argument, fields(argument)[0].name)
+    return argument

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.launch import launch, new, on_triton
 
 
+@op()
 def lay_out(
     tables: Tensor, page_size: int, lengths: Tensor, depths: Tensor, nodes: Tensor, live: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -17,16 +19,23 @@ def lay_out(
     ones. live: int32[S], 0 for a sequence that is only padding: its rows are at position 0, in slot 0 of page 0.
     The pages of a live sequence reach as far as its rows. Returns positions and slots, int64[S * N].
     """
-    if tables.is_cuda:
-        from foresay.verifier.ops.kernels import lay_out as kernels
-
-        return kernels.lay_out(tables, page_size, lengths, depths, nodes, live)
-    if compiled(lengths):
-        from foresay.verifier.ops.kernels.cpu import recent as of_cpu
-
-        return of_cpu.lay_out(tables, page_size, lengths, depths, nodes, live)
     real = (live != 0)[:, None]
     start = lengths.long()[:, None]
     places = (start + nodes).where(real, 0)
     slots = tables.long().gather(1, places // page_size) * page_size + places % page_size
     return (start + depths).where(real, 0).flatten(), slots.where(real, 0).flatten()
+
+
+@lay_out.kernel
+def _lay_out(
+    tables: Tensor, page_size: int, lengths: Tensor, depths: Tensor, nodes: Tensor, live: Tensor
+) -> tuple[Tensor, Tensor]:
+    rows, width, together = nodes.numel(), nodes.shape[1], 128 if on_triton(nodes) else 1
+    positions, slots = new((rows,), nodes), new((rows,), nodes)
+    launch(
+        "trees.lay_out_rows", (-(-rows // together),),
+        (tables, lengths, depths, nodes, live, positions, slots,
+         rows, tables.shape[1], width, width if depths.dim() == 2 else 0),
+        {"PAGE_SIZE": page_size, "ROWS": together},
+    )  # fmt: skip
+    return positions, slots

@@ -10,10 +10,12 @@ import math
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.launch import launch, new, on_triton
 from foresay.verifier.ops.records import Above, Kept, Pieces
 
 
+@op(cpu="level")
 def keep_children(
     children: Tensor,
     chances: Tensor,
@@ -28,10 +30,6 @@ def keep_children(
     rounding, counts as 0: no child is likelier than its parent. marks: int64[W], what each
     of the kept has in its word beside its parent's. picks: int64[W], flat places ``node * k + child``.
     """
-    if compiled(children):
-        from foresay.verifier.ops.kernels.cpu import level as kernels
-
-        return kernels.keep_children(children, chances, above, marks, picks, curves)
     count, (front, looked) = len(marks), (above.scores.shape[1], children.shape[2])
     scores = chances if curves is None else _on_curves(chances, curves)
     flat = (scores.clamp(max=0.0) + above.scores[:, :, None]).flatten(1)
@@ -57,23 +55,41 @@ def _on_curves(chances: Tensor, curves: Pieces) -> Tensor:
     return made.view_as(chances).masked_fill(chances == -math.inf, -math.inf)
 
 
+@op()
 def positions_below(ends: Tensor, depths: Tensor) -> Tensor:
     """int64[S * N]: the positions of tokens below nodes. ends: int64[S, 1], behind the roots. depths: int32[S, N]."""
-    if compiled(ends):
-        from foresay.verifier.ops.kernels.cpu import level as kernels
-
-        return kernels.positions_below(ends, depths)
     return (ends + depths).flatten()
 
 
+@positions_below.kernel
+def _positions_below(ends: Tensor, depths: Tensor) -> Tensor:
+    out = new((depths.numel(),), ends)
+    _one_by_one("trees.below_rows", (ends, depths, out), out, depths.shape[1], {})
+    return out
+
+
+@op()
 def known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None = None) -> Tensor:
     """The tokens as another model's: those it does not have as its last one, those that are none as the first.
 
     tokens: int64, contiguous. read: int64[V], its id for each; None where they are the same.
     """
-    if compiled(tokens):
-        from foresay.verifier.ops.kernels.cpu import level as kernels
-
-        return kernels.known_tokens(tokens, vocab_size, read)
     known = tokens.clamp(0, vocab_size - 1)
     return known if read is None else read[known]
+
+
+@known_tokens.kernel
+def _known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None = None) -> Tensor:
+    out = new(tokens.shape, tokens)
+    translated = read is not None
+    arguments = (tokens, tokens if read is None else read, out)
+    _one_by_one("trees.known_rows", arguments, out, vocab_size - 1, {"TRANSLATED": translated})
+    return out
+
+
+def _one_by_one(
+    kernel: str, arguments: tuple[Tensor, ...], out: Tensor, number: int, constants: dict[str, bool]
+) -> None:
+    together = 128 if on_triton(out) else 1
+    grid = (-(-out.numel() // together),)
+    launch(kernel, grid, (*arguments, number, out.numel()), constants | {"ROWS": together})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import compiled, op
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.records import Gate, Partials
 
@@ -92,12 +92,9 @@ def unfinished_linear(
     return linear(x, plain, whole_bias).to(dtype)
 
 
+@op(gpu="segments")
 def finish(product: Partials, dtype: torch.dtype, gated: Gate = "") -> Tensor:
     """[R, O] of ``dtype``, or [R, O / 2] of halves."""
-    if product.sums.is_cuda:
-        from foresay.verifier.ops.kernels import segments
-
-        return segments.finish(product, dtype, gated)
     whole = product.finished(dtype)
     return _applied(whole, gated) if gated else whole
 
@@ -110,19 +107,17 @@ def _applied(whole: Tensor, gated: Gate) -> Tensor:
     return torch.mul(opened, up)
 
 
+@op(gpu="linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``, rounded. Returns [R, O] of x's dtype.
 
     x: [R, K]. weight: [O, K]. bias: [O]. All of one dtype and contiguous. On a GPU sums are in fp32 and a row has the
     same bits with any number of rows.
     """
-    if x.is_cuda:
-        from foresay.verifier.ops.kernels import linear as kernels
-
-        return kernels.linear(x, weight, bias)
     return functional.linear(x, weight, bias)
 
 
+@op(gpu="linear")
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gated: Gate = "silu") -> Tensor:
     """``act(gate) * up`` for the two halves of ``x @ weight.T + bias``, gate first, or ``relu(x) ** 2`` of all of it.
     Returns [R, O / 2], or [R, O].
@@ -130,8 +125,4 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gated: G
     The product is rounded to x's dtype before, and what comes of a gate is too: the same steps as the product and the
     activation one after the other.
     """
-    if x.is_cuda:
-        from foresay.verifier.ops.kernels import linear as kernels
-
-        return kernels.gated_linear(x, weight, bias, gated)
     return _applied(functional.linear(x, weight, bias), gated)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.launch import launch, on_triton
 
 
+@op()
 def finish_logits(logits: Tensor, scale: float = 1.0, cap: float | None = None, count: Tensor | None = None) -> Tensor:
     """``x = logits * scale``, then ``cap * tanh(x / cap)`` if there is a cap; in place. Returns the logits.
 
@@ -15,17 +17,16 @@ def finish_logits(logits: Tensor, scale: float = 1.0, cap: float | None = None, 
     """
     if scale == 1.0 and cap is None:
         return logits
-    if logits.is_cuda:
-        from foresay.verifier.ops.kernels import logits as kernels
+    logits.mul_(scale)
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-        kernels.finish_logits(logits, scale, cap)
-    elif compiled(logits):
-        from foresay.verifier.ops.kernels.cpu import rows
-        from foresay.verifier.ops.kernels.cpu.launch import counted
 
-        rows.finish_logits(logits, scale, cap, counted(count, len(logits)))
-    else:
-        logits.mul_(scale)
-        if cap is not None:
-            logits.div_(cap).tanh_().mul_(cap)
+@finish_logits.kernel
+def _finish_logits(logits: Tensor, scale: float = 1.0, cap: float | None = None, count: Tensor | None = None) -> Tensor:
+    if scale == 1.0 and cap is None:
+        return logits
+    (rows, width), columns = logits.shape, 1024 if on_triton(logits) else 4096
+    constants = {"WIDTH": width, "CAP": cap or 0.0, "COLUMNS": columns}
+    grid = rows, -(-width // columns)
+    launch("rows.finish_rows", grid, (logits, scale), constants, count, rows=True, enable_fp_fusion=False)
     return logits

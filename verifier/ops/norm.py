@@ -6,24 +6,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.launch import as_normed, as_read, launch, new, row_of, warps
 from foresay.verifier.ops.level import known_tokens
 from foresay.verifier.ops.records import Norm, Partials
 from foresay.verifier.ops.take import copy_rows, take_rows
 
 
+@op()
 def norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:
     """``x / rms(x) * weight + bias`` over the last dimension, or the same of ``x - mean(x)``; computed in fp32.
 
     x: [..., D]. Each row's result depends on that row alone. count: int64[1], of how many rows, read when it runs (of
     compiled kernels; None: all).
     """
-    if x.is_cuda:
-        from foresay.verifier.ops.kernels import norm as kernels
-
-        return kernels.norm(x, how)
-    if compiled(x):
-        return _compiled(x.contiguous(), None, how, count)
     if x.dtype.itemsize == 4 and not how.centred and how.bias is None:
         return functional.rms_norm(x, (x.shape[-1],), how.weight, how.eps)
     wide = x.float()
@@ -36,6 +32,12 @@ def norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:
     return (wide if how.bias is None else wide.add_(how.bias)).to(x.dtype)
 
 
+@norm.kernel
+def _norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:
+    return _normed(x.reshape(-1, x.shape[-1]), None, how, count).view(x.shape)
+
+
+@op()
 def add_norm(
     x: Tensor, y: Tensor | Partials, how: Norm | None, count: Tensor | None = None, share: float = 1.0
 ) -> Tensor:
@@ -44,32 +46,34 @@ def add_norm(
     x, y: [R, D], contiguous; x is the residual stream and is changed in place. y may be a product that is not finished.
     share: ``share * y`` is rounded before it is added. Returns [R, D].
     """
-    if x.is_cuda:
-        from foresay.verifier.ops.kernels import norm as kernels
-
-        return kernels.add_norm(x, y, how, share)
     if isinstance(y, Partials):
         y = y.finished(x.dtype)
-    if compiled(x):
-        return _compiled(x, y, how, count, share)
     x.add_(y if share == 1.0 else y * share)
     return x if how is None else norm(x, how)
 
 
-def _compiled(x: Tensor, added: Tensor | None, how: Norm | None, count: Tensor | None, share: float = 1.0) -> Tensor:
-    from foresay.verifier.ops.kernels.cpu import rows
-    from foresay.verifier.ops.kernels.cpu.launch import counted, room
+@add_norm.kernel
+def _add_norm(
+    x: Tensor, y: Tensor | Partials, how: Norm | None, count: Tensor | None = None, share: float = 1.0
+) -> Tensor:
+    assert x.shape == (y if isinstance(y, Tensor) else y.sums).shape[-2:], "x and y are of one shape"
+    return _normed(x, y, how, count, share)
 
-    number = counted(count, x.shape[:-1].numel())
-    if how is None:
-        assert added is not None, "there is something to be done"
-        rows.add(x, added, share, number)
-        return x
-    out = room(x.shape, x.dtype)
-    rows.norm(x, added, (how.weight, how.bias), out, (how.eps, how.centred, share), number)
+
+def _normed(
+    x: Tensor, y: Tensor | Partials | None, how: Norm | None, count: Tensor | None, share: float = 0.0
+) -> Tensor:
+    rows, width = x.shape
+    out = x if how is None else new(x.shape, x)
+    (weights, eps, norming), (added, about) = as_normed(how, x), as_read(x if y is None else y)
+    launch(
+        "rows.norm_rows", (rows,), (x, *added, *weights, out, rows, eps),
+        {"SHARE": share} | row_of(x, width) | norming | about, count, rows=True, num_warps=warps(width),
+    )  # fmt: skip
     return out
 
 
+@op()
 def embed(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The rows of the tokens, the residual stream's beginning, and their norm: [R, D] each.
 
@@ -77,14 +81,24 @@ def embed(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None 
     of a product that runs before the addition to the stream.
     table: [V, D]. tokens: int64[R]. count: see :func:`~foresay.verifier.ops.take.take_rows`.
     """
-    if table.is_cuda:
-        from foresay.verifier.ops.kernels import take as kernels
-
-        return kernels.embed(table, tokens, how)
     x = take_rows(table, tokens, count)
     return x, x if how is None else norm(x, how, count)
 
 
+@embed.kernel
+def _embed(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    shape = rows, width = len(tokens), table.shape[1]
+    x = new(shape, table)
+    out = x if how is None else new(shape, table)
+    weights, eps, norming = as_normed(how, x)
+    launch(
+        "rows.embedded_rows", (rows,), (table, tokens, *weights, x, out, eps), row_of(table, width) | norming, count,
+        rows=True, num_warps=warps(width),
+    )  # fmt: skip
+    return x, out
+
+
+@op()
 def pair(
     table: Tensor, tokens: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], eps: float, keep_normed: bool
 ) -> tuple[Tensor, Tensor]:
@@ -93,11 +107,19 @@ def pair(
     table: [V, D]; a token that it does not have is its last one, what is none its first. tokens: int64[R]. hidden:
     [R, D]. weights: [D] each.
     """
-    if table.is_cuda:
-        from foresay.verifier.ops.kernels import take as kernels
-
-        return kernels.pair(table, tokens, hidden, weights, eps, keep_normed)
     of_token, of_hidden = (Norm(weight, eps) for weight in weights)
     normed = norm(hidden, of_hidden)
     embedded = norm(take_rows(table, known_tokens(tokens, len(table))), of_token)
     return torch.cat((embedded, normed), dim=-1), normed if keep_normed else copy_rows(hidden)
+
+
+@pair.kernel
+def _pair(
+    table: Tensor, tokens: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], eps: float, keep_normed: bool
+) -> tuple[Tensor, Tensor]:
+    rows, width = hidden.shape
+    out, stream = new((rows, 2 * width), hidden), new(hidden.shape, hidden)
+    constants = {"KNOWN": len(table), "NORMED": keep_normed} | row_of(table, width) | row_of(hidden, width)
+    arguments = (table, tokens, hidden, *weights, out, stream, eps)
+    launch("rows.paired_rows", (rows, 2), arguments, constants, rows=True, num_warps=warps(width))
+    return out, stream

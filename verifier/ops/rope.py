@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import store_rows
-from foresay.verifier.ops.eager import compiled
+from foresay.kvpaging.ops import LARGEST, store_rows
+from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.launch import as_read, as_stored, launch, new, on_triton, row_of
 from foresay.verifier.ops.norm import norm
 from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
 
@@ -22,6 +23,7 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     return swapped.mul_(signed_sin).addcmul_(heads, cos)
 
 
+@op()
 def rotate_and_store(
     qkv: Tensor | Partials,
     rotation: Rotation,
@@ -40,20 +42,9 @@ def rotate_and_store(
     compiled kernels; None: all).
     """
     cos, signed_sin, factor = rotation
-    if cos.is_cuda:
-        from foresay.verifier.ops.kernels import rotate as kernels
-
-        return kernels.rotate_and_store(qkv, rotation, layer, slots, norms)
     if isinstance(qkv, Partials):
         qkv = qkv.finished(cos.dtype)
     groups, dim = layer[0].shape[-2:]
-    if compiled(qkv):
-        from foresay.verifier.ops.kernels.cpu import rotate as on_cpu
-        from foresay.verifier.ops.kernels.cpu.launch import counted, room
-
-        query = room((len(qkv), qkv.shape[1] // dim - 2 * groups, dim), qkv.dtype)
-        on_cpu.rotate_and_store(qkv, rotation, layer, slots, norms, query, counted(count, len(qkv)))
-        return query
     heads = qkv.view(len(qkv), -1, dim)
     turning, value = heads[:, :-groups], heads[:, -groups:]
     if norms is not None and not norms.after:
@@ -74,3 +65,36 @@ def _normed(heads: Tensor, groups: int, norms: HeadNorms) -> Tensor:
         query, key = query.flatten(1), key.flatten(1)
     normed = norm(query, Norm(norms.query, norms.eps)), norm(key, Norm(norms.key, norms.eps))
     return torch.cat(normed, dim=1).view_as(heads)
+
+
+@rotate_and_store.kernel
+def _rotate_and_store(
+    qkv: Tensor | Partials,
+    rotation: Rotation,
+    layer: tuple[Tensor, Tensor, Tensor | None],
+    slots: Tensor,
+    norms: HeadNorms | None = None,
+    count: Tensor | None = None,
+) -> Tensor:
+    (cos, signed_sin, factor), (keys, values, scales) = rotation, layer
+    (product, bias), about = as_read(qkv)
+    groups, dim = keys.shape[-2:]
+    rows, heads = product.shape[-2], product.shape[-1] // dim
+    together = 8 if on_triton(product) else 1
+    if norms is not None and norms.whole and not on_triton(product):
+        together = heads  # their statistics are found once
+    query = new((rows, heads - 2 * groups, dim), cos)
+    read = (product, bias, cos, signed_sin, product if factor is None else factor)
+    weights = (product, product) if norms is None else (norms.query, norms.key)
+    launch(
+        "rotate.rotate_and_store_rows", (rows, -(-heads // together)),
+        (*read, *weights, query, *as_stored(keys, values, scales), slots, rows, 0.0 if norms is None else norms.eps),
+        {
+            "QUERIES": heads - 2 * groups, "GROUPS": groups, "DIM": dim, "HALF": dim // 2, "HEADS": together,
+            "BLOCK": row_of(product, dim // 2)["BLOCK"], "NORM": norms is not None,
+            "WHOLE": norms is not None and norms.whole, "AFTER": norms is not None and norms.after,
+            "FACTOR": factor is not None, "LARGEST": 0.0 if scales is None else LARGEST[keys.dtype],
+        } | about,
+        count, rows=True,
+    )  # fmt: skip
+    return query

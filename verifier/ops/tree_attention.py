@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.ops import dequantized
-from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.launch import new
 from foresay.verifier.ops.records import PagedRows, Places
 
 
@@ -29,6 +30,7 @@ def find_places(paged: PagedRows, rows: int, count: Tensor | None = None) -> Pla
     return paged.places
 
 
+@op()
 def tree_attention(
     query: Tensor,
     keys: Tensor,
@@ -52,16 +54,6 @@ def tree_attention(
     ``softcap * tanh(s / softcap)`` (Gemma 2); None: it stays. sinks: fp32[H], one more logit for each query head, which
     takes part in the softmax and has no value (gpt-oss); None: there are none.
     """
-    if query.is_cuda:
-        return _on_gpu(query, keys, values, scales, rows, scale, window, first, softcap, sinks)
-    if compiled(query):
-        from foresay.verifier.ops.kernels.cpu import attention
-        from foresay.verifier.ops.kernels.cpu.launch import room
-
-        mixed = room(query.shape, query.dtype)
-        places = find_places(rows, len(query), count)
-        attention.attend(query, keys, values, scales, places, mixed, scale, window or 0, first, softcap, sinks)
-        return mixed
     out = torch.zeros_like(query)
     for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):
         for row in range(begin, end):
@@ -75,24 +67,31 @@ def tree_attention(
     return out
 
 
+@tree_attention.on_gpu
 def _on_gpu(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scales: Tensor | None,
-    rows: PagedRows,
-    scale: float,
-    window: int | None,
-    first: int,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, window: int | None = None,
+    first: int = 0, count: Tensor | None = None, scales: Tensor | None = None, softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
     from foresay.verifier.ops.kernels.tree_attention import tree_attention
 
     kernel = chunk_attention if rows.words is None else tree_attention
     assert query.is_contiguous() and keys.is_contiguous() and values.is_contiguous(), "rows lie one behind the other"
     return kernel(query, keys, values, rows, scale, window, first, scales=scales, softcap=softcap, sinks=sinks)
+
+
+@tree_attention.on_cpu
+def _on_cpu(
+    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, window: int | None = None,
+    first: int = 0, count: Tensor | None = None, scales: Tensor | None = None, softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    from foresay.verifier.ops.kernels.cpu import attention
+
+    mixed, places = new(query.shape, query), find_places(rows, len(query), count)
+    attention.attend(query, keys, values, scales, places, mixed, scale, window or 0, first, softcap, sinks)
+    return mixed
 
 
 def _places(rows: PagedRows, sequence: int, order: int, row: int) -> Tensor:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from foresay.spec.sample import BROKEN
 from foresay.spec.tree import MAX_NODES, DraftTree
-from foresay.verifier.ops import accept as op
-from foresay.verifier.ops.kernels import accept
+from foresay.verifier.ops.accept import accept_paths, report
 from foresay.verifier.ops.records import NO_NODE
 from tests.spec.trees import random_tree, walk
 
@@ -51,8 +50,8 @@ def test_random_trees(width, device) -> None:
         inputs["slots"] = torch.randperm(1 << 20, generator=torch.Generator().manual_seed(width))[: 6 * width].view(
             6, -1
         )
-        wanted = op.accept_paths(**inputs)
-        found = accept.accept_paths(**{name: column.to(device) for name, column in inputs.items()})
+        wanted = accept_paths(**inputs)
+        found = accept_paths.launch(**{name: column.to(device) for name, column in inputs.items()})
         for name in ("lengths", "paths", "emitted", "sources"):
             assert torch.equal(getattr(found, name).cpu(), getattr(wanted, name)), name
         for row, tree in enumerate(trees):
@@ -69,7 +68,7 @@ def test_a_whole_chain_of_64_and_a_sequence_that_is_padding(device) -> None:
     inputs["nodes"][1] = 0
     inputs["sampled"] = torch.arange(1, 65).repeat(2, 1)
     inputs["slots"] = torch.arange(128).view(2, 64)
-    found = accept.accept_paths(**{name: column.to(device) for name, column in inputs.items()})
+    found = accept_paths.launch(**{name: column.to(device) for name, column in inputs.items()})
     assert found.lengths.tolist() == [64, 0]
     assert found.paths[0].tolist() == list(range(64)) and found.emitted[0].tolist() == list(range(1, 65))
     assert found.sources[0].tolist() == list(range(64))
@@ -84,12 +83,13 @@ def test_what_the_host_reads_and_who_is_padding(width, device) -> None:
     inputs["slots"] = torch.randperm(4 * width).view(4, width)
     live = torch.tensor([1, 0, 1, 1], dtype=torch.int32)
     outs = []
-    for kernels, where in ((op, torch.device("cpu")), (accept, device)):
+    for ours, where in ((False, torch.device("cpu")), (True, device)):
         there = {name: column.to(where) for name, column in inputs.items()}
-        found = kernels.accept_paths(**there, live=live.to(where))
+        accepted, told = (accept_paths.launch, report.launch) if ours else (accept_paths, report)
+        found = accepted(**there, live=live.to(where))
         assert found.lengths.tolist()[1] == 0 and (found.paths[1] == NO_NODE).all()
         outs.append(torch.zeros(4, 1 + 4 * width, dtype=torch.int64, device=where))
-        columns = (there[name] for name in ("tokens", "parents", "nodes", "sampled"))
-        kernels.report(found, *columns, outs[-1], -2)
+        tokens, parents, nodes, sampled = (there[name] for name in ("tokens", "parents", "nodes", "sampled"))
+        told(found, tokens, parents, nodes, sampled, outs[-1], -2)
     assert torch.equal(outs[0], outs[1].cpu()) and outs[0].any()
     assert (outs[0] == -2).any() == any(len(tree) < width for tree in trees)

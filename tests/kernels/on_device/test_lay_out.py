@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from foresay.spec.sample import BROKEN
-from foresay.verifier.ops import lay_out as places
-from foresay.verifier.ops import recent as texts
-from foresay.verifier.ops.kernels import lay_out, recent
+from foresay.verifier.ops.lay_out import lay_out
+from foresay.verifier.ops.recent import advance, text_ends
 
 pytestmark = pytest.mark.gpu
 
@@ -26,8 +25,8 @@ def test_lay_out(sequences, width, page_size, broadcast, device) -> None:
     live[2:3] = 0
     lengths[2:3] = 1 << 20
     arguments = (lengths, depths[0] if broadcast else depths, nodes, live)
-    wanted = places.lay_out(tables, page_size, *arguments)
-    found = lay_out.lay_out(tables.to(device), page_size, *(tensor.to(device) for tensor in arguments))
+    wanted = lay_out(tables, page_size, *arguments)
+    found = lay_out.launch(tables.to(device), page_size, *(tensor.to(device) for tensor in arguments))
     assert torch.equal(found[0].cpu(), wanted[0]) and torch.equal(found[1].cpu(), wanted[1])
     assert wanted[1].max() > 0
 
@@ -40,8 +39,8 @@ def test_texts_move_on(width, emitted, device) -> None:
     taken = torch.tensor([0, emitted, (emitted + 1) // 2])
     found = [tensor.to(device, copy=True) for tensor in (tokens[0], lengths, ends)]
     wanted = [tensor.clone() for tensor in (tokens[0], lengths, ends)]
-    recent.advance(found[0], found[1], found[2], tokens[1].to(device), taken.to(device))
-    texts.advance(wanted[0], wanted[1], wanted[2], tokens[1], taken)
+    advance.launch(found[0], found[1], found[2], tokens[1].to(device), taken.to(device))
+    advance(wanted[0], wanted[1], wanted[2], tokens[1], taken)
     assert all(torch.equal(a.cpu(), b) for a, b in zip(found, wanted, strict=True))
     assert wanted[1].tolist() == (lengths + taken).tolist() and wanted[0].min() >= 0
 
@@ -50,6 +49,6 @@ def test_texts_move_on(width, emitted, device) -> None:
 def test_text_ends(count, first, device) -> None:
     known = torch.arange(100, 100 + 5 * 9).view(5, 9)
     lengths = torch.tensor([20, 3, 1, 0, count - 1], dtype=torch.int32)
-    found = recent.text_ends(known.to(device), lengths.to(device), count, first)
-    wanted = texts.text_ends(known, lengths, count, first)
+    found = text_ends.launch(known.to(device), lengths.to(device), count, first)
+    wanted = text_ends(known, lengths, count, first)
     assert all(torch.equal(a.cpu(), b) and a.dtype == b.dtype for a, b in zip(found, wanted, strict=True))

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.ops import linear as op
-from foresay.verifier.ops.kernels import blocked, linear, norm
+from foresay.verifier.ops.kernels import blocked, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.norm import add_norm
 from foresay.verifier.ops.records import Norm
 from tests.combinations import alternating
 from tests.kernels.on_device.conftest import DTYPES
@@ -62,7 +63,7 @@ def check_all(device: torch.device, dtype: torch.dtype, rows: int, inner: int, o
     assert close(whole, op.linear(*on_cpu[:3]))
     read, scale = linear.product(x, BlockedWeight.of(weight, bias), dtype), noise(device, outer, dtype=dtype)
     streams = stream.clone(), stream.clone()
-    normed = [norm.add_norm(to, y, Norm(scale, 1e-5)) for to, y in zip(streams, (read, whole), strict=True)]
+    normed = [add_norm.launch(to, y, Norm(scale, 1e-5)) for to, y in zip(streams, (read, whole), strict=True)]
     assert torch.equal(*streams), "added up by the norm, the same bits as by a launch of their own"
     assert close(*normed)
     if outer % 2 == 0:
@@ -94,7 +95,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(programs, device, monk
 
     def normed(rows: slice) -> Tensor:
         read = linear.product(x[rows].clone(), BlockedWeight.of(weight, bias), EXACT)
-        return norm.add_norm(stream[rows].clone(), read, Norm(scale, 1e-5))
+        return add_norm.launch(stream[rows].clone(), read, Norm(scale, 1e-5))
 
     product, gated = linear.linear(x, weight, bias), linear.gated_linear(x, weight, bias)
     every = normed(slice(0, 70))

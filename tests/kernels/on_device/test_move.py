@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops import move as op
-from foresay.verifier.ops.kernels import move
+from foresay.verifier.ops.move import move_paths
 
 pytestmark = pytest.mark.gpu
 PAGE = 4
@@ -29,8 +28,8 @@ def assert_moved_alike(
     width = max(len(row) for row in sources) + 2
     index = (padded(sources, width, 2), padded(destinations, width, 45), torch.tensor([len(row) for row in sources]))
     moved = [tensor.to(device, copy=True) for tensor in (keys, values)]
-    move.move_paths(tuple(moved), *(tensor.to(device) for tensor in index))
-    op.move_paths((keys, values), *index)
+    move_paths.launch(tuple(moved), *(tensor.to(device) for tensor in index))
+    move_paths((keys, values), *index)
     assert torch.equal(moved[0].cpu(), keys) and torch.equal(moved[1].cpu(), values)
 
 
@@ -62,8 +61,8 @@ def test_scales_move_with_their_rows(groups, device) -> None:
     parts = [keys.to(torch.float8_e4m3fn), keys.flip(1).to(torch.float8_e4m3fn), scales]
     moved = [part.to(device, copy=True) for part in parts]
     index = (torch.tensor([[9, 11, 14]]), torch.tensor([[9, 10, 11]]), torch.tensor([3]))
-    move.move_paths(tuple(moved), *(tensor.to(device) for tensor in index))
-    op.move_paths(tuple(parts), *index)
+    move_paths.launch(tuple(moved), *(tensor.to(device) for tensor in index))
+    move_paths(tuple(parts), *index)
     assert all(torch.equal(a.cpu().float(), b.float()) for a, b in zip(moved, parts, strict=True))
     assert not torch.equal(scales[:, 14], scales[:, 9]) and torch.equal(moved[2].cpu()[:, 11], scales[:, 14])
 
@@ -74,9 +73,9 @@ def test_a_random_permutation_of_64_rows(device) -> None:
     sources, destinations = (torch.randperm(64, generator=generator)[None] + 16 for _ in range(2))
     moved = [tensor.to(device, copy=True) for tensor in (keys, values)]
     index = [tensor.to(device) for tensor in (sources, destinations, torch.tensor([64]))]
-    move.move_paths(tuple(moved), index[0], index[1], index[2])
+    move_paths.launch(tuple(moved), index[0], index[1], index[2])
     wanted = keys.clone()
     wanted[:, destinations[0]] = keys[:, sources[0]]
     assert torch.equal(moved[0].cpu(), wanted)
-    op.move_paths((keys, values), sources, destinations, torch.tensor([64]))
+    move_paths((keys, values), sources, destinations, torch.tensor([64]))
     assert torch.equal(moved[0].cpu(), keys) and torch.equal(moved[1].cpu(), values)

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.ops import as_bytes, dequantized
-from foresay.verifier.ops import gate as gate_op
-from foresay.verifier.ops import logits as logits_op
-from foresay.verifier.ops import norm as norm_op
-from foresay.verifier.ops import rope as rope_op
-from foresay.verifier.ops.kernels import gate, logits, norm, rotate, segments, take
+from foresay.verifier.ops.gate import gate_heads
+from foresay.verifier.ops.kernels import segments
+from foresay.verifier.ops.logits import finish_logits
+from foresay.verifier.ops.norm import add_norm, embed, norm, pair
 from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
+from foresay.verifier.ops.rope import rotate_and_store
+from foresay.verifier.ops.take import take_both
 from tests.combinations import pairwise
 from tests.kernels.on_device.conftest import DTYPES
 
@@ -43,10 +44,10 @@ def on_cpu(how: Norm) -> Norm:
 def test_norm(width, wide, dtype, device) -> None:
     x, weight = noise(device, ROWS, width, dtype=dtype), noise(device, width, dtype=torch.float32 if wide else dtype)
     how = Norm(weight, 1e-5)
-    result = norm.norm(x, how)
-    assert close(result, norm_op.norm(x.cpu(), on_cpu(how)), ulps=4.0)
+    result = norm.launch(x, how)
+    assert close(result, norm(x.cpu(), on_cpu(how)), ulps=4.0)
     for row in range(ROWS):
-        assert torch.equal(norm.norm(x[row : row + 1].clone(), how), result[row : row + 1])
+        assert torch.equal(norm.launch(x[row : row + 1].clone(), how), result[row : row + 1])
 
 
 @pytest.mark.parametrize("width", [96, 1000])
@@ -57,12 +58,12 @@ def test_a_layer_norm(wide, biased, width, dtype, device) -> None:
     weight, bias = noise(device, 2, width, dtype=torch.float32 if wide else dtype)
     how = Norm(weight, 1e-5, bias if biased else None, centred=True)
     x = noise(device, ROWS, width, dtype=dtype) + 3.0
-    result = norm.norm(x, how)
-    assert close(result, norm_op.norm(x.cpu(), on_cpu(how)), ulps=16.0)
+    result = norm.launch(x, how)
+    assert close(result, norm(x.cpu(), on_cpu(how)), ulps=16.0)
     for row in range(ROWS):
-        assert torch.equal(norm.norm(x[row : row + 1].clone(), how), result[row : row + 1])
-    assert torch.equal(norm.add_norm(x.clone(), torch.zeros_like(x), how), result)
-    assert torch.equal(take.embed(x, torch.arange(ROWS, device=device), how)[1], result)
+        assert torch.equal(norm.launch(x[row : row + 1].clone(), how), result[row : row + 1])
+    assert torch.equal(add_norm.launch(x.clone(), torch.zeros_like(x), how), result)
+    assert torch.equal(embed.launch(x, torch.arange(ROWS, device=device), how)[1], result)
 
 
 @pytest.mark.parametrize("width", [96, 1000])
@@ -70,11 +71,11 @@ def test_norm_behind_a_residual_addition(width, dtype, device) -> None:
     x, y = noise(device, ROWS, width, dtype=dtype), noise(device, ROWS, width, dtype=dtype).flip(0)
     weight = noise(device, width, dtype=dtype)
     stream, plain, how = x.clone(), x.cpu(), Norm(weight, 1e-6)
-    result = norm.add_norm(stream, y, how)
-    wanted = norm_op.add_norm(plain, y.cpu(), on_cpu(how))
+    result = add_norm.launch(stream, y, how)
+    wanted = add_norm(plain, y.cpu(), on_cpu(how))
     assert torch.equal(stream.cpu(), plain), "the stream carries the rounded sum"
     assert close(result, wanted, ulps=4.0)
-    assert torch.equal(norm.norm(stream, how), result), "one launch, the same bits as two"
+    assert torch.equal(norm.launch(stream, how), result), "one launch, the same bits as two"
 
 
 @pytest.mark.parametrize("width", [96, 1000])
@@ -84,11 +85,11 @@ def test_a_share_of_a_branch_is_added(width, dtype, device) -> None:
     partials, how = Partials(noise(device, 3, ROWS, width, dtype=torch.float32), y[0]), Norm(y[1], 1e-6)
     for added, whole in ((y, y), (partials, segments.finish(partials, dtype))):
         streams, plain = [x.clone() for _ in range(4)], x.cpu().clone()
-        norm_op.add_norm(plain, whole.cpu(), None, share=0.22)
-        assert norm.add_norm(streams[0], added, None, 0.22) is streams[0] and close(streams[0], plain, 1.0)
-        assert torch.equal(norm.add_norm(streams[1], added, how, 0.22), norm.norm(streams[0], how))
-        norm.add_norm(streams[2], added, None)
-        norm.add_norm(streams[3], added, how)
+        add_norm(plain, whole.cpu(), None, share=0.22)
+        assert add_norm.launch(streams[0], added, None, share=0.22) is streams[0] and close(streams[0], plain, 1.0)
+        assert torch.equal(add_norm.launch(streams[1], added, how, share=0.22), norm.launch(streams[0], how))
+        add_norm.launch(streams[2], added, None)
+        add_norm.launch(streams[3], added, how)
         assert torch.equal(streams[0], streams[1]) and torch.equal(streams[2], streams[3])
         assert torch.equal(streams[2], x + whole), "all of it, where no share is named"
 
@@ -96,7 +97,7 @@ def test_a_share_of_a_branch_is_added(width, dtype, device) -> None:
 def test_norm_of_heads_that_lie_among_others(dtype, device) -> None:
     x, weight = noise(device, ROWS, 6, 64, dtype=dtype), noise(device, 64, dtype=dtype)
     how = Norm(weight, 1e-5)
-    assert close(norm.norm(x[:, 1:5], how), norm_op.norm(x.cpu()[:, 1:5], on_cpu(how)), 4.0)
+    assert close(norm.launch(x[:, 1:5], how), norm(x.cpu()[:, 1:5], on_cpu(how)), 4.0)
 
 
 @pytest.mark.parametrize("width", [7, 1024, 1500])
@@ -105,16 +106,16 @@ def test_heads_are_gated(width, dtype, device) -> None:
     sums[0, 0, 0], sums[0, 1, 0] = 200.0, -200.0
     partials = Partials(sums, noise(device, width, dtype=dtype))
     product, found = partials.finished(dtype), x.clone()
-    gate.gate_heads(found, product)
-    assert close(found, gate_op.gate_heads(x.cpu().clone(), product.cpu()))
+    gate_heads.launch(found, product)
+    assert close(found, gate_heads(x.cpu().clone(), product.cpu()))
     assert found[0, 0] == x[0, 0] and found[1, 0] == 0.0
     for row in range(ROWS):
         alone = x[row : row + 1].clone()
-        gate.gate_heads(alone, product[row : row + 1].clone())
+        gate_heads.launch(alone, product[row : row + 1].clone())
         assert torch.equal(alone[0], found[row])
-    gate.gate_heads(x, partials)
+    gate_heads.launch(x, partials)
     assert torch.equal(x, found), "segments are added as the product itself adds them"
-    gate.gate_heads(x[:0], product[:0])
+    gate_heads.launch(x[:0], product[:0])
 
 
 class _Attention:
@@ -165,8 +166,8 @@ def test_rotation_and_store(heads, kind, dtype, device) -> None:
     kind = kind.removesuffix("factor").removesuffix(", ")
     norms, cpu = norms_of(kind, heads, dtype, device), torch.device("cpu")
     ours, plain = case.inputs(factor=factor), case.inputs(cpu, factor=factor)
-    result = rotate.rotate_and_store(*ours, norms)
-    wanted = rope_op.rotate_and_store(*plain, moved(norms, cpu))
+    result = rotate_and_store.launch(*ours, norms)
+    wanted = rotate_and_store(*plain, moved(norms, cpu))
     # Next to a rounding border the norm's last bit moves the product by one unit of a factor of size 4.
     loose = (16.0 if kind else 6.0) * (2 if factor else 1)
     assert result.shape == wanted.shape and close(result, wanted, loose)
@@ -197,14 +198,14 @@ def test_rows_are_quantised_on_the_way(heads, stored, dtype, device) -> None:
         query = kernel(qkv, rotation, (*kept, scales), slots)
         return query.cpu(), *(as_bytes(each).cpu() for each in kept), scales.cpu()
 
-    ours = run(rotate.rotate_and_store, slice(None), device)
-    wanted = run(rope_op.rotate_and_store, slice(None), torch.device("cpu"))
+    ours = run(rotate_and_store.launch, slice(None), device)
+    wanted = run(rotate_and_store, slice(None), torch.device("cpu"))
     assert torch.equal(ours[2], wanted[2]) and torch.equal(ours[3][:, 1].nan_to_num(), wanted[3][:, 1].nan_to_num())
     assert (ours[3][case.slots[4].cpu(), 1, -1]).isnan() and not ours[3][case.slots[3].cpu()].isnan().any()
     wide = [dequantized(part[1].view(stored), part[3][:, 0]) for part in (ours, wanted)]
     assert torch.allclose(wide[0], wide[1], rtol=0.13, atol=0.05), "next to a rounding border a number is the next one"
     for row in range(ROWS):
-        alone, slot = run(rotate.rotate_and_store, slice(row, row + 1), device), case.slots[row].cpu()
+        alone, slot = run(rotate_and_store.launch, slice(row, row + 1), device), case.slots[row].cpu()
         assert all(
             torch.equal(a[slot].nan_to_num(), b[slot].nan_to_num()) for a, b in zip(alone[1:], ours[1:], strict=True)
         )
@@ -214,10 +215,10 @@ def test_rows_are_quantised_on_the_way(heads, stored, dtype, device) -> None:
 def test_a_row_is_rotated_and_stored_alike_alone_and_in_company(kind, dtype, device) -> None:
     case = _Attention(device, dtype, 9, 3, 64)
     together, norms = case.inputs(factor=True), norms_of(kind, (9, 3, 64), dtype, device)
-    result = rotate.rotate_and_store(*together, norms)
+    result = rotate_and_store.launch(*together, norms)
     for row in range(ROWS):
         alone = case.inputs(part=slice(row, row + 1), factor=True)
-        query, slot = rotate.rotate_and_store(*alone, norms), case.slots[row]
+        query, slot = rotate_and_store.launch(*alone, norms), case.slots[row]
         assert torch.equal(query[0], result[row])
         stored = zip(alone[2][:2], together[2][:2], strict=True)
         assert all(torch.equal(mine[slot], its[slot]) for mine, its in stored)
@@ -235,7 +236,7 @@ def test_segments_are_added_as_the_product_itself_adds_them(biased, kind, dtype,
 
     def run(qkv: Tensor | Partials) -> tuple[Tensor, ...]:
         _, rotation, layer, slots = case.inputs()
-        return rotate.rotate_and_store(qkv, rotation, layer, slots, norms), *layer[:2]
+        return rotate_and_store.launch(qkv, rotation, layer, slots, norms), *layer[:2]
 
     assert all(torch.equal(a, b) for a, b in zip(run(partials), run(whole), strict=True))
 
@@ -245,36 +246,36 @@ def test_what_a_pass_begins_with(keep_normed, width, dtype, device) -> None:
     """The bits of the kernels that do it in several launches."""
     table, hidden, weights = (noise(device, n, width, dtype=dtype) for n in (9, ROWS, 2))
     tokens, places = torch.tensor([3, 8, 0, 12, -1], device=device), torch.tensor([8, 0, 0, 5, 1], device=device)
-    cos, sin = take.take_both(table, -table, places)
+    cos, sin = take_both.launch(table, -table, places)
     assert torch.equal(cos, table[places]) and torch.equal(sin, -table[places])
     of = [Norm(weight, 1e-5) for weight in weights]
-    x, normed = take.embed(table, places, of[0])
-    assert torch.equal(x, table[places]) and torch.equal(normed, norm.norm(x, of[0]))
-    x, normed = take.embed(table, places, None)
+    x, normed = embed.launch(table, places, of[0])
+    assert torch.equal(x, table[places]) and torch.equal(normed, norm.launch(x, of[0]))
+    x, normed = embed.launch(table, places, None)
     assert torch.equal(x, table[places]) and normed is x
-    both, stream = take.pair(table, tokens, hidden, (weights[0], weights[1]), 1e-5, keep_normed)
-    of_hidden = norm.norm(hidden, of[1])
-    of_tokens = norm.norm(table[tokens.clamp(0, 8)], of[0])
+    both, stream = pair.launch(table, tokens, hidden, (weights[0], weights[1]), 1e-5, keep_normed)
+    of_hidden = norm.launch(hidden, of[1])
+    of_tokens = norm.launch(table[tokens.clamp(0, 8)], of[0])
     assert torch.equal(both, torch.cat((of_tokens, of_hidden), dim=1))
     assert torch.equal(stream, of_hidden if keep_normed else hidden)
     plain = [each.cpu() for each in (table, tokens, hidden, *weights)]
-    wanted = norm_op.pair(plain[0], plain[1], plain[2], (plain[3], plain[4]), 1e-5, keep_normed)
+    wanted = pair(plain[0], plain[1], plain[2], (plain[3], plain[4]), 1e-5, keep_normed)
     assert close(both, wanted[0]) and close(stream, wanted[1])
 
 
 def test_no_rows_is_no_launch(device) -> None:
     empty = torch.empty(0, 64, device=device)
-    assert norm.norm(empty, Norm(torch.ones(64, device=device), 1e-5)).shape == (0, 64)
+    assert norm.launch(empty, Norm(torch.ones(64, device=device), 1e-5)).shape == (0, 64)
 
 
 @pytest.mark.parametrize(("scale", "cap"), [(0.25, None), (1.0, 30.0), (6.0, 5.0)])
 def test_finished_logits(scale, cap, device) -> None:
     x = noise(device, ROWS, 1500, dtype=torch.float32)
-    wanted, found = logits_op.finish_logits(x.cpu().clone(), scale, cap), x.clone()
-    logits.finish_logits(found, scale, cap)
+    wanted, found = finish_logits(x.cpu().clone(), scale, cap), x.clone()
+    finish_logits.launch(found, scale, cap)
     torch.testing.assert_close(found.cpu(), wanted, rtol=1e-6, atol=1e-6 * (cap or 0.0))
     for row in range(ROWS):
         alone = x[row : row + 1].clone()
-        logits.finish_logits(alone, scale, cap)
+        finish_logits.launch(alone, scale, cap)
         assert torch.equal(alone[0], found[row])
-    logits.finish_logits(x[:0], scale, cap)
+    finish_logits.launch(x[:0], scale, cap)

@@ -1,1 +1,1 @@
-"""Triton bodies of the ops, one idea per file; each launcher has the contract of the op of the same name."""
+"""Bodies in Triton's language: a GPU's kernels, and in rows, rotate and trees a CPU's too."""

@@ -29,7 +29,7 @@ from foresay.verifier.ops.kernels.key_blocks import (
     tile_sequence,
     tiles_of,
 )
-from foresay.verifier.ops.kernels.quantized_rows import as_stored
+from foresay.verifier.ops.launch import as_stored
 from foresay.verifier.ops.records import PagedRows
 
 

@@ -5,19 +5,8 @@ The bits of fp8 (e4m3) are made of integers: so it is on every GPU, and in the i
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-
-def as_stored(keys: Tensor, values: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and scales as kernels take them; where there are no scales, something that is not read."""
-    if scales is None:
-        return keys, values, keys
-    if keys.dtype is torch.int8:
-        return keys, values, scales
-    return keys.view(torch.uint8), values.view(torch.uint8), scales
 
 
 @triton.jit

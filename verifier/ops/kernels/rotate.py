@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from foresay.kvpaging.ops import LARGEST
-from foresay.verifier.ops.kernels.chain import chained, wait_turn
-from foresay.verifier.ops.kernels.norm import inverse_rms, weighted
-from foresay.verifier.ops.kernels.quantized_rows import as_stored, narrowed, scale_of
-from foresay.verifier.ops.kernels.segments import ROWS, as_read, product_at
-from foresay.verifier.ops.records import HeadNorms, Partials, Rotation
-
-_HEADS = 8
+from foresay.verifier.ops.kernels.chain import wait_turn
+from foresay.verifier.ops.kernels.quantized_rows import narrowed, scale_of
+from foresay.verifier.ops.kernels.rows import inverse_rms, kept, weighted
+from foresay.verifier.ops.kernels.segments import ROWS, product_at
 
 
 @triton.jit
@@ -122,8 +117,8 @@ def rotate_and_store_rows(
             scale = inverse_rms(_squares(wide_low, wide_high), DIM, eps)[:, None]
         weight_low = _weight(query_weight, key_weight, heads, columns, whole, QUERIES, GROUPS, DIM, WHOLE)
         weight_high = _weight(query_weight, key_weight, heads, columns + HALF, whole, QUERIES, GROUPS, DIM, WHOLE)
-        wide_low = weighted(wide_low * scale, weight_low, kind).to(kind).to(tl.float32)
-        wide_high = weighted(wide_high * scale, weight_high, kind).to(kind).to(tl.float32)
+        wide_low = kept(weighted(wide_low * scale, weight_low, kind).to(kind).to(tl.float32))
+        wide_high = kept(weighted(wide_high * scale, weight_high, kind).to(kind).to(tl.float32))
 
     turn = row * DIM + columns
     cos_low = tl.load(cos + turn, whole, 0.0).to(tl.float32)
@@ -131,10 +126,10 @@ def rotate_and_store_rows(
     sin_low = tl.load(signed_sin + turn, whole, 0.0).to(tl.float32)
     sin_high = tl.load(signed_sin + turn + HALF, whole, 0.0).to(tl.float32)
     # As the reference: the product with the sine is rounded, the sum with the other product once.
-    turned_low = ((wide_high * sin_low).to(kind).to(tl.float32) + wide_low * cos_low).to(kind)
-    turned_high = ((wide_low * sin_high).to(kind).to(tl.float32) + wide_high * cos_high).to(kind)
+    turned_low = tl.fma(wide_low, cos_low, (wide_high * sin_low).to(kind).to(tl.float32)).to(kind)
+    turned_high = tl.fma(wide_high, cos_high, (wide_low * sin_high).to(kind).to(tl.float32)).to(kind)
     if AFTER:
-        wide_low, wide_high = turned_low.to(tl.float32), turned_high.to(tl.float32)
+        wide_low, wide_high = kept(turned_low.to(tl.float32)), kept(turned_high.to(tl.float32))
         scale = inverse_rms(_squares(wide_low, wide_high), DIM, eps)[:, None]
         weight_low = _weight(query_weight, key_weight, heads, columns, whole, QUERIES, GROUPS, DIM, WHOLE)
         weight_high = _weight(query_weight, key_weight, heads, columns + HALF, whole, QUERIES, GROUPS, DIM, WHOLE)
@@ -151,8 +146,8 @@ def rotate_and_store_rows(
     tl.store(queries + query, query_low, is_query)
     tl.store(queries + query + HALF, query_high, is_query)
     if LARGEST > 0:
-        turned_low = tl.where(is_value, low, turned_low).to(tl.float32)
-        turned_high = tl.where(is_value, high, turned_high).to(tl.float32)
+        turned_low = kept(tl.where(is_value, low, turned_low).to(tl.float32))
+        turned_high = kept(tl.where(is_value, high, turned_high).to(tl.float32))
         own = scale_of(turned_low, turned_high, LARGEST)
         turned_low = narrowed(turned_low, own, keys.dtype.element_ty, LARGEST)
         turned_high = narrowed(turned_high, own, keys.dtype.element_ty, LARGEST)
@@ -164,51 +159,3 @@ def rotate_and_store_rows(
     is_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
     tl.store(keys + key, turned_low, is_key)
     tl.store(keys + key + HALF, turned_high, is_key)
-
-
-def rotate_and_store(
-    qkv: Tensor | Partials,
-    rotation: Rotation,
-    layer: tuple[Tensor, Tensor, Tensor | None],
-    slots: Tensor,
-    norms: HeadNorms | None = None,
-) -> Tensor:
-    """As :func:`foresay.verifier.ops.rope.rotate_and_store`."""
-    (keys, values, scales), (cos, signed_sin, factor) = layer, rotation
-    groups, dim = keys.shape[-2:]
-    (product, bias), about = as_read(qkv)
-    rows, width = product.shape[-2:]
-    count = width // dim - 2 * groups
-    whole = (product, cos, signed_sin, keys, values, slots)
-    assert all(tensor.is_contiguous() for tensor in whole), "rows lie one behind the other"
-    assert product.data_ptr() % 16 == 0, "other alignments are compiled otherwise, and may sum in another order"
-    queries = cos.new_empty(rows, count, dim)
-    if rows:
-        rotate_and_store_rows[(rows, triton.cdiv(count + 2 * groups, _HEADS))](
-            product,
-            bias,
-            cos,
-            signed_sin,
-            product if factor is None else factor,
-            product if norms is None else norms.query,
-            product if norms is None else norms.key,
-            queries,
-            *as_stored(keys, values, scales),
-            slots,
-            rows,
-            0.0 if norms is None else norms.eps,
-            QUERIES=count,
-            GROUPS=groups,
-            DIM=dim,
-            HALF=dim // 2,
-            BLOCK=triton.next_power_of_2(dim // 2),
-            HEADS=_HEADS,
-            NORM=norms is not None,
-            WHOLE=norms is not None and norms.whole,
-            AFTER=norms is not None and norms.after,
-            FACTOR=factor is not None,
-            LARGEST=0.0 if scales is None else LARGEST[keys.dtype],
-            **about,
-            **chained(),
-        )
-    return queries

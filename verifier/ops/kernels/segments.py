@@ -6,14 +6,13 @@ queries and keys. Others get it from a launch of its own.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.launch import as_read
 from foresay.verifier.ops.records import Gate, Partials, turns_of
 
 #: A kernel is not compiled again for numbers of rows that are 1 or even.
@@ -43,14 +42,6 @@ def product_at(product, bias, row, columns, inside, R, kind: tl.constexpr, OUTER
     for segment in tl.static_range(1, SEGMENTS):
         total = total + tl.load(product + tl.cast(R, tl.int64) * (segment * OUTER) + where, inside, 0.0)
     return finished(total, bias, columns, inside, kind, BIAS)
-
-
-def as_read(product: Tensor | Partials) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
-    """A product as kernels take it that end with :func:`product_at`: pointers, constants."""
-    if isinstance(product, Tensor):
-        return (product, product), {"SEGMENTS": 1, "BIAS": False}
-    sums, bias = product.sums, product.bias
-    return (sums, sums if bias is None else bias), {"SEGMENTS": len(sums), "BIAS": bias is not None}
 
 
 #: What is done to a product, as a number for kernels: above zero to its halves.

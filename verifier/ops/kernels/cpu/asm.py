@@ -61,6 +61,7 @@ class Kernel(Arithmetic):
         self._allocations = ir.IRBuilder(self._function.append_basic_block("variables"))
         self._first = self._function.append_basic_block("begin")
         self.builder = ir.IRBuilder(self._first)
+        self._filled: dict[tuple[ir.Type, float], Value] = {}
         self._arguments, self.thread, self.threads = (Value(self, raw) for raw in self._function.args)
 
     def code(self) -> Code:
@@ -70,6 +71,11 @@ class Kernel(Arithmetic):
         return Code(str(self.module), self.processor)
 
     # -- arguments --------------------------------------------------------------------------------------------------
+
+    def hidden(self, value: int) -> Value:
+        """An int64 that LLVM does not know."""
+        of = ir.FunctionType(I64, [I64])
+        return Value(self, self.builder.asm(of, "", "=r,0", [ir.Constant(I64, value)], side_effect=False))
 
     def number(self, index: int) -> Value:
         """Argument number ``index``, an int64."""
@@ -156,6 +162,14 @@ class Kernel(Arithmetic):
         room = self.allocated(of, count)
         room.align = 64
         return Value(self, room)
+
+    def filled(self, of: ir.Type, value: float) -> Value:
+        """A vector in memory, of equal ones that are there when the kernel begins; a pointer."""
+        if (of, value) not in self._filled:
+            room = self._filled[of, value] = self.array(of, LANES)
+            nothing = ir.Constant(ir.ArrayType(I8, LANES * BYTES[of]), None)
+            self._allocations.store(self.constant(value, vector(of)).raw if value else nothing, room.raw)
+        return self._filled[of, value]
 
     def at(self, pointer: Value, index: Operand, of: ir.Type) -> Value:
         """The address of number ``index`` of an array."""

@@ -19,7 +19,12 @@ _KNOTS = 2 * LANES
 
 
 def keep_children(
-    children: Tensor, chances: Tensor, above: Above, marks: Tensor, picks: Tensor | None, curves: Pieces | None
+    children: Tensor,
+    chances: Tensor,
+    above: Above,
+    marks: Tensor,
+    picks: Tensor | None = None,
+    curves: Pieces | None = None,
 ) -> Kept:
     """As :func:`foresay.verifier.ops.level.keep_children`."""
     (sequences, rows, looked), (front, count) = children.shape, (above.scores.shape[1], len(marks))
@@ -32,41 +37,6 @@ def keep_children(
         sequences, rows, front, looked, count,
     )  # fmt: skip
     return kept
-
-
-def positions_below(ends: Tensor, depths: Tensor) -> Tensor:
-    """As :func:`foresay.verifier.ops.level.positions_below`."""
-    out = launch.room((depths.numel(),), torch.int64)
-    _adding()(ends, depths, out, depths.numel(), depths.shape[1])
-    return out
-
-
-def known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None) -> Tensor:
-    """As :func:`foresay.verifier.ops.level.known_tokens`."""
-    out = launch.room(tokens.shape, torch.int64)
-    _reading(read is not None)(tokens, 0 if read is None else read, out, tokens.numel(), vocab_size - 1)
-    return out
-
-
-@Compiled
-def _adding() -> Kernel:
-    k = Kernel("positions_below")
-    ends, depths, out = (k.pointer(index) for index in range(3))
-    with k.share(k.number(3)) as row:
-        depth = k.integer(k.load(depths, I32, row), I64)
-        k.store(k.load(ends, I64, row // k.number(4)) + depth, out, row)
-    return k
-
-
-@Compiled
-def _reading(translates: bool) -> Kernel:
-    k = Kernel("known_tokens")
-    tokens, read, out = (k.pointer(index) for index in range(3))
-    with k.share(k.number(3)) as row:
-        token, last = k.load(tokens, I64, row), k.number(4)
-        token = k.select(token > 0, k.select(token < last, token, last), 0)
-        k.store(k.load(read, I64, token) if translates else token, out, row)
-    return k
 
 
 @Compiled

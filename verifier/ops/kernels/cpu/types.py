@@ -36,6 +36,7 @@ OF_TORCH = {
     torch.bfloat16: BF16,
     torch.float8_e4m3fn: E4M3,
     torch.int8: I8,
+    torch.int16: I16,
     torch.int32: I32,
     torch.int64: I64,
 }

@@ -1,0 +1,197 @@
+"""What of a step is done to trees and texts rather than to numbers: where rows go, the accepted path of each tree, how
+its rows move down and its text moves on. Every body is a GPU's and a processor's (:mod:`foresay.verifier.ops.launch`).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from foresay.verifier.ops.kernels.chain import wait_turn
+
+
+@triton.jit(do_not_specialize=["rows", "pages", "width", "depth_stride"])
+def lay_out_rows(
+    tables,
+    lengths,
+    depths,
+    nodes,
+    live,
+    positions,
+    slots,
+    rows,
+    pages,
+    width,
+    depth_stride,
+    PAGE_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """ROWS rows. depth_stride: from one sequence's depths to the next's, 0 where all have the same.
+
+    Of the sizes only the page's is compiled in: trees and tables have many.
+    """
+    wait_turn(CHAINED)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside, sequence = row < rows, row // width
+    real = inside & (tl.load(live + sequence, inside, 0) != 0)
+    length = tl.load(lengths + sequence, real, 0).to(tl.int64)
+    depth = tl.load(depths + sequence * depth_stride + row % width, real, 0)
+    place = length + tl.load(nodes + row, real, 0)
+    page = tl.load(tables + sequence.to(tl.int64) * pages + place // PAGE_SIZE, real, 0).to(tl.int64)
+    tl.store(positions + row, tl.where(real, length + depth, 0), inside)
+    tl.store(slots + row, tl.where(real, page * PAGE_SIZE + place % PAGE_SIZE, 0), inside)
+
+
+@triton.jit(do_not_specialize=["width"])
+def walk_trees(
+    tokens,
+    parents,
+    ancestors,
+    sampled,
+    counts,
+    slots,
+    lengths,
+    paths,
+    emitted,
+    sources,
+    live,
+    width,
+    PADDED: tl.constexpr,
+    WORD: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """The words of spec/accept.py: bit i of ``match`` says that token i is the sample at its parent."""
+    wait_turn(CHAINED)
+    sequence = tl.program_id(0)
+    node = tl.arange(0, WORD)
+    count = tl.load(counts + sequence)
+    if PADDED:
+        count *= tl.load(live + sequence)
+    real = node < count
+    at = sequence * width + node
+    parent = tl.load(parents + at, real & (node > 0), 0)
+    at_parent = tl.load(sampled + sequence * width + parent, real, -1)
+    match = (node == 0) | (tl.load(tokens + at, real, -1) == at_parent)
+    bits = tl.full((WORD,), 1, tl.int64) << node.to(tl.int64)
+    matched = tl.sum(tl.where(real & match, bits, 0), axis=0)
+    word = tl.load(ancestors + at, real, -1)
+    # Siblings differ, so the accepted nodes are one path, and the deepest of them has the highest number.
+    deepest = tl.max(tl.where(real & ((word & ~matched) == 0), node, -1), axis=0)
+    path_word = tl.sum(tl.where(node == deepest, word, 0), axis=0)
+    on_path = (path_word & bits) != 0
+    length = tl.sum(on_path.to(tl.int32), axis=0)
+    place = sequence * width + tl.cumsum(on_path.to(tl.int32), axis=0) - 1
+    tl.store(paths + place, node.to(tl.int64), on_path)
+    tl.store(emitted + place, tl.load(sampled + at, on_path, 0), on_path)
+    tl.store(sources + place, tl.load(slots + at, on_path, 0), on_path)
+    behind = (node >= length) & (node < width)
+    tl.store(paths + at, tl.full((WORD,), -1, tl.int64), behind)
+    tl.store(emitted + at, tl.full((WORD,), -1, tl.int64), behind)
+    tl.store(sources + at, tl.full((WORD,), -1, tl.int64), behind)
+    tl.store(lengths + sequence, length.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["width"])
+def report_rows(lengths, paths, tokens, parents, counts, sampled, out, width, NONE: tl.constexpr, WORD: tl.constexpr,
+                CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (B,): what the host reads of one sequence."""
+    wait_turn(CHAINED)
+    sequence, node = tl.program_id(0), tl.arange(0, WORD)
+    inside, at, to = node < width, sequence * width + node, out + sequence * (1 + 4 * width)
+    tl.store(to, tl.load(lengths + sequence))
+    parent = tl.where(node < tl.load(counts + sequence), tl.load(parents + at, inside, 0), NONE)
+    tl.store(to + 1 + node, tl.load(paths + at, inside, 0), inside)
+    tl.store(to + 1 + width + node, tl.load(tokens + at, inside, 0), inside)
+    tl.store(to + 1 + 2 * width + node, parent, inside)
+    tl.store(to + 1 + 3 * width + node, tl.load(sampled + at, inside, 0), inside)
+
+
+@triton.jit(do_not_specialize=["slots", "path_width"])
+def move_columns(
+    keys,
+    values,
+    sources,
+    destinations,
+    lengths,
+    slots,
+    path_width,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """Grid (S, pieces, L): COLUMNS words of all ROWS of a sequence, in one layer; the last pieces are the values'.
+
+    No other program reads or writes what this one does, so they may run in any order. All rows are read, then all
+    threads meet, then rows are written: any destination may be any source.
+    """
+    wait_turn(CHAINED)
+    KEY_PIECES: tl.constexpr = (KEY_WIDTH + COLUMNS - 1) // COLUMNS
+    sequence, piece, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    rows = tl.arange(0, ROWS)
+    real = rows < tl.load(lengths + sequence)
+    source = tl.load(sources + sequence * path_width + rows, real, 0)
+    destination = tl.load(destinations + sequence * path_width + rows, real, 0)
+    moving = (real & (source != destination))[:, None]
+    of_keys = piece < KEY_PIECES
+    base, width = tl.where(of_keys, keys, values), tl.where(of_keys, KEY_WIDTH, VALUE_WIDTH)
+    columns = (tl.where(of_keys, piece, piece - KEY_PIECES) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    inside = moving & (columns < width)
+    start = base + layer.to(tl.int64) * slots * width + columns
+    held = tl.load(start + source[:, None] * width, inside)
+    tl.debug_barrier()
+    tl.store(start + destination[:, None] * width, held, inside)
+
+
+@triton.jit(do_not_specialize=["width", "nodes"])
+def advance_rows(recent, lengths, ends, emitted, taken, width, nodes, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    """Token j becomes token ``j + taken`` of the recent ones with the emitted ones behind them."""
+    wait_turn(CHAINED)
+    sequence, lane = tl.program_id(0), tl.arange(0, BLOCK)
+    inside, more = lane < width, tl.load(taken + sequence)
+    place = lane + more
+    old = tl.load(recent + sequence * width + place, inside & (place < width), 0)
+    new = tl.load(emitted + sequence * nodes + place - width, inside & (place >= width), 0)
+    length, end = tl.load(lengths + sequence) + more, tl.load(ends + sequence) + more
+    tl.debug_barrier()  # all threads have read before one writes
+    tl.store(recent + sequence * width + lane, tl.maximum(tl.where(place < width, old, new), 0), inside)
+    tl.store(lengths + sequence, length.to(tl.int32))
+    tl.store(ends + sequence, end)
+
+
+@triton.jit(do_not_specialize=["width", "count", "first"])
+def end_rows(recent, lengths, tokens, begins, roots, width, count, first, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    """The last ``count`` tokens of one text, as :func:`foresay.verifier.ops.recent.text_ends` has them."""
+    wait_turn(CHAINED)
+    sequence, lane = tl.program_id(0), tl.arange(0, BLOCK)
+    length = tl.load(lengths + sequence)
+    begin = tl.maximum(length - count + 1, first)
+    root = tl.maximum(length - begin, 0)
+    place = tl.minimum(lane + width - 1 - root, width - 1)
+    tl.store(tokens + sequence * count + lane, tl.load(recent + sequence * width + place), lane < count)
+    tl.store(begins + sequence, begin)
+    tl.store(roots + sequence, (root + count * sequence).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["width", "rows"])
+def below_rows(ends, depths, out, width, rows, ROWS: tl.constexpr, CHAINED: tl.constexpr):
+    """ROWS positions, of sequences of ``width``."""
+    wait_turn(CHAINED)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    depth = tl.load(depths + row, inside, 0)
+    tl.store(out + row, tl.load(ends + row // width, inside, 0) + depth, inside)
+
+
+@triton.jit(do_not_specialize=["last", "rows"])
+def known_rows(tokens, read, out, last, rows, TRANSLATED: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr):
+    """ROWS tokens, ``last`` at most, and what ``read`` has for them if TRANSLATED."""
+    wait_turn(CHAINED)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    token = tl.minimum(tl.maximum(tl.load(tokens + row, inside, 0), 0), last)
+    if TRANSLATED:
+        token = tl.load(read + token, inside, 0)
+    tl.store(out + row, token, inside)

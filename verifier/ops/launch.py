@@ -1,0 +1,140 @@
+"""Launching a kernel whose body is a GPU's and a processor's: Triton's compiler makes code of it for the one, and
+:mod:`~foresay.verifier.ops.kernels.cpu.language` for the other. Imports no triton before a kernel is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foresay.verifier.ops.eager import INTERPRETED
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.language import Language
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
+from foresay.verifier.ops.kernels.cpu.types import OF_TORCH
+from foresay.verifier.ops.records import Norm, Partials
+
+
+def on_triton(x: Tensor) -> bool:
+    """Whether Triton runs kernels on this tensor."""
+    return INTERPRETED or x.device.type != "cpu"
+
+
+def new(shape: Sequence[int], beside: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty tensor for what a kernel writes, where another one is, and of its dtype unless another is named."""
+    dtype = dtype or beside.dtype
+    return beside.new_empty(tuple(shape), dtype=dtype) if on_triton(beside) else room(shape, dtype)
+
+
+def launch(
+    kernel: str,
+    grid: tuple[int, ...],
+    arguments: tuple[Tensor | float, ...],
+    constants: dict[str, Any],
+    count: Tensor | None = None,
+    rows: bool = False,
+    **of_gpu: Any,
+) -> None:
+    """Run it for each place of a grid.
+
+    kernel: its file and its name. count: int64[1], how many of the grid's first axis are run, read when it runs (of a
+    processor; None: all). rows: whether its blocks lie side by side in memory. of_gpu: options of Triton's.
+    """
+    tensors = [one for one in arguments if isinstance(one, Tensor)]
+    assert all(one.is_contiguous() for one in tensors), "a kernel reads numbers one behind the other"
+    if 0 in grid:
+        return
+    if on_triton(tensors[0]):
+        chain = import_module("foresay.verifier.ops.kernels.chain")
+        _body(kernel)[grid](*arguments, **constants, **of_gpu, **chain.chained())
+        return
+    kinds = tuple(one.dtype if isinstance(one, Tensor) else int if isinstance(one, int) else one for one in arguments)
+    made = _written(kernel, grid[1:], kinds, tuple(constants.items()), rows)
+    made(counted(count, grid[0]), *(one for one in arguments if not isinstance(one, float)))
+
+
+@cache
+def _body(kernel: str) -> Any:
+    file, name = kernel.split(".")
+    return getattr(import_module(f"foresay.verifier.ops.kernels.{file}"), name)
+
+
+@Compiled
+def _written(
+    kernel: str, within: tuple[int, ...], kinds: tuple[Any, ...], constants: tuple[tuple[str, Any], ...], rows: bool
+) -> Kernel:
+    """within: the grid's further axes. kinds: of the arguments: the dtype of a tensor, int, or a float itself."""
+    body = _body(kernel)
+    k = Kernel(kernel.partition(".")[2])
+    with k.share(k.counted(0) * prod(within)) as unit:
+        parts = [prod(within[at:]) for at in range(len(within) + 1)]
+        programs = [unit // part if not at else unit // part % within[at - 1] for at, part in enumerate(parts)]
+        tl, place = Language(k, programs, rows), 0
+        given: list[Any] = []
+        for name, kind in zip(body.arg_names, kinds, strict=False):
+            place += not isinstance(kind, float)
+            if isinstance(kind, torch.dtype):
+                given.append(tl.pointer(name, k.pointer(place), OF_TORCH[kind]))
+            else:
+                given.append(tl.number(k.number(place)) if kind is int else kind)
+        tl.run(body, *given, **dict(constants), CHAINED=False)
+    return k
+
+
+# -- what several kernels are given ------------------------------------------------------------------------------------
+
+
+def as_read(product: Tensor | Partials) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+    """A product as kernels take it that end with ``product_at``: pointers, constants."""
+    if isinstance(product, Tensor):
+        return (product, product), {"SEGMENTS": 1, "BIAS": False}
+    sums, bias = product.sums, product.bias
+    return (sums, sums if bias is None else bias), {"SEGMENTS": len(sums), "BIAS": bias is not None}
+
+
+def as_normed(how: Norm | None, otherwise: Tensor) -> tuple[tuple[Tensor, Tensor], float, dict[str, Any]]:
+    """A norm as kernels take it that call ``normed`` if NORM: pointers, which are ``otherwise`` where nothing is read;
+    eps, constants."""
+    if how is None:
+        return (otherwise, otherwise), 0.0, {"NORM": False, "SHIFTED": False, "CENTRED": False}
+    constants = {"NORM": True, "SHIFTED": how.bias is not None, "CENTRED": how.centred}
+    return (how.weight, how.weight if how.bias is None else how.bias), how.eps, constants
+
+
+def as_stored(keys: Tensor, values: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys, values and scales as kernels take them; where there are no scales, something that is not read."""
+    if scales is None:
+        return keys, values, keys
+    if keys.dtype is torch.int8 or not on_triton(keys):
+        return keys, values, scales
+    return keys.view(torch.uint8), values.view(torch.uint8), scales
+
+
+def padded(count: int) -> int:
+    """The power of two that holds so many: Triton's blocks are of no other size."""
+    return 1 << (count - 1).bit_length()
+
+
+def row_of(x: Tensor, width: int) -> dict[str, int]:
+    """The constants of a program that has a whole row of ``x``."""
+    if not on_triton(x):
+        return {"WIDTH": width, "BLOCK": width}
+    # Triton compiles other code for other alignments, and it may sum in another order.
+    assert x.data_ptr() % 16 == 0, "rows begin on 16 bytes, as every new tensor does"
+    return {"WIDTH": width, "BLOCK": padded(width)}
+
+
+def of_any_width(x: Tensor, width: int) -> dict[str, int]:
+    """The same where the width is no constant: a processor's loop goes as far as there are numbers."""
+    return {"BLOCK": padded(width) if on_triton(x) else 1 << 30}
+
+
+def warps(width: int) -> int:
+    """By the width alone: the order of a row's sum must not depend on how many rows there are."""
+    return 8 if width > 1024 else 4 if width > 256 else 1
