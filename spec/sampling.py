@@ -62,7 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """Raise :class:`InvalidRequest` naming the first field that is out of range."""
         for field, good, wanted in self._rules():
             if not good:
-                raise InvalidRequest(field, f"{field} must be {wanted}, got {getattr(self, field)}")
+                raise InvalidRequest(field, f" must be {wanted}, got {getattr(self, field)}")
         for field, tokens in self._tokens_named():
             check_tokens(field, tokens, vocab_size)
 
@@ -101,7 +101,7 @@ def check_tokens(field: str, tokens: Collection[int], vocab_size: int | None = N
     """Raise :class:`InvalidRequest` naming the field if it holds what is no token of a model."""
     for token in (min(tokens), max(tokens)) if tokens else ():
         if token < 0 or (vocab_size is not None and token >= vocab_size):
-            raise InvalidRequest(field, f"{field} holds {token}, which is not a token of the model")
+            raise InvalidRequest(field, f" holds {token}, which is not a token of the model")
 
 
 def _countable(count: int | None) -> bool:

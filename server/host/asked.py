@@ -214,9 +214,9 @@ class Asked(Observed):
                     self._stepped(trace)
                 for delta in deltas:
                     self._in_flight.take(delta)
-            case frames.Rejected(id, param, message, code):
+            case frames.Rejected(id, fault, code):
                 kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
-                self._in_flight.reject(id, kind(param, message))
+                self._in_flight.reject(id, kind(*fault))
             case frames.Shadowed(report):
                 self._tell(self.observe_shadow, report)
             case frames.Inspected():

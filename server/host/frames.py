@@ -21,6 +21,7 @@ import msgspec
 
 from foresay.server.engine.costs import Costs
 from foresay.server.settings.config import EngineConfig
+from foresay.spec.errors import Fault
 from foresay.spec.request import Delta, EngineInfo, Footprint, Request
 from foresay.spec.trace import ShadowReport, StepTrace
 
@@ -120,8 +121,7 @@ class Rejected(msgspec.Struct, tag="rejected"):
     raised."""
 
     id: str
-    param: str
-    message: str
+    fault: Fault
     code: str | None = None
 
 
@@ -161,7 +161,7 @@ def unpack_up(body: bytes) -> UpFrame | Rejected:
     try:
         frame: UpFrame = _up_decoder.decode(body)
     except (ValueError, RecursionError) as error:
-        return Rejected(_id_in(body), "", f"the engine cannot read this request: {error}")
+        return Rejected(_id_in(body), ((), f"the engine cannot read this request: {error}", ""))
     return frame
 
 

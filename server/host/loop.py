@@ -113,7 +113,7 @@ class Loop:
                 raise constraint
             self._engine.add(request, constraint)
         except InvalidRequest as error:
-            self._link.send(frames.Rejected(request.id, error.param, error.message, error.code))
+            self._link.send(frames.Rejected(request.id, error.fault, error.code))
         except Exception as error:  # the others need not know
             log.exception("request %s could not begin", request.id)
             with contextlib.suppress(Exception):

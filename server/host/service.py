@@ -21,14 +21,14 @@ from foresay.server.observe.selfcheck.check import CheckedEngine, SelfCheck
 from foresay.server.observe.telemetry.telemetry import Telemetry
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import EngineFailed, QueueFull, Unavailable
-from foresay.server.schemas.shared import MetricsLevel, RequestWarning
+from foresay.server.schemas.shared import MetricsLevel
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import Names
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import Rendered, Room
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer, loader_of
-from foresay.server.text.warned import WarningLog, warning
+from foresay.server.text.warned import Warned, WarningLog, warning
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
 
@@ -47,7 +47,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     exact: bool
     metrics_level: MetricsLevel = "summary"
-    warnings: tuple[RequestWarning, ...] = ()
+    warnings: tuple[Warned, ...] = ()
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,8 +114,7 @@ class TextStream:
         """Turn the tokens of one step into text; called by the engine that steps."""
         if delta.finish_reason == "error":
             message = delta.error or "the engine gave up on this request"
-            blamed = delta.error_param is not None
-            self._error = InvalidRequest(delta.error_param or "", message) if blamed else ForesayError(message)
+            self._error = ForesayError(message) if delta.fault is None else InvalidRequest(*delta.fault)
             return
         piece = self._choice.take(delta)
         self._tokens += piece.token_ids

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from foresay.spec.errors import InvalidRequest
+from foresay.spec.errors import InvalidRequest, Path
 
 LARGEST_BODY = 4 << 20
 #: Bytes of a body that came give it another second.
@@ -38,8 +38,9 @@ def largest_body(longest: int) -> int:
     return max(LARGEST_BODY, BYTES_A_TOKEN * longest)
 
 
-def weigh(json: bytes, field: str = "", what: str = "The body") -> int:
+def weigh(json: bytes, field: str | Path = (), what: str = "The body") -> int:
     """The texts, lists and objects in some JSON. Raises :class:`InvalidRequest` if they are too many or too deep.
+    what: it is called, before the field's name.
 
     Text that is no JSON may pass: the decoder says what is wrong with it.
     """
@@ -49,9 +50,9 @@ def weigh(json: bytes, field: str = "", what: str = "The body") -> int:
         brackets = b"".join(plain.split(b'"')[::2]).translate(None, _NO_BRACKETS)
         parts += brackets.count(b"[") + brackets.count(b"{")
     if parts > MOST_PARTS:
-        raise InvalidRequest(field, f"{what} has {TOO_MANY}")
+        raise InvalidRequest(field, f" has {TOO_MANY}", what)
     if _depth(brackets) > MOST_DEPTH:
-        raise InvalidRequest(field, f"{what} is {TOO_DEEP}")
+        raise InvalidRequest(field, f" is {TOO_DEEP}", what)
     return parts
 
 
@@ -64,14 +65,14 @@ def _depth(brackets: bytes) -> int:
     return int(np.cumsum(np.where(opens, 1, -1)).max(initial=0))
 
 
-def check_count(given: Sized | None, most: int, field: str, what: str = "entries") -> None:
+def check_count(given: Sized | None, most: int, field: str | Path, what: str = "entries") -> None:
     """Raise for more than ``most`` entries; of a text: characters."""
     if given is not None and len(given) > most:
-        raise InvalidRequest(field, f"{field} holds {len(given):,} {what}; at most {most:,} are allowed")
+        raise InvalidRequest(field, f" holds {len(given):,} {what}; at most {most:,} are allowed")
 
 
-def check_bytes(given: Any, most: int, field: str) -> None:
+def check_bytes(given: Any, most: int, field: str | Path) -> None:
     """Raise for a value that takes more than ``most`` bytes as JSON."""
     size = 0 if given is None else len(msgspec.json.encode(given))
     if size > most:
-        raise InvalidRequest(field, f"{field} has {size:,} bytes as JSON; at most {most:,} are allowed")
+        raise InvalidRequest(field, f" has {size:,} bytes as JSON; at most {most:,} are allowed")

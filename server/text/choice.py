@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from foresay.server.schemas.shared import FinishReason, RequestWarning
+from foresay.server.schemas.shared import FinishReason
 from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
 from foresay.server.text.detokenize import Detokenizer, StopSearch
 from foresay.server.text.parts import OutputParser, Part, PlainText, TokenText, ToolCallPart, joined, step_of, tokens_of
 from foresay.server.text.tokenizer import Tokenizer
+from foresay.server.text.warned import Warned
 from foresay.spec.names import PREDICTION
 from foresay.spec.request import Delta, Origin, Request, TokenLogprobs
 from foresay.spec.trace import Statistics
@@ -82,7 +83,7 @@ class Choice:
         eos_token_ids: Sequence[int],
         context: Sequence[int] = (),
         parser: OutputParser | None = None,
-        warnings: tuple[RequestWarning, ...] = (),
+        warnings: tuple[Warned, ...] = (),
         words: str = "",
     ) -> None:
         self.request, self.words = request, words

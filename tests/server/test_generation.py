@@ -154,7 +154,7 @@ DOWN: list[frames.DownFrame] = [
     frames.Ready(INFO),
     frames.Failed("no", True),
     frames.Deltas([delta("r", [1, 2], finish_reason="stop", seed=2**64 - 1)]),
-    frames.Rejected("r", "prompt", "no", "code"),
+    frames.Rejected("r", (("prompt",), "no", ""), "code"),
     frames.Inspected(None, True),
 ]
 

@@ -215,7 +215,7 @@ async def feed(http: web.Request) -> web.StreamResponse:
     """The same as it changes, an event a second. ``since``: the first second that is news."""
     given = http.query.get("since", "0")
     if not given.isdecimal() or len(given) > 12:
-        raise InvalidRequest("since", f"since must be a number of seconds since 1970, got {given!r}")
+        raise InvalidRequest("since", f" must be a number of seconds since 1970, got {given!r}")
     return await http.app[FEED].serve(http, http.app[MODELS], _chosen(http).service, int(given) - 1)
 
 

@@ -38,7 +38,7 @@ from foresay.server.api.common.answer import Answer, parsed_arguments
 from foresay.server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, chat_choices, chat_prompt
-from foresay.server.api.common.validation import converted, in_words, naming, reword
+from foresay.server.api.common.validation import converted, naming
 from foresay.server.gateway.caller import REQUEST_ID
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Origin, Service
@@ -88,7 +88,7 @@ class MessagesAnswer(Answer):
         if piece.finish_reason is not None:
             ending = Ending(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
             events += self._blocks.close()
-            late, metrics = list(self._replaced()) or UNSET, self._metrics()
+            late, metrics = [one.told for one in self._replaced()] or UNSET, self._metrics()
             events.append(MessageDelta(delta=ending, usage=self._counts(), metrics=metrics, warnings=late))
         return events
 
@@ -205,9 +205,9 @@ async def _messages(http: web.Request, service: Service, body: MessagesRequest) 
     text, _ = service.opened()
     conversation = Conversation(body, text.chat_format)
     fields = conversation.told() | drawing(body)
-    with in_words(conversation.names):
+    with conversation.names as names:
         request = converted(fields, ChatRequest)
-        choices = reword(await chat_choices(service, request), conversation.names)
+        choices = names.warned(await chat_choices(service, request))
         origin = service.origin(REQUEST_ID.get(), body.model)
         origin = msgspec.structs.replace(origin, warnings=(*origin.warnings, *conversation.warnings))
         return await answered(http, service, request, choices, MessagesAnswer, origin)
@@ -219,7 +219,7 @@ async def count_tokens(http: web.Request, body: CountTokensRequest) -> web.Respo
         text, _ = service.opened()
         conversation = Conversation(body, text.chat_format)
         fields = conversation.told()
-        with in_words(conversation.names):
+        with conversation.names:
             tokens = await chat_prompt(service, converted(fields, ChatRequest))
     return json_response(TokenCount(len(tokens)))
 

@@ -108,7 +108,7 @@ async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None:
         return await service.encode(body.prompt, body.add_special_tokens is not False)
     if body.messages is None:
-        raise InvalidRequest("prompt", "prompt or messages is required")
+        raise InvalidRequest("prompt", " or messages is required")
     fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS}
     return await chat_prompt(service, validation.checked(ChatRequest(**fields)))
 

@@ -95,13 +95,13 @@ async def input_items(http: web.Request) -> web.Response:
     limit = _number(http, "limit", 20, 1, MOST_LISTED)
     order = http.query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise InvalidRequest("order", f"order must be asc or desc, got {order!r}")
+        raise InvalidRequest("order", f" must be asc or desc, got {order!r}")
     if order == "desc":
         items.reverse()
     if after is not None:
         places = [index for index, item in enumerate(items) if item.id == after]
         if not places:
-            raise InvalidRequest("after", f"after: there is no item {after!r}")
+            raise InvalidRequest("after", f": there is no item {after!r}")
         items = items[places[0] + 1 :]
     page = items[:limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
@@ -134,7 +134,7 @@ def _number(http: web.Request, name: str, default: int, least: int, most: int | 
         return default
     if not given.lstrip("-").isdecimal() or len(given) > 18 or int(given) < least or (most and int(given) > most):
         wanted = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise InvalidRequest(name, f"{name} must be a number, {wanted}, got {given!r}")
+        raise InvalidRequest(name, f" must be a number, {wanted}, got {given!r}")
     return int(given)
 
 

@@ -49,7 +49,7 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest("", f"The message cannot be read: {error}") from None
         if len(getattr(event, "stream_id", None) or "") > LONGEST_STREAM_ID:
-            raise InvalidRequest("stream_id", f"stream_id must have at most {LONGEST_STREAM_ID} characters")
+            raise InvalidRequest("stream_id", f" must have at most {LONGEST_STREAM_ID} characters")
         return event
 
     def weigh(self, message: str | bytes) -> None:

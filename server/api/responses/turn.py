@@ -14,7 +14,6 @@ import msgspec
 from foresay.server.api.common.route import told
 from foresay.server.api.common.streaming import batches
 from foresay.server.api.common.turns import chat_choices
-from foresay.server.api.common.validation import in_words, reword
 from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
 from foresay.server.api.responses.items import given_items
 from foresay.server.api.responses.request import NAMES, chat_request, hints_left_out
@@ -80,7 +79,7 @@ class Turn:
             if self._cancelled:
                 raise Cancelled
             choices, stored = self.answer.choices, self.record.response.store
-            with in_words(NAMES):
+            with NAMES:
                 async with self._service.generation(choices, keeps_text=stored) as generation:
                     self._run(generation)
                     yield generation
@@ -103,7 +102,7 @@ class Turn:
         """Events, as many at once as an engine step gives. The first wait for the engine, but no longer than
         ``patience`` seconds, so that what the engine refuses is told as an error and not as a failed response.
         """
-        with in_words(NAMES):
+        with NAMES:
             async for events, _ in batches(self.answer, generation, lambda: None if self.begun else patience):
                 yield events
 
@@ -216,9 +215,8 @@ async def _attempt(
         spoken = []  # another model's token ids
     chat = chat_request(body, conversation, given, generates, words)
     toolbox = Toolbox.of(body.tools, given, conversation)
-    names = NAMES | toolbox.fields
-    with in_words(names):
-        (choice,) = reword(await chat_choices(service, chat, spoken, strict), names)
+    with NAMES.also(toolbox.fields) as names:
+        (choice,) = names.warned(await chat_choices(service, chat, spoken, strict))
     choice.warnings = (*choice.warnings, *toolbox.warnings, *hints_left_out(body, words))
     return choice
 

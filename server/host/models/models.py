@@ -167,7 +167,7 @@ class Models:
         if self.first.service.options.any_model:
             return self.first
         if name is None:
-            raise InvalidRequest("model", f"model is required; this server has {self._listed()}")
+            raise InvalidRequest("model", f" is required; this server has {self._listed()}")
         raise ModelNotFound(f"The model {name!r} was not found; this server has {self._listed()}")
 
     def chosen(self, name: str | None) -> Entry:
