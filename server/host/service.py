@@ -13,9 +13,8 @@ from copy import copy
 import msgspec
 
 from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
-from foresay.server.gateway.caller import Pace, Shared, admitted
+from foresay.server.gateway.caller import CONTEXT, Pace, Shared, admitted
 from foresay.server.host.imports import import_tokenizers
-from foresay.server.host.models.resident import LEASE, WAITED
 from foresay.server.host.state import ServerState
 from foresay.server.observe.selfcheck.check import CheckedEngine, SelfCheck
 from foresay.server.observe.telemetry.telemetry import Telemetry
@@ -223,9 +222,8 @@ class Service:
             self.telemetry.watching(requests, keeps_text, words) as all_stats,
         ):
             engine = CheckedEngine(self.self_check, self.engine, keeps_text)
-            lease = LEASE.get()
-            over = (lambda: None) if lease is None else lease.release
-            generation = Generation(engine, requests, self.options.most_pending_tokens, spend, all_stats, over)
+            release = CONTEXT.get().release
+            generation = Generation(engine, requests, self.options.most_pending_tokens, spend, all_stats, release)
             with self._present(generation), self._deadlines(generation):
                 async with generation:
                     yield generation
@@ -265,7 +263,7 @@ class Service:
     def _deadlines(self, generation: Generation) -> AbstractContextManager[None]:
         first, whole = self.options.first_token_timeout, self.options.request_timeout
         if first is not None:
-            first = max(0.0, first - WAITED.get())
+            first = max(0.0, first - CONTEXT.get().waited)
         return deadlines(generation, first, whole, lambda: self.pace.retry_after(len(self._running)))
 
     async def drain(self, seconds: float) -> None:

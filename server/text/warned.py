@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from foresay.server.gateway.caller import REQUEST_ID
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.schemas.shared import RequestWarning, WarningCode
 from foresay.spec.errors import Path, path_of, spelled
 
@@ -111,4 +111,4 @@ class WarningLog:
             about = one.code, tuple(step for step in one.path if isinstance(step, str))
             if now - self._told.get(about, -QUIET_SECONDS) >= QUIET_SECONDS:
                 self._told[about] = now
-                log.warning("request %s: %s", REQUEST_ID.get("-"), one.message)
+                log.warning("request %s: %s", CONTEXT.get().id or "-", one.message)

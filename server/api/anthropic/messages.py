@@ -41,7 +41,7 @@ from foresay.server.api.common.route import ErrorShape, Framing, Route, Stream, 
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, chat_choices, chat_prompt
 from foresay.server.api.common.validation import converted, naming
-from foresay.server.gateway.caller import REQUEST_ID
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Origin, Service
 from foresay.server.schemas.chat import ChatRequest
@@ -194,7 +194,7 @@ async def _messages(http: web.Request, service: Service, body: MessagesRequest) 
     with conversation.names as names:
         request = converted(fields, ChatRequest)
         choices = names.warned(await chat_choices(service, request))
-        origin = service.origin(REQUEST_ID.get(), body.model)
+        origin = service.origin(CONTEXT.get().id, body.model)
         origin = msgspec.structs.replace(origin, warnings=(*origin.warnings, *conversation.warnings))
         return await answered(http, service, request, choices, MessagesAnswer, origin)
 

@@ -22,7 +22,7 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import json_response
 from foresay.server.api.common.streaming import collect, stream
-from foresay.server.gateway.caller import CALLER, REQUEST_ID
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import Origin, Service
 from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest
@@ -306,7 +306,7 @@ def _fitted(
 
 def _salt(body: GenerationRequest) -> str:
     """Prompts share their KV only within one tenant, and within one ``cache_salt`` of it."""
-    tenant, given = CALLER.get().tenant, body.cache_salt or ""
+    tenant, given = CONTEXT.get().caller.tenant, body.cache_salt or ""
     return f"{tenant}:{given}" if tenant else given
 
 
@@ -319,7 +319,7 @@ async def answered(
     origin: Origin | None = None,
 ) -> web.StreamResponse:
     """Run the choices of a request and send their answer, streamed or whole. origin: by default as it says."""
-    answer = kind(origin or service.origin(body.request_id or REQUEST_ID.get(), body.model), choices, body)
+    answer = kind(origin or service.origin(body.request_id or CONTEXT.get().id, body.model), choices, body)
     service.warned.note(answer.warnings)
     async with service.generation(answer.choices) as generation:
         if body.stream:

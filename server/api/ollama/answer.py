@@ -26,7 +26,7 @@ from foresay.server.api.ollama.schemas import (
     OllamaProgress,
     OllamaToolCall,
 )
-from foresay.server.host.models.resident import WAITED
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import Origin
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.settings.resolved import tagged
@@ -92,8 +92,10 @@ class OllamaAnswer(Answer):
     def _ended(self, line: OllamaProgress) -> OllamaProgress:
         choice, statistics = self._choice, self._choice.statistics
         line.done, line.done_reason = True, "length" if choice.finish_reason == "length" else "stop"
-        line.total_duration = int((WAITED.get() + time.perf_counter() - self._began) * NANOSECONDS)
-        line.load_duration = int(WAITED.get() * NANOSECONDS)  # mostly 0: the model was there before the request came
+        line.total_duration = int((CONTEXT.get().waited + time.perf_counter() - self._began) * NANOSECONDS)
+        line.load_duration = int(
+            CONTEXT.get().waited * NANOSECONDS
+        )  # mostly 0: the model was there before the request came
         line.prompt_eval_count, line.eval_count = len(choice.request.prompt), choice.completion_tokens
         if statistics is not None:
             line.prompt_eval_duration = int(statistics.time_to_first_token * NANOSECONDS)

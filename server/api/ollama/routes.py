@@ -39,7 +39,7 @@ from foresay.server.api.ollama.schemas import (
     ShowRequest,
     Tags,
 )
-from foresay.server.gateway.caller import REQUEST_ID
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS, Entry
 from foresay.server.host.service import Service, Text
 from foresay.server.schemas.completions import CompletionRequest
@@ -136,7 +136,7 @@ async def _answered(
     request: GenerationRequest,
     choices: Sequence[Choice],
 ) -> web.StreamResponse:
-    origin = msgspec.structs.replace(service.origin(REQUEST_ID.get(), body.model), model=body.model)
+    origin = msgspec.structs.replace(service.origin(CONTEXT.get().id, body.model), model=body.model)
     return await answered(http, service, request, choices, kind, origin)
 
 

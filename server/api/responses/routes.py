@@ -16,7 +16,7 @@ from foresay.server.api.responses.schemas import DeletedResponse, InputTokens, I
 from foresay.server.api.responses.socket import Socket
 from foresay.server.api.responses.store import Record, ResponseNotFound, Responses
 from foresay.server.api.responses.turn import prepared, prompt_length, whole
-from foresay.server.gateway.caller import CALLER
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.errors import SlowReader, described
@@ -121,7 +121,7 @@ async def connect(http: web.Request) -> web.StreamResponse:
 def _found(http: web.Request) -> Record:
     """The response that the path names, if it is the caller's."""
     id = http.match_info["response_id"]
-    record = http.app[MODELS].server.of(Responses).find(CALLER.get().tenant, id)
+    record = http.app[MODELS].server.of(Responses).find(CONTEXT.get().caller.tenant, id)
     if record is None:
         raise ResponseNotFound(f"Response with id {id!r} not found: it was not stored, or was dropped to make room")
     return record

@@ -28,7 +28,7 @@ from foresay.server.api.responses.schemas import (
 from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses, Running
 from foresay.server.api.responses.tools import Toolbox, served
 from foresay.server.engine.generation import Generation
-from foresay.server.gateway.caller import CALLER
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import MOST_SAID_AGAIN, check_bytes
 from foresay.server.schemas.errors import described
@@ -135,7 +135,7 @@ async def prepared(
     Raises what the client must know: :class:`~foresay.spec.errors.InvalidRequest` with the field's name, or an
     :class:`~foresay.server.schemas.errors.ApiError`.
     """
-    tenant = CALLER.get().tenant
+    tenant = CONTEXT.get().caller.tenant
     before = _before(service, body.previous_response_id, tenant, place)
     given = given_items(body.input, partial(service.server.of(Responses).store.item, tenant, place=place))
     conversation = () if before is None else before.conversation
@@ -262,7 +262,7 @@ async def whole(turn: Turn) -> Response:
 
 async def prompt_length(service: Service, body: ResponseRequest) -> int:
     """The tokens of the prompt that the request would have."""
-    tenant = CALLER.get().tenant
+    tenant = CONTEXT.get().caller.tenant
     before = _before(service, body.previous_response_id, tenant)
     given = given_items(body.input, partial(service.server.of(Responses).store.item, tenant))
     choice, _ = await _choice(service, body, before, given, True)
