@@ -21,7 +21,7 @@ import msgspec
 
 from foresay.server.engine.costs import Costs
 from foresay.server.settings.config import EngineConfig
-from foresay.spec.errors import Fault
+from foresay.spec.errors import ContextLengthExceeded, Fault, InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Footprint, Request
 from foresay.spec.trace import ShadowReport, StepTrace
 
@@ -117,12 +117,17 @@ class Deltas(msgspec.Struct, tag="deltas"):
 
 
 class Rejected(msgspec.Struct, tag="rejected"):
-    """The engine cannot serve this request: the arguments of the :class:`~foresay.spec.errors.InvalidRequest` it
-    raised."""
+    """The engine cannot serve this request. fault, code: of the error that it raised."""
 
     id: str
     fault: Fault
     code: str | None = None
+
+    @property
+    def error(self) -> InvalidRequest:
+        """The error."""
+        kind = ContextLengthExceeded if self.code == ContextLengthExceeded.code else InvalidRequest
+        return kind(*self.fault)
 
 
 class Inspected(msgspec.Struct, tag="inspected"):

@@ -84,7 +84,7 @@ class Loop:
     def _apply(self, frame: frames.UpFrame | frames.Rejected) -> None:
         match frame:
             case frames.Rejected():
-                log.error("a frame could not be read: %s", frame.message)
+                log.error("a frame could not be read: %s", frame.error)
                 self._link.send(frame)
             case frames.Add(request) if request.grammar is not None:
                 self._pending.begin(request)
