@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from foresay.server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage
+from foresay.server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage, not_done
 from foresay.server.schemas.tokens import CompletionLogprobs, PromptLogprobs, Provenance
 
 
@@ -18,7 +18,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
 
-    suffix: Any = None
+    suffix: Annotated[Any, not_done("")] = None
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):

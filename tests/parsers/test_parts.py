@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from foresay.server.api.common.items import Item, Items
-from foresay.server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
+from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
-PARTS = [
+PARTS: list[Part] = [
     ReasoningPart("h"),
     ReasoningPart("m"),
     TextPart("On"),

@@ -8,7 +8,6 @@ import pytest
 from foresay.server.api.common import validation
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.completions import CompletionRequest
-from foresay.server.schemas.shared import NOT_SUPPORTED
 from foresay.server.text import conversation
 from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest, inside, path_of, spelled
@@ -50,13 +49,19 @@ def test_known_fields_that_ask_for_something_are_refused_by_name(kind, field):
     assert error.param == field
     assert field in error.message
     kind(**{field: None})
-    for harmless in NOT_SUPPORTED[field]:
-        kind(**{field: harmless})
+    harmless, _ = validation.refused_fields(CompletionRequest if kind is completion else ChatRequest)[field]
+    for _, value in harmless:
+        kind(**{field: value})
 
 
-def test_every_refused_field_is_known_to_an_endpoint():
-    known = {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, "tool_calls"}
-    assert set(NOT_SUPPORTED) <= known
+def test_what_is_refused_says_what_to_write_instead():
+    wrong = {
+        field: refused(lambda field=field: chat(**{field: "a"})).message for field in ("n_predict", "guided_regex")
+    }
+    assert wrong == {
+        "n_predict": "n_predict is not supported by this server; write max_tokens",
+        "guided_regex": "guided_regex is no longer a field; use structured_outputs.regex",
+    }
 
 
 def test_a_harmless_value_of_another_type_is_still_refused():

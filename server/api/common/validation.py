@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import fields as fields_of
 from msgspec.structs import replace
 
 from foresay.server.gateway.caller import ID_WANTED, usable_id
@@ -19,7 +20,7 @@ from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.completions import CompletionRequest
 from foresay.server.schemas.errors import complaint
-from foresay.server.schemas.shared import NOT_SUPPORTED, WRITE_INSTEAD, ErrorDetail, GenerationRequest
+from foresay.server.schemas.shared import ErrorDetail, GenerationRequest
 from foresay.server.text import options
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
@@ -69,12 +70,12 @@ def checked(request: S) -> S:
     if isinstance(request, ChatRequest):
         for index, message in enumerate(request.messages):
             with inside("messages", index):
-                refuse_unsupported(message)
+                refuse(message)
     return request
 
 
 def _check(request: GenerationRequest) -> None:
-    refuse_unsupported(request)
+    refuse(request)
     for field in ("cache_salt", "user"):
         bounds.check_count(getattr(request, field, None), bounds.MOST_NAME, field, "characters")
     if request.request_id is not None and not usable_id(request.request_id):
@@ -94,34 +95,20 @@ def named(error: msgspec.ValidationError) -> InvalidRequest:
     return InvalidRequest(path, f": {message[0].lower()}{message[1:]}")
 
 
-def refuse_unsupported(record: msgspec.Struct) -> None:
-    """Raise for the first field that every API knows and none does, and whose value asks for something."""
-    harmless = {field: NOT_SUPPORTED[field] for field in refused_fields(type(record))}
-    refuse(record, harmless, hints={field: f"write {other}" for field, other in WRITE_INSTEAD.items()})
-
-
-def refuse(
-    record: msgspec.Struct,
-    harmless: Mapping[str, tuple[object, ...]],
-    by: str = "this server",
-    hints: Mapping[str, str] | None = None,
-) -> None:
-    """Raise for the first field whose value asks for something that is not done. harmless: by field, the values that
-    ask for nothing; null always does. hints: what to do instead.
-    """
-    for name, values in harmless.items():
-        value = getattr(record, name, None)
-        if value is not None and not any(type(value) is type(good) and value == good for good in values):
-            hint = f"; {hints[name]}" if hints and name in hints else ""
-            raise InvalidRequest(name, f" is not supported by {by}{hint}")
+def refuse(record: msgspec.Struct) -> None:
+    """Raise for the first field that is known and not done, and whose value asks for something."""
+    for name, (harmless, wrong) in refused_fields(type(record)).items():
+        value = getattr(record, name)
+        if value is not None and (type(value), value) not in harmless:
+            raise InvalidRequest(name, wrong)
 
 
 @lru_cache(maxsize=32)
-def refused_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of a struct that the server knows but does not do: no type is asked of them."""
-    return tuple(
-        field.name for field in msgspec.structs.fields(kind) if field.type is Any and field.name in NOT_SUPPORTED
-    )
+def refused_fields(kind: type[msgspec.Struct]) -> dict[str, tuple[list[tuple[type, object]], str]]:
+    """Of the fields of a struct that are known and not done: the values that ask for nothing, with their types, and what
+    is wrong with all others."""
+    fields = [(field.name, one.extra) for field in fields_of(kind) for one in getattr(field.type, "__metadata__", ())]
+    return {name: (extra["harmless"], extra["wrong"]) for name, extra in fields if extra and "wrong" in extra}
 
 
 def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:

@@ -25,20 +25,6 @@ from foresay.spec.errors import InvalidRequest, inside
 
 Json = dict[str, Any]
 
-#: Options that are known and not served, with the values that ask for nothing.
-OPTIONS_REFUSED: dict[str, tuple[object, ...]] = {
-    "typical_p": (1, 1.0),
-    "tfs_z": (1, 1.0),
-    "mirostat": (0,),
-    "penalize_newline": (True,),
-}
-FIELDS_REFUSED: dict[str, tuple[object, ...]] = {
-    "suffix": ("",),
-    "template": ("",),
-    "context": ([],),
-    "images": ([],),
-}
-
 #: Seconds: who names more means for ever.
 _FOREVER = 1e9
 
@@ -87,14 +73,14 @@ def fields_of_raw(body: OllamaGenerateRequest) -> Json:
 
 def refuse_unsupported(body: OllamaRequest) -> None:
     """Raise for a known field whose value asks for something the server does not do."""
-    validation.refuse(body, FIELDS_REFUSED)
+    validation.refuse(body)
     if isinstance(body, OllamaChatRequest):
         for index, message in enumerate(body.messages or ()):
             with inside("messages", index):
-                validation.refuse(message, FIELDS_REFUSED)
+                validation.refuse(message)
     if body.options is not None:
         with inside("options"):
-            validation.refuse(body.options, OPTIONS_REFUSED)
+            validation.refuse(body.options)
             _check_window(body.options)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -16,6 +16,7 @@ from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import check_count
 from foresay.server.schemas.chat import ChatRequest, Message, Tool
+from foresay.server.schemas.shared import not_done
 from foresay.spec.errors import InvalidRequest
 
 # -- what travels ------------------------------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: list[Tool] | None = None
-    chat_template: Any = None
+    chat_template: Annotated[Any, not_done()] = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from foresay.server.api.common.items import Item, Items
 from foresay.server.api.responses import events
-from foresay.server.api.responses.events import ItemDelta, ResponseEvent
+from foresay.server.api.responses.events import ResponseEvent
 from foresay.server.api.responses.items import new_id
 from foresay.server.api.responses.schemas import (
     CustomToolCall,
@@ -31,7 +31,7 @@ from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPar
 class Kind(NamedTuple):
     """What tells of more of an item, and of all of it."""
 
-    delta: Callable[..., ItemDelta]
+    delta: Callable[..., ResponseEvent]
     done: Callable[..., ResponseEvent]
 
 
@@ -111,7 +111,7 @@ def _inside(item: Item) -> dict[str, Any]:
     return place | {"content_index": 0} if isinstance(item.made, OutputMessage | ReasoningItem) else place
 
 
-def _delta(item: Item, text: str, **more: Any) -> ItemDelta:
+def _delta(item: Item, text: str, **more: Any) -> ResponseEvent:
     return KINDS[type(item.made)].delta(**_inside(item), delta=text, **more)
 
 

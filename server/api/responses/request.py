@@ -11,7 +11,7 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.validation import Names
 from foresay.server.api.responses.items import messages_of
 from foresay.server.api.responses.schemas import (
-    RESPONSES_NOT_SUPPORTED,
+    LOGPROBS,
     InputItem,
     NamedChoice,
     ResponseRequest,
@@ -24,7 +24,6 @@ from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import InvalidRequest, Path
 
-LOGPROBS = "message.output_text.logprobs"
 #: What may be asked to be included. All but logprobs belong to tools and inputs that are never there, or are always in
 #: plain sight (reasoning).
 INCLUDABLE = (
@@ -53,13 +52,6 @@ NAMES = Names(
 
 #: Values of hints that any model follows which does not know the hint.
 ASKS_NOTHING = ("none", "medium")
-
-#: What chat's fields of this meaning are called here.
-INSTEAD = {
-    "max_tokens": "use max_output_tokens",
-    "response_format": "use text.format",
-    "logprobs": f"use include: [{LOGPROBS!r}]",
-}
 
 _own = ("stream", "stream_options", "n", "logprobs", "max_tokens", "request_id", "response_format")
 _shared = [field for field in GenerationRequest.__struct_fields__ if field not in _own]
@@ -119,7 +111,7 @@ def _hints(body: ResponseRequest) -> list[tuple[str, str, str]]:
 
 def check(body: ResponseRequest) -> None:
     """Raise for what only this API has and the server does not do."""
-    validation.refuse(body, RESPONSES_NOT_SUPPORTED, by="/v1/responses", hints=INSTEAD)
+    validation.refuse(body)
     for index, wish in enumerate(body.include or ()):
         if wish not in INCLUDABLE:
             raise InvalidRequest(("include", index), f" must be one of {', '.join(INCLUDABLE)}")

@@ -23,13 +23,10 @@ from foresay.server.api.anthropic.request import HOTTEST
 from foresay.server.api.common.route import ROUTE_MODULES, ErrorShape, Route, Stream
 from foresay.server.api.common.turns import CONTENT, TEXT
 from foresay.server.api.common.validation import MOST_STOP_IDS, MOST_STOPS
-from foresay.server.api.ollama.request import FIELDS_REFUSED, OPTIONS_REFUSED
-from foresay.server.api.responses.schemas import RESPONSES_NOT_SUPPORTED
 from foresay.server.gateway.caller import ID
 from foresay.server.schemas.bounds import MOST_NAME
-from foresay.server.schemas.shared import NOT_SUPPORTED, ErrorBody
+from foresay.server.schemas.shared import NOT_DONE, ErrorBody
 from foresay.server.text.conversation import ROLES
-from foresay.server.text.grammars.fields import OLD_NAMES
 from foresay.server.text.options import MOST_BAD_WORDS, MOST_CHOICES
 from foresay.spec.sampling import MOST_LOGPROBS
 
@@ -86,15 +83,6 @@ OWN_LIMITS: dict[tuple[str, str], Schema] = {
     ("TokenizeRequest", "prompt"): {},
 }
 
-#: Fields that are known and not done, by struct, with the values that ask for nothing. Besides those of every request.
-REFUSED: dict[str, dict[str, tuple[object, ...]]] = {
-    "ResponseRequest": RESPONSES_NOT_SUPPORTED,
-    "OllamaOptions": OPTIONS_REFUSED,
-    "OllamaGenerateRequest": FIELDS_REFUSED,
-    "OllamaMessage": FIELDS_REFUSED,
-}
-EVERYWHERE: dict[str, tuple[object, ...]] = NOT_SUPPORTED | dict.fromkeys(OLD_NAMES, ())
-
 #: The type of JSON value that each keyword is about.
 _ABOUT = {
     "minimum": ("number", "integer"),
@@ -109,23 +97,11 @@ _ABOUT = {
 }
 
 
-NOT_DONE = "Known but not supported."
-
-
-def _harmless(struct: str, field: str, untyped: bool) -> tuple[object, ...] | None:
-    """The values that a field may have though it is not supported; None if it is."""
-    own = REFUSED.get(struct, {}).get(field)
-    return EVERYWHERE.get(field) if own is None and untyped else own
-
-
 def limit(schema: Schema) -> None:
-    """Write the limits of its fields into the schema of a struct; fields that are refused have no other values left."""
+    """Write the limits of its fields into the schema of a struct; those that are refused have theirs."""
     for name, field in schema.get("properties", {}).items():
-        harmless = _harmless(schema["title"], name, untyped=not field.keys() - {"default"})
-        if harmless is not None:
-            field.clear()
-            values = [value for at, value in enumerate(harmless) if value not in harmless[:at]]  # 1 is 1.0
-            field |= {"enum": [None, *values], "default": None, "description": NOT_DONE}
+        if field.get("description") == NOT_DONE:
+            field.pop("anyOf", None)
             continue
         limits = OWN_LIMITS.get((schema["title"], name), LIMITS.get(name, {}))
         for branch in field.get("anyOf", [field]):

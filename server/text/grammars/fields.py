@@ -30,13 +30,6 @@ from foresay.spec.sampling import SamplingParams
 MOST_REGEX_BYTES = 4 * 1024
 MOST_LARK_BYTES = 16 * 1024
 
-#: Names that vLLM once had, and what to write now.
-OLD_NAMES = {
-    "guided_json": "structured_outputs.json",
-    "guided_regex": "structured_outputs.regex",
-    "guided_choice": "structured_outputs.choice",
-    "guided_grammar": "structured_outputs.grammar",
-}
 _JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
@@ -46,7 +39,6 @@ async def wanted(request: GenerationRequest) -> Grammar | None:
 
     Raises :class:`InvalidRequest` naming the field. Whether the grammar compiles, the engine says.
     """
-    _refuse_old_names(request)
     if request.response_format is None and request.structured_outputs is None:
         return None
     return await asyncio.to_thread(grammar_of, request)
@@ -69,12 +61,6 @@ def refuse_lengths(request: GenerationRequest | SamplingParams, param: str) -> N
     for field, asked in (("min_tokens", bool(request.min_tokens)), ("ignore_eos", bool(request.ignore_eos))):
         if asked:
             raise InvalidRequest(field, f" and {param} cannot be combined: a grammar says where the text ends")
-
-
-def _refuse_old_names(request: GenerationRequest) -> None:
-    for name, new in OLD_NAMES.items():
-        if getattr(request, name) is not None:
-            raise InvalidRequest(name, f" is no longer a field; use {new}")
 
 
 def of_format(given: ResponseFormat) -> Grammar | None:
