@@ -105,7 +105,7 @@ def refuse(record: msgspec.Struct) -> None:
 
 @lru_cache(maxsize=32)
 def refused_fields(kind: type[msgspec.Struct]) -> dict[str, tuple[list[tuple[type, object]], str]]:
-    """Of the fields of a struct that are known and not done: the values that ask for nothing, with their types, and what
+    """Of the fields of a struct that are known and not done: the values that ask for nothing, by type, and what
     is wrong with all others."""
     fields = [(field.name, one.extra) for field in fields_of(kind) for one in getattr(field.type, "__metadata__", ())]
     return {name: (extra["harmless"], extra["wrong"]) for name, extra in fields if extra and "wrong" in extra}
