@@ -57,7 +57,7 @@ class ResponseAnswer(Answer):
     """One response while it is made. ``response`` is what it is so far; ``record`` sees every event.
 
     toolbox: how the client calls its tools. stream_id: the lane of a WebSocket it belongs to. generates: false only
-    computes the KV of the conversation, and nothing is said. said: the token ids of what was told.
+    computes the KV of the conversation, and nothing is said.
     """
 
     framing = NAMED_EVENTS
@@ -80,13 +80,17 @@ class ResponseAnswer(Answer):
         self._stream_id = msgspec.UNSET if stream_id is None else stream_id
         self._items = ResponseItems(response.output, toolbox)
         self._told, self._untold = Provenance([], []), Provenance([], [])
-        self.said: list[int] = []
         self._next = 0
 
     @property
     def over(self) -> bool:
         """Whether the last event was made."""
         return self.response.status != "in_progress"
+
+    @property
+    def said(self) -> list[int]:
+        """The token ids of what was told."""
+        return self.choices[0].tokens if self._generates else []
 
     # -- Answer --------------------------------------------------------------------------------------------------
 
@@ -100,7 +104,6 @@ class ResponseAnswer(Answer):
         """The events of a piece."""
         if not self._generates:
             return []
-        self.said += piece.token_ids
         self._items.logprobs += self._token_decoder.chat(piece.logprobs).content
         self._note_provenance(piece)
         said = self._items.take(piece.parts)
