@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import groupby
 from math import inf
 from operator import itemgetter
@@ -31,7 +32,7 @@ from foresay.server.engine.generation import Generation
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.models.resident import Keep, Patience
 from foresay.server.host.service import Service
-from foresay.server.schemas.errors import ApiError, described
+from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody
 from foresay.server.text.choice import Piece, merged
 from foresay.server.text.parts import joined
@@ -163,20 +164,25 @@ async def stream(request: web.Request, answer: Answer, generation: Generation, p
     """Write one event batch per engine step; a comment every ``ping`` seconds while there is nothing to say."""
     events = EventStream.of(request, answer.framing, headers(answer.warnings))
     said = batches(answer, generation, lambda: ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
-    try:
+    async with _telling(events, lambda error: answer.broken(told(error)[1])):
         async for chunks, last in said:
             await events.send(chunks, last)
-    except (ApiError, InvalidRequest) as error:
-        if not events.started:
-            raise
-        await events.send([answer.broken(described(error)[1])])
+    return await events.end()
+
+
+@asynccontextmanager
+async def _telling(events: EventStream, broken: Callable[[Exception], msgspec.Struct]) -> AsyncIterator[None]:
+    """What is raised in here is told in the stream, if that has begun: a mistake of ours is raised all the same."""
+    try:
+        yield
     except ConnectionError:
         raise
     except Exception as error:
+        mistake = not isinstance(error, ApiError | InvalidRequest)
         if events.started:
-            await events.fail(answer.broken(told(error)[1]))
-        raise
-    return await events.end()
+            await (events.fail(broken(error)) if mistake else events.send([broken(error)]))
+        if mistake or not events.started:
+            raise
 
 
 class Paced:
@@ -306,31 +312,8 @@ async def leased(
     events = EventStream.of(http, framing)
     ping = models.find(name).service.options.ping_seconds
     patience = Patience(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
-    try:
-        async with models.lease(name, patience, keep) as service:
-            return await answer(service)
-    except (ApiError, InvalidRequest) as error:
-        if not events.started:
-            raise
-        await events.send([_broken(http, error, broken)])
-        return await events.end()
-    except ConnectionError:
-        raise
-    except Exception as error:
-        if events.started:
-            await events.fail(_broken(http, error, broken))
-        raise
-
-
-def _broken(
-    http: web.Request,
-    error: Exception,
-    broken: Callable[[int, ErrorBody], msgspec.Struct] | None,
-) -> msgspec.Struct:
-    """The error in the middle of a stream."""
-    status, body = told(error)
-    if broken is not None:
-        return broken(status, body)
     shape = error_shape(http)
-    chunk: msgspec.Struct = body if shape is None else shape.make(status, body)
-    return chunk
+    make = broken or (shape.make if shape else lambda status, body: body)
+    async with _telling(events, lambda error: make(*told(error))), models.lease(name, patience, keep) as service:
+        return await answer(service)
+    return await events.end()
