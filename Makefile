@@ -4,6 +4,7 @@
 # make soak       what it tries in short, with more seeds, requests and time
 # make check      formatting, lint and types  make format  let ruff rewrite the files
 # make bench      measure this machine        ARGS="..."   is handed to the command
+# make openapi    build/openapi.json, which a server shows at /openapi.json
 #
 # PYTHON names the interpreter that .venv is made from (3.11 or newer). The tests run in WORKERS processes of one thread
 # each: two threads that must wait for each other on busy cores are slower than one. Files that take long come first
@@ -32,7 +33,7 @@ define install
 		echo "==> pip failed; the lines above are in $(SAID) too" >&2; exit $$status; }
 endef
 
-.PHONY: serve setup bench test quick soak check clients format clean
+.PHONY: serve setup bench test quick soak check openapi clients format clean
 .DELETE_ON_ERROR:
 
 # What cannot be fetched is no reason to serve nothing, unless it was asked for.
@@ -61,6 +62,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+openapi: $(VENV)/.installed
+	@mkdir -p build
+	$(BIN)/python -m foresay.server.http.openapi > build/openapi.json
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -2,20 +2,66 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from functools import cache
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from foresay.spec.errors import InvalidRequest
 
 #: Seeds are taken modulo 2**64, so any integer a client sends is a valid one.
 SEED_RANGE = 1 << 64
-#: The largest bias of a token, and the likeliest tokens beside each chosen one that may be asked for.
+#: The largest bias of a token.
 _LARGEST_BIAS = 100.0
-MOST_LOGPROBS = 20
 #: Below this, logits divided by the temperature leave the range of float32. Only the most likely token is left anyway.
 _COLDEST = 1e-30
+
+# Ranges, once: requests of every API, settings and documents have them from here. wanted: where a range is said in
+# other words than its numbers.
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopK = Annotated[int, Meta(ge=-1, extra={"wanted": "-1 or 0 (off) or a positive number"})]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+#: Of presence and of frequency.
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
+Positive = Annotated[int, Meta(ge=1)]
+MinTokens = Annotated[int, Meta(ge=0, extra={"wanted": "between 0 and max_tokens"})]
+#: The likeliest tokens that are reported beside each.
+Logprobs = Annotated[int, Meta(ge=0, le=20)]
+
+
+def wanted(meta: Meta) -> str:
+    """What a number of this range is, in words."""
+    if meta.extra is not None and "wanted" in meta.extra:
+        return str(meta.extra["wanted"])
+    if meta.gt is not None:
+        return f"above {meta.gt}" + ("" if meta.le is None else f" and at most {meta.le}")
+    return f"at least {meta.ge}" if meta.le is None else f"between {meta.ge} and {meta.le}"
+
+
+def within(meta: Meta, value: float) -> bool:
+    """Whether a number is in this range; nothing that is no number is."""
+    return (
+        (meta.ge is None or value >= meta.ge)
+        and (meta.gt is None or value > meta.gt)
+        and (meta.le is None or value <= meta.le)
+    )
+
+
+def ranges_of(kind: Any) -> Iterator[Meta]:
+    """The ranges of a type, those of its alternatives among them."""
+    for part in (kind, *get_args(kind)):
+        yield from (meta for meta in getattr(part, "__metadata__", ()) if isinstance(meta, Meta))
+
+
+def check_range(field: str, value: float, kind: Any) -> None:
+    """Raise :class:`InvalidRequest` naming the field if the number is not one of ``kind``."""
+    for meta in ranges_of(kind):
+        if not within(meta, value):
+            raise InvalidRequest(field, f" must be {wanted(meta)}, got {value}")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,23 +76,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     are reported beside each token; None reports nothing. They speak of the model's own distribution.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: Temperature = 1.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
     seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int = 0
+    max_tokens: Positive | None = None
+    min_tokens: MinTokens = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     logit_bias: dict[int, float] = {}
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
     @property
     def greedy(self) -> bool:
@@ -60,9 +106,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise :class:`InvalidRequest` naming the first field that is out of range."""
-        for field, good, wanted in self._rules():
+        for field, kind in _ranged().items():
+            value = getattr(self, field)
+            if value is not None:
+                check_range(field, value, kind)
+        for field, good, right in self._rules():
             if not good:
-                raise InvalidRequest(field, f" must be {wanted}, got {getattr(self, field)}")
+                raise InvalidRequest(field, f" must be {right}, got {getattr(self, field)}")
         for field, tokens in self._tokens_named():
             check_tokens(field, tokens, vocab_size)
 
@@ -76,25 +126,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _rules(self) -> tuple[tuple[str, bool, str], ...]:
-        temperature_good = math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0
+        """What is no range of one number."""
         biases_good = all(-_LARGEST_BIAS <= bias <= _LARGEST_BIAS for bias in self.logit_bias.values())
-        most = self.max_tokens if self.max_tokens is not None else self.min_tokens
+        fits = self.max_tokens is None or self.min_tokens <= self.max_tokens
         return (
-            ("temperature", temperature_good, "between 0 and 100"),
-            ("top_k", self.top_k >= -1, "-1 or 0 (off) or a positive number"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
-            ("min_tokens", 0 <= self.min_tokens <= most, "between 0 and max_tokens"),
-            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2"),
-            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2"),
-            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100.0, "between 0.01 and 100"),
+            ("min_tokens", fits, "between 0 and max_tokens"),
             ("logit_bias", biases_good, f"numbers between -{_LARGEST_BIAS:g} and {_LARGEST_BIAS:g}"),
             ("bad_words", all(self.bad_words), "sequences of at least one token"),
             ("allowed_token_ids", self.allowed_token_ids != (), "at least one token"),
-            ("logprobs", _countable(self.logprobs), f"between 0 and {MOST_LOGPROBS}"),
-            ("prompt_logprobs", _countable(self.prompt_logprobs), f"between 0 and {MOST_LOGPROBS}"),
         )
+
+
+@cache
+def _ranged() -> dict[str, Any]:
+    """The fields that are numbers of a range, with their types."""
+    hints = get_type_hints(SamplingParams, include_extras=True)
+    return {field: kind for field, kind in hints.items() if any(ranges_of(kind))}
 
 
 def check_tokens(field: str, tokens: Collection[int], vocab_size: int | None = None) -> None:
@@ -102,8 +149,3 @@ def check_tokens(field: str, tokens: Collection[int], vocab_size: int | None = N
     for token in (min(tokens), max(tokens)) if tokens else ():
         if token < 0 or (vocab_size is not None and token >= vocab_size):
             raise InvalidRequest(field, f" holds {token}, which is not a token of the model")
-
-
-def _countable(count: int | None) -> bool:
-    """Whether so many likeliest tokens may be reported."""
-    return count is None or 0 <= count <= MOST_LOGPROBS

@@ -15,6 +15,7 @@ from foresay.server.settings.resolved import BUNDLED
 from foresay.verifier.ops.kernels.cpu import threads
 from tests.server import known_costs as costs
 from tests.server.live import LiveServer, openai_client
+from tests.server.patched import CHECKING, patched_engines
 
 # How long an example takes says more about what else the machine does than about us.
 settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -72,6 +73,14 @@ def no_collection() -> Iterator[None]:
 def spares() -> Iterator[Spares]:
     """Starts engine processes for clients in this process: after the first one they need no second for importing."""
     with Spares() as spares:
+        yield spares
+
+
+@pytest.fixture(scope="module")
+def checking_spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spares]:
+    """Starts engine processes that prove their page ledgers whenever nothing runs."""
+    folder = tmp_path_factory.mktemp("checking")
+    with pytest.MonkeyPatch.context() as monkeypatch, patched_engines(CHECKING, folder, monkeypatch) as spares:
         yield spares
 
 

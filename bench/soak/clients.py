@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 import aiohttp
-import msgspec
 
 from bench.soak.answers import LAST, Said
 from bench.soak.requests import PATHS, Ask, Json
@@ -21,7 +20,6 @@ from bench.soak.requests import PATHS, Ask, Json
 PATIENCE = 240.0
 SLOW_SECONDS = 0.15
 LONGEST_LINE = 1 << 24
-PACKED = "foresay.v1.msgpack"
 
 
 @dataclass(slots=True)
@@ -181,13 +179,12 @@ async def _events(heard: Heard, response: aiohttp.ClientResponse) -> AsyncIterat
 
 async def _over_socket(client: aiohttp.ClientSession, asks: list[Ask]) -> list[list[Heard]]:
     """Several conversations side by side over one socket, each in a lane of its own."""
-    protocols = (PACKED,) if asks[0].packed else ()
     try:
-        socket = await client.ws_connect(PATHS["socket"], protocols=protocols, max_msg_size=0)
+        socket = await client.ws_connect(PATHS["socket"], max_msg_size=0)
     except aiohttp.WSServerHandshakeError as error:
         return [[refused(ask, error)] for ask in asks]
     async with socket:
-        lanes = Lanes(socket, asks[0].packed)
+        lanes = Lanes(socket)
         listening = asyncio.create_task(lanes.listen())
         talks = await asyncio.gather(*(_talk(lanes, f"lane {n}", ask) for n, ask in enumerate(asks)))
     await listening
@@ -204,22 +201,19 @@ def refused(ask: Ask, error: aiohttp.WSServerHandshakeError) -> Heard:
 class Lanes:
     """One WebSocket, and a queue of events for each lane of it."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, packed: bool) -> None:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.queues: dict[str, asyncio.Queue[Json | None]] = {}
-        self.socket, self._packed = socket, packed
+        self.socket = socket
 
     async def send(self, message: Json) -> None:
         """One message of the client; into the void if the socket is closed."""
         with suppress(ConnectionError, aiohttp.ClientError):
-            if self._packed:
-                await self.socket.send_bytes(msgspec.msgpack.encode(message))
-            else:
-                await self.socket.send_str(json.dumps(message))
+            await self.socket.send_str(json.dumps(message))
 
     async def listen(self) -> None:
         """Give every event to its lane; at the end of the socket tell all of them."""
         async for message in self.socket:
-            event = msgspec.msgpack.decode(message.data) if self._packed else json.loads(message.data)
+            event = json.loads(message.data)
             self.queues[event["stream_id"]].put_nowait(event)
         for queue in self.queues.values():
             queue.put_nowait(None)

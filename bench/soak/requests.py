@@ -36,8 +36,7 @@ CONDUCTS: dict[Conduct, int] = {"reads": 70, "slow": 7, "leaves": 14, "cancels":
 #: What changes how an answer is made or shown, and nothing of what it says.
 MANNERS = ("prediction", "speculation", "stream", "stream_options", "stream_interval", "stream_pacing", "provenance")
 STOPS = (" the", ".", "\n", " and", "he ", "ing", "?", "s")
-JUNK: tuple[Any, ...] = (-1, 0, 1e9, "", "x", [], {}, True, [7], ["é"] * 3, {"type": "x"}, 2**63, [[]], -0.5)
-JSON_JUNK = (*JUNK, 2**70)  # more than MessagePack has integers for
+JUNK: tuple[Any, ...] = (-1, 0, 1e9, "", "x", [], {}, True, [7], ["é"] * 3, {"type": "x"}, 2**63, 2**70, [[]], -0.5)
 GRAMMARS = ('start: "no" | "yes" start', r"start: /[a-z]{2,9}/ (" r'" " /[a-z]{2,9}/)*', 'start: "[" (start)* "]"')
 REGEXES = (r"[a-z]{3,12}( [a-z]{2,9}){0,6}\.", r"\d{1,3}(,\d{3}){0,3}", "(yes|no|perhaps), [A-Z][a-z]+", "(ab|a|b)*!")
 
@@ -45,7 +44,7 @@ REGEXES = (r"[a-z]{3,12}( [a-z]{2,9}){0,6}\.", r"\d{1,3}(,\d{3}){0,3}", "(yes|no
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request. bodies: one for each turn of a conversation, mostly one. after: events heard before leaving or
-    cancelling. wrong: most likely refused. packed: MessagePack, over a socket."""
+    cancelling. wrong: most likely refused."""
 
     door: str
     bodies: tuple[Json, ...]
@@ -53,7 +52,6 @@ class Ask:
     conduct: Conduct = "reads"
     after: int = 0
     wrong: bool = False
-    packed: bool = False
 
     @property
     def plain(self) -> tuple[Json, ...]:
@@ -80,16 +78,15 @@ class Asks:
             return [self._random.choice(self._sent)]
         (door,) = self._random.choices(list(SHARES), list(SHARES.values()))
         count = self._random.randint(1, 4) if door == "socket" else 1
-        packed = self._chance(0.5)
-        visit = [self._ask(door, packed) for _ in range(count)]
+        visit = [self._ask(door) for _ in range(count)]
         self._sent += visit
         return visit
 
-    def _ask(self, door: str, packed: bool) -> Ask:
+    def _ask(self, door: str) -> Ask:
         body = self._body(door)
         wrong = self._chance(0.12)
         if wrong:
-            self._spoil(body, JUNK if packed and door == "socket" else JSON_JUNK)
+            self._spoil(body)
         stream = door == "socket" or self._chance(0.65)
         if door != "socket":
             body["stream"] = stream
@@ -100,7 +97,7 @@ class Asks:
         if door in ("responses", "socket") and not wrong and conduct == "reads" and self._chance(0.3):
             body["store"] = True
             bodies = (body, self._body(door) | {"store": True, "stream": stream})
-        return Ask(door, bodies, stream, conduct, self._random.randint(0, 12), wrong, packed and door == "socket")
+        return Ask(door, bodies, stream, conduct, self._random.randint(0, 12), wrong)
 
     def _body(self, door: str) -> Json:
         make: dict[str, Callable[[], Json]] = {
@@ -238,14 +235,14 @@ class Asks:
         """Each field with a chance of one in ten."""
         return {name: make() for name, make in makers.items() if self._chance(0.1)}
 
-    def _spoil(self, body: Json, junk: tuple[Any, ...]) -> None:
+    def _spoil(self, body: Json) -> None:
         """Make one field wrong, most likely; how the answer is sent stays as it is."""
         field = self._random.choice([name for name in body if name not in MANNERS])
         value = body[field]
         if isinstance(value, dict) and value and self._chance(0.5):
-            body[field] = value | {self._random.choice(list(value)): self._random.choice(junk)}
+            body[field] = value | {self._random.choice(list(value)): self._random.choice(JUNK)}
         elif field != "max_tokens" or self._chance(0.9):
-            body[field] = self._random.choice(junk)
+            body[field] = self._random.choice(JUNK)
 
     def _prompt(self) -> str:
         """A new text, one asked before, or one asked before and more."""

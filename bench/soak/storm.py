@@ -146,7 +146,7 @@ def differs(heard: Heard, right: Heard) -> str | None:
 def described(heard: Heard) -> Json:
     """The request as it was sent, and what its client did."""
     ask = heard.ask
-    return {"door": ask.door, "conduct": ask.conduct, "after": ask.after, "packed": ask.packed, "body": heard.body}
+    return {"door": ask.door, "conduct": ask.conduct, "after": ask.after, "body": heard.body}
 
 
 class Round:

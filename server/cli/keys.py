@@ -1,4 +1,4 @@
-"""``foresay keys``: make API keys, list them, take them back, or hash one that you bring."""
+"""``foresay keys``: make API keys, hash one that you bring, list those of a file or of a server."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "action",
         metavar="ACTION",
-        choices=("add", "list", "remove", "hash"),
-        help="add: make a key, show it once and add its hash to the file; list: show the names that have keys, or with "
-        "--url what each key has used; remove: "
-        "revoke a key; hash: read a key from stdin and print what to put into the file",
+        choices=("new", "hash", "list"),
+        help="new: make a key, show it once on stderr and print its entry for the key file; hash: print the entry of a "
+        "key of yours, read from stdin; list: show the names that have keys, or with --url what each key has used",
     )
     parser.add_argument(
         "name",
@@ -38,7 +37,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="the file of keys (default: the one in the settings, else ~/.config/foresay/keys.toml)",
+        help="list: the file of keys (default: the one in the settings)",
     )
     parser.add_argument(
         "--url", metavar="URL", help="list: ask the server there what each key has used since it started"
@@ -50,7 +49,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(config: None, arguments: Namespace) -> int:
-    """Make, list, take back or hash keys. A key itself is written nowhere but to the terminal."""
+    """Make, hash or list keys. A key itself is written nowhere but to the terminal."""
     from foresay.server.gateway import keys
 
     action, name = arguments.action, arguments.name
@@ -66,26 +65,11 @@ def run(config: None, arguments: Namespace) -> int:
         print(keys.entry_text(name, _given()), end="")
     elif action == "list":
         _list(_file(arguments))
-    elif action == "remove":
-        path = _file(arguments)
-        keys.remove(path, name)
-        print(f"{name}'s key is no longer in {path}; a running server notices by itself.", file=sys.stderr)
     else:
-        _add(_file(arguments), name)
+        key = keys.new_key()
+        print(keys.entry_text(name, key), end="")
+        print(f"{name}'s key, which is not shown again: {key}", file=sys.stderr)
     return 0
-
-
-def _add(path: Path, name: str) -> None:
-    from foresay.server.gateway import keys
-
-    key = keys.new_key()
-    keys.append(path, name, key)
-    print(key)
-    print(f"{name}'s key is above and is not shown again; its hash is in {path}.", file=sys.stderr)
-    print(
-        f"A server started with --api-key-file {path} requires it; one already running with that file picks it up.",
-        file=sys.stderr,
-    )
 
 
 def _list(path: Path) -> None:
@@ -93,7 +77,7 @@ def _list(path: Path) -> None:
     from foresay.server.gateway import keys
     from foresay.server.gateway.caller import Limits
 
-    entries = (keys.read(path) or []) if path.exists() else []
+    entries = keys.read(path) or []
     width = max((len(entry.name) for entry in entries), default=0)
     for entry in entries:
         own = {limit: getattr(entry, limit) for limit in Limits.__struct_fields__}
@@ -122,11 +106,11 @@ def _time(seconds: int | None) -> str:
 
 
 def _file(arguments: Namespace) -> Path:
-    """The file that was named, else the one a server here would use by its settings, else the default one."""
-    from foresay.server.gateway.keys import default_path
-
+    """The file that was named, else the one a server here would use by its settings."""
     named = arguments.api_key_file or load(ServeConfig, {}, os.environ, arguments.config).config.api_key_file
-    return default_path() if named is None else Path(named)
+    if named is None:
+        raise ConfigurationError("list needs a file of keys: --api-key-file FILE")
+    return Path(named)
 
 
 def _given() -> str:
@@ -136,13 +120,12 @@ def _given() -> str:
 
 COMMAND = Command(
     "keys",
-    "make, list and revoke API keys for the server",
+    "make API keys for the server, and list them",
     (
-        "foresay keys add alice",
-        "foresay keys list",
-        "foresay keys list --url http://127.0.0.1:8000",
-        "foresay keys remove alice",
+        "foresay keys new alice",
         "foresay keys hash alice",
+        "foresay keys list --api-key-file keys.toml",
+        "foresay keys list --url http://127.0.0.1:8000",
     ),
     None,
     run,

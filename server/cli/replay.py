@@ -1,53 +1,69 @@
-"""``foresay replay``: what other trees, budgets and lookup drafters would have been worth in a recorded trace."""
+"""``foresay replay``: what lookup drafters would have had accepted in the texts of a recorded trace."""
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from foresay.server.cli.command import Command
 from foresay.spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from foresay.server.engine.trace import Session, Trace
-    from foresay.server.observe.replay.evaluate import Evaluation
+    from foresay.server.engine.trace import Session, Told, Trace
+    from foresay.spec.sequence import SequenceState
+
+#: How far ahead the lookups draft.
+LENGTHS = (2, 4, 8)
+#: Tokens of a prompt that the engine reads in a step, about: a drafter is shown as many at a time.
+_CHUNK = 256
+
+
+class Row(msgspec.Struct):
+    """Counts of one way of drafting, over the steps that read no prompt."""
+
+    draft: str
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """One step of one request."""
+        self.steps += 1
+        self.drafted += drafted
+        self.accepted += accepted
+
+    @property
+    def tokens_per_step(self) -> float:
+        """The accepted tokens and the target's own."""
+        return 1 + self.accepted / self.steps if self.steps else 1.0
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a trace that foresay serve --trace FILE has written")
-    parser.add_argument(
-        "--draft",
-        action="append",
-        metavar="WAY",
-        help="a way of drafting to evaluate; may be given several times: none, recorded (as it was), recorded:4 "
-        "(a chain), recorded:3,2,1 (a tree), recorded@8 (the 8 likeliest nodes), ngram:4 or suffix:4 (these "
-        "need --trace-text). Default: a table of the usual ones",
-    )
+    parser.add_argument("file", metavar="FILE", help="a trace that foresay serve --trace FILE --trace-text has written")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
 
 def run(config: None, arguments: Namespace) -> int:
-    """Read, evaluate, print."""
-    import msgspec
-
+    """Read, draft again, print."""
     if not Path(arguments.file).is_file():
         raise ConfigurationError(f"{arguments.file}: no such file")
-    from foresay.server.engine.trace import read
-    from foresay.server.observe.replay.evaluate import evaluate, largest
-    from foresay.server.observe.replay.ways import parse, usual
+    from foresay.server.engine.drafters.registry import LOOKUPS
+    from foresay.server.engine.trace import drafting, read
 
-    asked = None if arguments.draft is None else [parse(text) for text in arguments.draft]
     trace = read(Path(arguments.file))
     if trace.broken:
         print(f"{arguments.file}: left out {trace.broken} broken lines", file=sys.stderr)
-    sessions = _alike(trace)
-    if not any(session.requests for session in sessions):
-        raise ConfigurationError(f"{arguments.file}: contains no request")
-    ways = asked or usual(*largest(sessions), text=all(session.start.text for session in sessions))
-    evaluation = evaluate(sessions, ways)
-    print(msgspec.json.encode(evaluation).decode() if arguments.json else _shown(evaluation))
+    requests = [told for session in _alike(trace) for told in drafting(session)]
+    if not requests:
+        raise ConfigurationError(f"{arguments.file}: contains no request that could be drafted for")
+    rows = [recorded(requests)]
+    rows += [looked_up(name, length, requests) for name in LOOKUPS for length in LENGTHS]
+    print(msgspec.json.encode({"rows": rows}).decode() if arguments.json else _shown(rows, len(requests)))
     return 0
 
 
@@ -61,35 +77,76 @@ def _alike(trace: Trace) -> list[Session]:
     return same
 
 
-def _shown(evaluation: Evaluation) -> str:
-    lines = [
-        f"{evaluation.target} <- {evaluation.drafter}: {evaluation.requests} requests, {evaluation.tokens} tokens, "
-        f"{evaluation.steps} steps; the median decoding step took {evaluation.milliseconds:.2f} ms",
-        "",
-        f"{'draft':<18} {'tokens/step':>11} {'drafted/step':>12} {'accepted':>8} {'ms/step':>8} {'tokens/s':>8} "
-        f"{'x none':>6}",
-    ]
-    best = max(row.tokens_per_second for row in evaluation.rows)
-    for row in evaluation.rows:
-        tokens = f"{'>= ' if row.at_least else ''}{row.tokens_per_step:.2f}"
-        accepted = "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}"
-        lines.append(
-            f"{row.draft:<18} {tokens:>11} {row.drafted_per_step:>12.1f} {accepted:>8} {row.milliseconds:>8.2f} "
-            f"{row.tokens_per_second:>8.1f} {row.speed_up:>6.2f}{'  <- best' if row.tokens_per_second == best else ''}"
-        )
-    return "\n".join([*lines, "", _NOTE])
+def recorded(requests: Iterable[Told]) -> Row:
+    """What happened."""
+    row = Row("recorded")
+    for told in requests:
+        left = told.kept
+        for part in told.parts:
+            if not part.lead:
+                row.count(len(part.parents) - 1, max(0, min(part.accepted, left)))
+            left -= part.emitted
+    return row
 
 
-_NOTE = """\
-Times are estimates, from the recorded steps and the passes measured when the engine started. Trees cut from the
-recorded ones are judged at the recorded roots; lookups go through the recorded texts again. Steps that read prompts
-are not counted. >=: the recorded trees were smaller than asked for."""
+def looked_up(name: str, length: int, requests: Iterable[Told]) -> Row:
+    """Draft again, with one lookup drafter for all requests but those with a grammar, which prunes what is drafted and
+    forces more. Raises ConfigurationError if the trace has no text."""
+    from foresay.server.engine.drafters.registry import LOOKUPS
+    from foresay.spec.tree import TreeShape
+    from foresay.spec.walk import Walk
+
+    drafter, row = LOOKUPS[name](), Row(f"{name}:{length}")
+    for told in requests:
+        if told.begin.grammar:
+            continue
+        text, prompt = told.output(), told.begin.tokens
+        if text is None or prompt is None:
+            raise ConfigurationError("the trace holds no tokens to look up; record one with --trace-text")
+        walk = Walk(drafter, TreeShape.chain(length), _sequence(told, prompt))
+        for _ in range(len(prompt) // _CHUNK):
+            walk.read()
+        # The step that computes the prompt drafts nothing.
+        walk.begin(text[: told.parts[0].emitted] if told.parts[0].lead else [])
+        walk.follow([*prompt, *text], over=True)
+        walk.close()
+        for drafted, accepted in zip(walk.trace.per_step_drafted, walk.trace.per_step_accepted, strict=True):
+            row.count(drafted, accepted)
+    return row
+
+
+def _sequence(told: Told, prompt: list[int]) -> SequenceState:
+    """The request as far as a lookup drafter looks at it."""
+    from foresay.kvpaging import PagePool, PageTable
+    from foresay.spec.noise import Noise
+    from foresay.spec.sampling import SamplingParams
+    from foresay.spec.sequence import SequenceState
+
+    return SequenceState(
+        id=told.begin.id,
+        tokens=prompt,
+        prompt_length=len(prompt),
+        sampling=SamplingParams(),
+        table=PageTable(PagePool(2)),
+        noise=Noise(0, 1),
+        limit=told.begin.limit,
+        stop_ids=frozenset(),
+    )
+
+
+def _shown(rows: list[Row], requests: int) -> str:
+    lines = [f"{requests} requests", "", f"{'draft':<12} {'tokens/step':>11} {'drafted/step':>12} {'accepted':>8}"]
+    for row in rows:
+        accepted = f"{row.accepted / row.drafted:.0%}" if row.drafted else "-"
+        drafted = row.drafted / max(row.steps, 1)
+        lines.append(f"{row.draft:<12} {row.tokens_per_step:>11.2f} {drafted:>12.1f} {accepted:>8}")
+    return "\n".join(lines)
 
 
 COMMAND = Command(
     "replay",
-    "evaluate other ways of drafting on a recorded trace",
-    ("foresay replay trace.jsonl", "foresay replay trace.jsonl --draft recorded:2 --draft recorded@8 --draft ngram:6"),
+    "draft again with lookups on a recorded trace",
+    ("foresay replay trace.jsonl", "foresay replay trace.jsonl --json"),
     None,
     run,
     _add_arguments,

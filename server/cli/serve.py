@@ -24,7 +24,7 @@ from foresay.server.cli.progress import Stages
 from foresay.server.host.imports import uncollected
 from foresay.server.host.spare import Spares
 from foresay.server.settings.config import EngineConfig, ServeConfig
-from foresay.server.settings.fields import settings_of
+from foresay.server.settings.fields import applied_by, settings_of
 from foresay.server.settings.resolved import check_config
 from foresay.spec.errors import ConfigurationError, ForesayError
 
@@ -158,10 +158,6 @@ RELOAD = Command(
 # -- foresay deploy ----------------------------------------------------------------------------------------------------
 
 
-#: What a file of Ray Serve says of a server's settings.
-DEPLOYED = (*EngineConfig.__struct_fields__, "engine_timeout", "replicas")
-
-
 def _add_deploy_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("what", metavar="WHAT", choices=("ray",), help="ray: a config file of Ray Serve, on stdout")
 
@@ -177,7 +173,8 @@ def deploy(config: ServeConfig, arguments: Namespace) -> int:
 def serve_file(config: ServeConfig) -> str:
     """A config file of Ray Serve, in YAML: the settings of engines that are not the default ones."""
     usual = ServeConfig()
-    given = {name: getattr(config, name) for name in DEPLOYED if getattr(config, name) != getattr(usual, name)}
+    deployed = (*applied_by("engine", "text", "cluster"), "replicas")
+    given = {name: getattr(config, name) for name in deployed if getattr(config, name) != getattr(usual, name)}
     settings = "".join(f"    {name}: {msgspec.json.encode(value).decode()}\n" for name, value in given.items())
     return (
         "# serve deploy THIS_FILE starts the engines; a server joins them with:\n"

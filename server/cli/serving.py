@@ -19,7 +19,6 @@ import msgspec
 from foresay.server.cli.command import told
 from foresay.server.cli.progress import Stages
 from foresay.server.engine.generation import EngineStatus
-from foresay.server.gateway.keys import default_path
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.http.auth import is_loopback
 from foresay.server.http.life import BESIDE, CLOSING_SECONDS, run_server
@@ -165,7 +164,8 @@ def warnings(config: ServeConfig) -> list[str]:
     if not config.api_key and config.api_key_file is None:
         return [
             f"{where} WITHOUT AN API KEY: anyone who can reach this machine can use the model. "
-            f"Make a key (foresay keys add NAME) and start with --api-key-file {default_path()}, or listen on 127.0.0.1"
+            "Make a key (foresay keys new NAME >> keys.toml) and start with --api-key-file keys.toml, or listen on "
+            "127.0.0.1"
         ]
     if config.ssl_certfile is None:
         return [f"{where} without HTTPS: keys and texts cross the network unencrypted; see --ssl-certfile"]

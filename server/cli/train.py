@@ -73,8 +73,8 @@ def _temperatures(text: str) -> tuple[float, ...]:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         values = ()
-    if not values or not all(0 <= value <= 100 for value in values):
-        raise ArgumentTypeError(f'must be temperatures from 0 to 100 such as "1,0", got {text!r}')
+    if not values or not all(0 <= value <= 2 for value in values):
+        raise ArgumentTypeError(f'must be temperatures from 0 to 2 such as "1,0", got {text!r}')
     return values
 
 

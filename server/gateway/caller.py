@@ -9,7 +9,6 @@ back. The only key there is, or a server without keys, may use all.
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from foresay.server.schemas.bounds import ID
 from foresay.server.schemas.errors import ApiError, RateLimited, Unauthorized
 from foresay.spec.request import Request
 
@@ -232,9 +232,7 @@ def serve(**changes: Any) -> None:
     CONTEXT.set(msgspec.structs.replace(CONTEXT.get(), **changes))
 
 
-#: Ids stand in headers, in lines of logs and in every event of a stream.
 ID_WANTED = "1 to 128 letters, digits or _ - . : / + = @"
-ID = re.compile(r"[A-Za-z0-9_.:/+=@-]{1,128}")
 
 
 def usable_id(given: str) -> bool:

@@ -37,7 +37,7 @@ class KeyStore:
         self.anyone = Caller(rate_limiter=RateLimiter(self._limits))
         self._read()
         if self.needed and not self._ring.keys:
-            raise ConfigurationError(f"the key file {file} holds no key; foresay keys add NAME makes one")
+            raise ConfigurationError(f"the key file {file} holds no key; foresay keys new NAME prints one")
 
     @property
     def names(self) -> list[str]:

@@ -18,17 +18,12 @@ A file that shall hold none says so, ``key = []``: an empty one may be one that 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
-import os
 import re
 import secrets
-import stat
-import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +31,7 @@ import msgspec
 from msgspec import Meta
 
 from foresay.server.gateway.caller import Limits
-from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.spec.errors import ConfigurationError
 
 PREFIX = "sk-foresay-"
 SALT_BYTES, DIGEST_BYTES = 16, 32
@@ -112,7 +107,7 @@ def check_usable(key: str) -> None:
     if not USABLE.fullmatch(key):
         raise ConfigurationError(
             "a key must be 16 to 512 printable characters without a space, and should be random: "
-            "foresay keys add NAME makes one"
+            "foresay keys new NAME makes one"
         )
 
 
@@ -120,9 +115,6 @@ def _digest(key: str, salt: bytes) -> bytes:
     given = key.encode("utf-8", "surrogateescape")
     return hashlib.blake2b(given, digest_size=DIGEST_BYTES, salt=salt, person=b"foresay api key").digest()
 
-
-HEADER = "# API keys of Foresay: only hashes. foresay keys add NAME adds one, foresay keys remove NAME takes it back.\n"
-NONE = re.compile(r"^[ \t]*key[ \t]*=[ \t]*\[\s*\].*\n?", re.MULTILINE)
 
 NotNegative = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(pattern=r"^[\w.@-]{1,64}$")]
@@ -149,12 +141,6 @@ class Entries(msgspec.Struct, forbid_unknown_fields=True):
     """The whole file."""
 
     key: list[Entry] | None = None
-
-
-def default_path() -> Path:
-    """Where ``foresay keys`` keeps keys unless told: ``foresay/keys.toml`` in the user's folder of settings (XDG)."""
-    folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    return (folder if folder.is_absolute() else Path.home() / ".config") / "foresay" / "keys.toml"
 
 
 def read(path: Path) -> list[Entry] | None:
@@ -188,71 +174,6 @@ def entry_text(name: str, key: str) -> str:
     except msgspec.ValidationError:
         raise ConfigurationError("a name is 1 to 64 letters, digits, '.', '@', '-' and '_'") from None
     return f'[[key]]\nid = "{new_id()}"\nname = "{name}"\nhash = "{HashedKey.of(key)}"\n'
-
-
-def append(path: Path, name: str, key: str) -> None:
-    """Add a key to the file, which is made, for its owner's eyes only, if there is none."""
-    with _changing(path) as blocks:
-        if name in blocks:
-            raise ConfigurationError(f"{path} has a key named {name!r} already")
-        blocks[name] = entry_text(name, key)
-
-
-def remove(path: Path, name: str) -> None:
-    """Take a key out of the file; without the last one it says that there are none."""
-    with _changing(path) as blocks:
-        if blocks.pop(name, None) is None:
-            raise ConfigurationError(f"{path} has no key named {name!r}")
-
-
-@contextmanager
-def _changing(path: Path) -> Iterator[dict[str, str]]:
-    """The ``[[key]]`` of each name, with the comments after it, to be changed; then the file is replaced by what they
-    are, at once, so that nobody reads half of it. Who else changes it waits.
-    """
-    path = path.resolve()
-    try:
-        if path == default_path().resolve():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(path.parent):
-            entries, text = (read(path) or [], path.read_text("utf-8")) if path.exists() else ([], HEADER)
-            head, *parts = re.split(r"^(?=\[\[key\]\])", text, flags=re.MULTILINE)
-            if len(parts) != len(entries):
-                raise ConfigurationError(f"{path} is not written as [[key]] after [[key]]; change it by hand")
-            blocks = dict(zip([entry.name for entry in entries], parts, strict=True))
-            yield blocks
-            head = NONE.sub("", head) if blocks else NONE.sub("", head) + "key = []\n"
-            _replace(path, "\n".join(part.strip("\n") + "\n" for part in (head, *blocks.values())))
-    except OSError as error:
-        raise ForesayError(f"cannot write the key file {path}: {error.strerror}") from None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file beside the old one and put it in its place, with its owner and its mode."""
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-            if path.exists():
-                old = path.stat()
-                os.fchown(descriptor, old.st_uid, old.st_gid)
-                os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
-        os.replace(beside, path)
-    except OSError:
-        Path(beside).unlink(missing_ok=True)
-        raise
 
 
 def exposed(path: Path) -> bool:

@@ -167,7 +167,6 @@ class Asked(Observed):
         self.observe: Callable[[StepTrace], None] | None = None
         self.observe_shadow: Callable[[ShadowReport], None] | None = None
         self._in_flight = InFlights(self._send, most_losses)
-        self._inspections: list[asyncio.Future[frames.Inspected]] = []
         self._channel: Channel | None = None
         self._steps = 0  # the number of the latest
 
@@ -188,14 +187,6 @@ class Asked(Observed):
         """Let the KV of this text be the last to make room; no harm done if it is not there."""
         if self._channel is not None and self.status.state == "ready":
             self._channel.send(frames.KeepWarm(tokens, salt))
-
-    async def inspect(self) -> frames.Inspected:
-        """Have the engine check its page ledger between two steps."""
-        channel = self._ready_channel()
-        answer: asyncio.Future[frames.Inspected] = asyncio.get_running_loop().create_future()
-        self._inspections.append(answer)
-        channel.send(frames.Inspect())
-        return await answer
 
     def _send(self, frame: frames.UpFrame) -> None:
         if self._channel is not None:
@@ -218,10 +209,6 @@ class Asked(Observed):
                 self._in_flight.reject(id, frame.error)
             case frames.Shadowed(report):
                 self._tell(self.observe_shadow, report)
-            case frames.Inspected():
-                answer = self._inspections.pop(0)
-                if not answer.done():  # nobody waits for it any more
-                    answer.set_result(frame)
 
     def _stepped(self, trace: StepTrace) -> None:
         self._steps = trace.number
@@ -231,9 +218,3 @@ class Asked(Observed):
     def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
         """Engine process ``number`` has ended, or is about to. May be said again of one, when more is known."""
         self._in_flight.lost(number, reason, among)
-        self._drop_inspections()
-
-    def _drop_inspections(self) -> None:
-        inspections, self._inspections = self._inspections, []
-        for answer in inspections:
-            answer.cancel()

@@ -153,7 +153,6 @@ class EngineClient(Supervised, Asked):
     def _leave(self, changed: bool) -> int:
         """Ask the engine nothing more: whatever runs goes on in the next. Returns how many do."""
         self._lost_at, self._replaced = time.monotonic(), True
-        self._drop_inspections()
         if self._channel is not None:
             self._channel.retire()
         return self._in_flight.move(changed)

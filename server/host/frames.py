@@ -2,8 +2,8 @@
 
 ::
 
-    server -> engine   Start (once), Add, Cancel, Finish, Number, KeepWarm, Inspect, Ping, Stop
-    engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Inspected, Pong, Shadowed
+    server -> engine   Start (once), Add, Cancel, Finish, Number, KeepWarm, Ping, Stop
+    engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Pong, Shadowed
 
 A frame is a four-byte big-endian length and that many bytes of MessagePack.
 """
@@ -71,10 +71,6 @@ class KeepWarm(msgspec.Struct, tag="keep_warm"):
     salt: str
 
 
-class Inspect(msgspec.Struct, tag="inspect"):
-    """Check the page ledger; answered by :class:`Inspected` between two steps."""
-
-
 class Ping(msgspec.Struct, tag="ping"):
     """Say that you live; answered by :class:`Pong` between two steps."""
 
@@ -130,13 +126,6 @@ class Rejected(msgspec.Struct, tag="rejected"):
         return kind(*self.fault)
 
 
-class Inspected(msgspec.Struct, tag="inspected"):
-    """The state between two steps. problem: what is wrong with the page ledger, None if it adds up."""
-
-    problem: str | None
-    busy: bool
-
-
 class Pong(msgspec.Struct, tag="pong"):
     """The loop of the engine goes round."""
 
@@ -147,8 +136,8 @@ class Shadowed(msgspec.Struct, tag="shadowed"):
     report: ShadowReport
 
 
-UpFrame = Start | Add | Cancel | Finish | Number | KeepWarm | Inspect | Ping | Stop
-DownFrame = Loading | Ready | Failed | Deltas | Rejected | Inspected | Pong | Shadowed
+UpFrame = Start | Add | Cancel | Finish | Number | KeepWarm | Ping | Stop
+DownFrame = Loading | Ready | Failed | Deltas | Rejected | Pong | Shadowed
 
 _encoder = msgspec.msgpack.Encoder()
 _up_decoder = msgspec.msgpack.Decoder(UpFrame)

@@ -99,8 +99,6 @@ class Loop:
                 self._engine.steps = steps
             case frames.KeepWarm(tokens, salt):
                 self._engine.keep_warm(tokens, salt)
-            case frames.Inspect():
-                self._link.send(self._inspected())
             case frames.Ping():
                 self._link.send(frames.Pong())
             case frames.Stop():
@@ -120,11 +118,3 @@ class Loop:
                 self._engine.cancel(request.id)
             message = f"the request could not begin ({type(error).__name__}: {error})"
             self._link.send(frames.Deltas([Delta(id=request.id, tokens=[], finish_reason="error", error=message)]))
-
-    def _inspected(self) -> frames.Inspected:
-        problem = None
-        try:
-            self._engine.check()
-        except AssertionError as error:
-            problem = str(error) or "the page ledger does not add up"
-        return frames.Inspected(problem, self._engine.has_work or len(self._pending) > 0)

@@ -49,51 +49,6 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[Warned, ...] = ()
 
 
-class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How clients are treated.
-
-    model: the name they use. aliases: others for the same. any_model: whatever name they use is served. strict_limits:
-    more output than there is room for is refused, not clamped. most_running: requests running and waiting. seed: of
-    requests that bring none. ping_seconds: between the comments in a stream that has nothing to say. config: what the
-    server was started with.
-    max_output_tokens, max_body_bytes, request_timeout, first_token_timeout, self_check: the settings of these names.
-    """
-
-    model: str
-    aliases: tuple[str, ...] = ()
-    any_model: bool = False
-    strict_limits: bool = False
-    most_running: int = 260
-    seed: int | None = None
-    metrics_level: MetricsLevel = "summary"
-    ping_seconds: float = 15.0
-    most_pending_tokens: int = MOST_PENDING_TOKENS
-    config: ServeConfig | None = None
-    max_output_tokens: int | None = None
-    max_body_bytes: int | None = None
-    request_timeout: float | None = None
-    first_token_timeout: float | None = None
-    self_check: float = 0.0
-
-    @property
-    def names(self) -> Names:
-        """What the model is called."""
-        return Names((self.model, *self.aliases), self.any_model)
-
-    @classmethod
-    def of(cls, config: ServeConfig, names: Sequence[str]) -> ServiceOptions:
-        """As the settings say. names: of the model, the first one for answers."""
-        shared = set(cls.__struct_fields__) & set(config.__struct_fields__)
-        return cls(
-            model=names[0],
-            aliases=tuple(names[1:]),
-            any_model=config.any_model_name,
-            most_running=config.max_seqs * config.most_replicas + config.max_queue,
-            config=config,
-            **{name: getattr(config, name) for name in shared},
-        )
-
-
 class Text(msgspec.Struct, frozen=True):
     """What the checkpoint's directory says about text and sampling. chat_format: how the model writes tool calls."""
 
@@ -117,37 +72,45 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """The state behind the routes that ask one model. ``text`` is None until the tokenizer is loaded. server: what it
-    shares with the other models."""
+    """What the routes that ask one model have of it: its settings and names, its engine, and its text (None until the
+    tokenizer is loaded). server: what it shares with the other models."""
+
+    #: Seconds between the comments in a stream that has nothing to say, and tokens that may wait for a slow reader.
+    ping_seconds, most_pending_tokens = 15.0, MOST_PENDING_TOKENS
 
     def __init__(
-        self, engine: ServedEngine, options: ServiceOptions, text: Text | None = None, server: ServerState | None = None
+        self,
+        engine: ServedEngine,
+        config: ServeConfig,
+        names: Names,
+        text: Text | None = None,
+        server: ServerState | None = None,
     ) -> None:
         self.engine = engine
-        self.options = options
+        self.config, self.names = config, names
         self.text = text
         self.server = server or ServerState()
         self.warned = WarningLog()
         self.pace = Pace()
-        self.telemetry = Telemetry(options.model, engine, connections=self.server.connections)
-        self.places = Shared(options.most_running)
+        self.telemetry = Telemetry(names.own, engine, connections=self.server.connections)
+        self.places = Shared(config.most_running)
         self.server.allow_bodies(self.largest_body)  # until the context is known
         self._running: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         counts = self.telemetry.self_check
-        self.self_check = SelfCheck(engine, options.self_check, counts, self._idle, lambda: self.refusal() is None)
+        self.self_check = SelfCheck(engine, config.self_check, counts, self._idle, lambda: self.refusal() is None)
 
-    def successor(self, engine: ServedEngine, options: ServiceOptions) -> Service:
+    def successor(self, engine: ServedEngine, config: ServeConfig) -> Service:
         """The service of another model, whose requests are limited and counted with these as one model's. Whoever has
         this one keeps its engine and its text to the end."""
         other = copy(self)
-        other.engine, other.options, other.text = engine, options, None
+        other.engine, other.config, other.text = engine, config, None
         return other
 
     def take_over(self) -> None:
         """Requests come to this one from now on."""
-        self.places.most = self.options.most_running
+        self.places.most = self.config.most_running
         self.telemetry.follow(self.engine)
         self.self_check.follow(self.engine, lambda: self.refusal() is None)
 
@@ -155,7 +118,7 @@ class Service:
     def largest_body(self) -> int:
         """Bytes that a body, or a message on a WebSocket, may have."""
         info = self.engine.info
-        return self.options.max_body_bytes or largest_body(0 if info is None else info.max_model_len)
+        return self.config.max_body_bytes or largest_body(0 if info is None else info.max_model_len)
 
     @property
     def running(self) -> int:
@@ -195,15 +158,14 @@ class Service:
 
     def origin(self, request_id: str, asked: str | None) -> Origin:
         """What the answer says about where it comes from. asked: the model that the request names."""
-        info, name = self.opened()[1], self.options.model
-        known = asked is None or self.options.names.has(asked)
+        info, name = self.opened()[1], self.names.own
+        known = asked is None or self.names.has(asked)
         warnings = () if known else (warning("model_renamed", "model", asked=asked, name=name),)
         return Origin(
             id=request_id,
             model=name,
             fingerprint=self.fingerprint,
             exact=info.exact,
-            metrics_level=self.options.metrics_level,
             warnings=warnings,
         )
 
@@ -223,7 +185,7 @@ class Service:
         ):
             engine = CheckedEngine(self.self_check, self.engine, keeps_text)
             release = CONTEXT.get().release
-            generation = Generation(engine, requests, self.options.most_pending_tokens, spend, all_stats, release)
+            generation = Generation(engine, requests, self.most_pending_tokens, spend, all_stats, release)
             with self._present(generation), self._deadlines(generation):
                 async with generation:
                     yield generation
@@ -254,14 +216,14 @@ class Service:
 
     def queue_full(self, asked: int) -> QueueFull:
         """Why so many choices can neither run nor wait."""
-        most = self.options.most_running
+        most = self.config.most_running
         if asked > most:
             return QueueFull(f"This request asks for {asked} choices at once; this server runs {most}", None)
         message = f"{self.running} requests are running or waiting already, {self.places.own} of them yours; try again"
         return QueueFull(message, self.pace.retry_after(len(self._running)))
 
     def _deadlines(self, generation: Generation) -> AbstractContextManager[None]:
-        first, whole = self.options.first_token_timeout, self.options.request_timeout
+        first, whole = self.config.first_token_timeout, self.config.request_timeout
         if first is not None:
             first = max(0.0, first - CONTEXT.get().waited)
         return deadlines(generation, first, whole, lambda: self.pace.retry_after(len(self._running)))

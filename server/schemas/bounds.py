@@ -4,13 +4,16 @@ wait: so everything that can be counted has a bound, and a body is weighed befor
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sized
+from typing import Annotated, Any, get_args
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from foresay.spec.errors import InvalidRequest, Path
+from foresay.spec.sampling import wanted, within
 
 LARGEST_BODY = 4 << 20
 #: Bytes of a body that came give it another second.
@@ -28,6 +31,26 @@ MOST_CALLS = 128
 MOST_NAME = 256
 MOST_TEMPLATE_BYTES = 16 * 1024
 MOST_SAID_AGAIN = 1 << 20
+MOST_CHOICES = 128
+MOST_STOPS = 16
+MOST_BAD_WORDS = 256
+#: Ids of requests stand in headers, in lines of logs and in every event of a stream.
+ID = re.compile(r"[A-Za-z0-9_.:/+=@-]{1,128}")
+
+
+def shown(**words: Any) -> Meta:
+    """What documents say of a field that is checked elsewhere, in words that say more than a schema could."""
+    return Meta(extra_json_schema=words)
+
+
+# Ranges of what only the server knows; those of sampling are in :mod:`foresay.spec.sampling`. items: what a list holds.
+Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+Name = Annotated[str, Meta(max_length=MOST_NAME)]
+TokenIds = Annotated[list[int], Meta(max_length=1024)]
+Words = Annotated[list[str], Meta(max_length=MOST_BAD_WORDS, extra={"items": "words"})]
+Stops = Annotated[list[str], Meta(max_length=MOST_STOPS, extra={"items": "strings"})]
+Stop = Annotated[str, Meta(max_length=MOST_NAME, extra_json_schema={"minLength": 1})]
+RequestId = Annotated[str, shown(pattern=f"^{ID.pattern}$")]
 
 TOO_DEEP = f"nested too deeply: at most {MOST_DEPTH} levels of lists and objects are allowed"
 TOO_MANY = f"too many parts: at most {MOST_PARTS:,} texts, lists and objects are allowed"
@@ -68,7 +91,11 @@ def _depth(brackets: bytes) -> int:
 def check_count(given: Sized | None, most: int, field: str | Path, what: str = "entries") -> None:
     """Raise for more than ``most`` entries; of a text: characters."""
     if given is not None and len(given) > most:
-        raise InvalidRequest(field, f" holds {len(given):,} {what}; at most {most:,} are allowed")
+        raise InvalidRequest(field, _holds(given, most, what))
+
+
+def _holds(given: Sized, most: int, what: str) -> str:
+    return f" holds {len(given):,} {what}; at most {most:,} are allowed"
 
 
 def check_bytes(given: Any, most: int, field: str | Path) -> None:
@@ -76,3 +103,50 @@ def check_bytes(given: Any, most: int, field: str | Path) -> None:
     size = 0 if given is None else len(msgspec.json.encode(given))
     if size > most:
         raise InvalidRequest(field, f" has {size:,} bytes as JSON; at most {most:,} are allowed")
+
+
+# -- ranges that the types of fields declare ---------------------------------------------------------------------------
+
+
+def out_of_range(path: Path, kind: Any, given: Any) -> InvalidRequest | None:
+    """What is wrong with a value of the right type that its declared range does not hold; None if that is not it.
+
+    path: to the field. given: all of the request, as plain objects.
+    """
+    for name in path:
+        if not isinstance(given, Mapping) or name not in given:
+            return None
+        given = given[name]
+        kind = next((one.type for of in _alternatives(kind) for one in _fields(of) if one.encode_name == name), None)
+    wrong = beyond(kind, given)
+    return None if wrong is None else InvalidRequest(path, wrong)
+
+
+def beyond(kind: Any, value: Any) -> str | None:
+    """What is wrong with a value of the right type that no range of ``kind`` holds; None if that is not it."""
+    for part in _alternatives(kind):
+        for meta in getattr(part, "__metadata__", ()):
+            if isinstance(meta, Meta) and (wrong := _beyond(part.__origin__, meta, value)) is not None:
+                return wrong
+    return None
+
+
+def _alternatives(kind: Any) -> Iterator[Any]:
+    """The types that a field may have."""
+    yield from (kind,) if hasattr(kind, "__metadata__") else (kind, *get_args(kind))
+
+
+def _fields(kind: Any) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
+
+
+def _beyond(kind: Any, meta: Meta, value: Any) -> str | None:
+    if meta.max_length is not None:
+        fits = not isinstance(value, getattr(kind, "__origin__", kind)) or len(value) <= meta.max_length
+        items = "characters" if kind is str else (meta.extra or {}).get("items", "entries")
+        return None if fits else _holds(value, meta.max_length, items)
+    try:
+        number = msgspec.convert(value, kind) if kind in (int, float) else None
+    except msgspec.ValidationError:  # its type is what is wrong
+        return None
+    return None if number is None or within(meta, number) else f" must be {wanted(meta)}, got {number}"

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from foresay.server.schemas.bounds import shown
 from foresay.server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage, not_done
 from foresay.server.schemas.tokens import ChatLogprobs, PromptLogprobs, Provenance
+from foresay.spec.sampling import Positive
 
 # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -108,10 +110,14 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
+#: What the roles of messages are to chat templates.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
 class Message(msgspec.Struct, kw_only=True):
     """One message of a conversation. tool_call_id: the call that a message of role ``tool`` is the result of."""
 
-    role: str
+    role: Annotated[str, shown(enum=sorted(ROLES))]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -125,9 +131,9 @@ class Message(msgspec.Struct, kw_only=True):
 class ChatRequest(GenerationRequest, kw_only=True):
     """``POST /v1/chat/completions``."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], shown(minItems=1)]
     logprobs: bool | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Positive | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

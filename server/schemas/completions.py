@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
+from foresay.server.schemas.bounds import shown
 from foresay.server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage, not_done
 from foresay.server.schemas.tokens import CompletionLogprobs, PromptLogprobs, Provenance
+from foresay.spec.sampling import Logprobs
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """``POST /v1/completions``. prompt: a text, token ids, or a list of either. logprobs: how many of the likeliest."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Annotated[str, shown(minLength=1)] | Annotated[list[str | int | list[int]], shown(minItems=1)]
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Logprobs | None = None
+    top_logprobs: int | None = None
+    max_tokens: Annotated[int, Meta(ge=0, extra={"wanted": "at least 1"})] | None = None
 
     suffix: Annotated[Any, not_done("")] = None
 

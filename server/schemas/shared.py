@@ -12,6 +12,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from foresay.server.schemas.bounds import Choices, Name, RequestId, Stop, Stops, TokenIds, Words, shown
+from foresay.spec.sampling import (
+    Logprobs,
+    MinP,
+    MinTokens,
+    Penalty,
+    Positive,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
+from foresay.spec.shape import MAX_NODES
+
 NOT_DONE = "Known but not supported."
 
 
@@ -29,9 +43,9 @@ def renamed_to(name: str) -> Meta:
 
 def _refused(harmless: tuple[object, ...], wrong: str) -> Meta:
     values = [value for at, value in enumerate(harmless) if value not in harmless[:at]]  # 1 is 1.0
-    shown = {"enum": [None, *values], "default": None, "description": NOT_DONE}
+    words = {"enum": [None, *values], "default": None, "description": NOT_DONE}
     typed = [(type(value), value) for value in harmless]  # 0 is not False
-    return Meta(extra={"harmless": typed, "wrong": wrong}, extra_json_schema=shown)
+    return Meta(extra={"harmless": typed, "wrong": wrong}, extra_json_schema=words)
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -91,6 +105,9 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+_DEEPEST = MAX_NODES - 1
+
+
 class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How this request is drafted for; its text is the same in any case. off: decode plainly, one token a step.
 
@@ -100,20 +117,24 @@ class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     off: bool | None = None
     method: str | None = None
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=_DEEPEST, extra={"wanted": f"from 0 to {_DEEPEST}"})] | None = None
+
+
+#: The only types of a prediction, and of its parts, that there are.
+CONTENT, TEXT = "content", "text"
 
 
 class PredictionPart(msgspec.Struct, kw_only=True):
     """A part of a predicted text. type: ``text``."""
 
-    type: str
+    type: Annotated[str, shown(enum=[TEXT])]
     text: str
 
 
 class Prediction(msgspec.Struct, kw_only=True):
     """What the answer will probably be: it is drafted, and the text is the same in any case. type: ``content``."""
 
-    type: str
+    type: Annotated[str, shown(enum=[CONTENT])]
     content: str | list[PredictionPart]
 
 
@@ -123,37 +144,37 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    max_tokens: Positive | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     seed: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    min_tokens: MinTokens | None = None
+    stop: Stop | Stops | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
+    request_id: RequestId | None = None
+    cache_salt: Name | None = None
     spec_decode_metrics: MetricsLevel | None = None
     speculation: Speculation | None = None
     prediction: Prediction | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
+    bad_words: Words | None = None
     allowed_token_ids: list[int] | None = None
-    n: int | None = None
+    n: Choices | None = None
     best_of: int | None = None
-    top_logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    top_logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
     return_tokens_as_token_ids: bool | None = None
-    stream_interval: int | None = None
+    stream_interval: Positive | None = None
     stream_pacing: Pacing | None = None
     provenance: bool | None = None
     truncate_prompt_tokens: int | None = None

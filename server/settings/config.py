@@ -23,8 +23,8 @@ from foresay.server.catalog.formats import REASONING, TOOL_FORMATS
 from foresay.server.settings import units
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SUFFIX
+from foresay.spec.sampling import MinP, MinTokens, Penalty, Positive, RepetitionPenalty, Temperature, TopK, TopP
 
-Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Span = Annotated[str, Meta(pattern=units.SPAN, extra={"expected": units.EXPECTED})]
@@ -62,9 +62,6 @@ LayerNumbers = Annotated[
 Replicas = Annotated[
     str, Meta(pattern=r"^[1-9][0-9]{0,3}(-[1-9][0-9]{0,3})?$", extra={"expected": 'a number such as 2, or "1-4"'})
 ]
-Temperature = Annotated[float, Meta(ge=0, le=100)]
-TopK = Annotated[int, Meta(ge=-1)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
 Origin = Annotated[
     str,
     Meta(
@@ -81,9 +78,17 @@ SecretKey = Annotated[
 ]
 
 
-def _about(description: str, group: str, metavar: str | None = None, secret: bool = False) -> Meta:
-    """What ``--help`` says about a field, and under which heading. secret: its value is never shown."""
-    return Meta(description=description, extra={"group": group, "metavar": metavar, "secret": secret})
+#: Who applies a setting: the engine; the engine, whose text may be another then; the server's routes; or each replica,
+#: beside the engine's.
+AppliedBy = Literal["engine", "text", "service", "cluster"]
+
+
+def _about(
+    description: str, group: str, metavar: str | None = None, secret: bool = False, by: AppliedBy | None = None
+) -> Meta:
+    """What ``--help`` says about a field, and under which heading. secret: its value is never shown. by: who applies
+    it, if that is not plain from its section."""
+    return Meta(description=description, extra={"group": group, "metavar": metavar, "secret": secret, "by": by})
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +102,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "id",
             "models",
             "TARGET",
+            by="text",
         ),
     ] = "bundled"
     draft: Annotated[
@@ -115,6 +121,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _about(
             "weights and KV cache; auto is bfloat16, or float16 on a GPU and float32 on a processor without bf16",
             "models",
+            by="text",
         ),
     ] = "auto"
     quantize: Annotated[
@@ -124,6 +131,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "in each step (as the files have them)",
             "models",
             "KIND",
+            by="text",
         ),
     ] = None
     activations: Annotated[
@@ -132,6 +140,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "what quantised weights are multiplied with: int8 rounds activations in groups of 32, which is faster on a "
             "CPU; model leaves them as they are; auto is int8 with weights of 4 bits on a CPU",
             "models",
+            by="text",
         ),
     ] = "auto"
     kv_dtype: Annotated[
@@ -140,6 +149,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "the target's KV cache: int8 or fp8 (e4m3), with a scale for each token and head, hold about twice as many "
             "tokens in the same memory; auto is --dtype",
             "models",
+            by="text",
         ),
     ] = "auto"
     draft_quantize: Annotated[Quantize | None, _about("--quantize for a draft model", "models", "KIND")] = None
@@ -147,7 +157,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         KVDtype, _about("--kv-dtype for the KV cache of a draft model or of EAGLE and DFlash heads", "models")
     ] = "auto"
     device: Annotated[
-        DeviceKind, _about("where the models run; auto is the first GPU if there is one, otherwise the CPU", "models")
+        DeviceKind,
+        _about("where the models run; auto is the first GPU if there is one, otherwise the CPU", "models", by="text"),
     ] = "auto"
     graphs: Annotated[
         bool, _about("capture whole steps in CUDA graphs at start-up; on a CPU there are none", "models")
@@ -201,14 +212,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     trace: Annotated[
         str | None,
         _about(
-            "append every step to this file (trees, draws, acceptance, times; no text), for foresay replay",
+            "append every step to this file (trees, draws, acceptance, times; no text)",
             "observing",
             "FILE",
         ),
     ] = None
-    trace_text: Annotated[
-        bool, _about("write token ids into the trace too, so that lookup drafters can be replayed", "observing")
-    ] = False
+    trace_text: Annotated[bool, _about("write token ids into the trace too, for foresay replay", "observing")] = False
     max_seqs: Annotated[int, Meta(ge=1, le=256), _about("sequences decoded at the same time", "memory", "N")] = 4
     max_model_len: Annotated[
         Positive | None, _about("longest prompt plus output in tokens (the model's own limit)", "memory", "TOKENS")
@@ -285,6 +294,7 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "long; 20 times as long if it is only silent, or loading",
             "server",
             "SECONDS",
+            by="cluster",
         ),
     ] = 30.0
     max_resumes: Annotated[
@@ -295,6 +305,7 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "fails",
             "server",
             "N",
+            by="cluster",
         ),
     ] = 3
     idle_unload: Annotated[
@@ -354,7 +365,7 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None,
         _about(
-            "keys with names and limits, hashed; foresay keys add makes it. Read again when it changes",
+            "keys with names and limits, hashed; foresay keys new makes entries. Read again when it changes",
             "access",
             "FILE",
         ),
@@ -447,6 +458,11 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         """Engines that there may be."""
         return 1 if self.replicas is None else int(self.replicas.rpartition("-")[2])
 
+    @property
+    def most_running(self) -> int:
+        """Requests that may run and wait."""
+        return self.max_seqs * self.most_replicas + self.max_queue
+
 
 #: What a command writes at most unless it is told.
 USUAL_TOKENS = 256
@@ -473,19 +489,17 @@ class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
         ),
     ] = None
     min_p: Annotated[
-        float,
-        Meta(ge=0, le=1),
+        MinP,
         _about("leave out tokens less likely than P times the most likely one", "sampling", "P"),
     ] = 0.0
     presence_penalty: Annotated[
-        float, Meta(ge=-2, le=2), _about("subtracted from the logits of tokens already generated", "sampling", "P")
+        Penalty, _about("subtracted from the logits of tokens already generated", "sampling", "P")
     ] = 0.0
     frequency_penalty: Annotated[
-        float, Meta(ge=-2, le=2), _about("the same, once for each time they were generated", "sampling", "P")
+        Penalty, _about("the same, once for each time they were generated", "sampling", "P")
     ] = 0.0
     repetition_penalty: Annotated[
-        float,
-        Meta(ge=0.01, le=100),
+        RepetitionPenalty,
         _about("above 1, tokens of the prompt and the text so far get less likely", "sampling", "R"),
     ] = 1.0
     max_tokens: Annotated[
@@ -494,7 +508,7 @@ class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
             "the longest answer, in tokens (default: 256; chat and run: all that the context leaves)", "stopping", "N"
         ),
     ] = None
-    min_tokens: Annotated[int, Meta(ge=0), _about("fewest tokens to generate", "stopping", "N")] = 0
+    min_tokens: Annotated[MinTokens, _about("fewest tokens to generate", "stopping", "N")] = 0
     stop: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
         _about("stop where this text appears; may be given several times", "stopping", "TEXT"),

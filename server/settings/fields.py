@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from foresay.server.settings.config import SECTIONS, EngineConfig
+from foresay.server.settings.config import SECTIONS, AppliedBy, EngineConfig, ServeConfig
 
 PREFIX = "FORESAY_"
 
@@ -38,6 +38,7 @@ class Setting:
     is_switch: bool
     is_list: bool
     is_secret: bool
+    applied_by: AppliedBy
     choices: tuple[str, ...]
 
     @property
@@ -72,15 +73,21 @@ def all_settings() -> dict[str, Setting]:
     return {name: setting for config in SECTIONS.values() for name, setting in settings_of(config).items()}
 
 
+def applied_by(*appliers: AppliedBy) -> tuple[str, ...]:
+    """The settings of a server that these apply."""
+    return tuple(name for name, setting in settings_of(ServeConfig).items() if setting.applied_by in appliers)
+
+
 def _setting(field: msgspec.inspect.Field, kind: Any) -> Setting:
     described = field.type
     assert isinstance(described, msgspec.inspect.Metadata), f"{field.name} needs a description"
     extra = described.extra or {}
     types = _plain_types(described.type)
     first = types[0]
+    section = next(name for name, owner in SECTIONS.items() if field.name in owner.__struct_fields__)
     return Setting(
         name=field.name,
-        section=next(name for name, owner in SECTIONS.items() if field.name in owner.__struct_fields__),
+        section=section,
         kind=kind,
         default=field.default,
         description=(described.extra_json_schema or {})["description"],
@@ -90,6 +97,7 @@ def _setting(field: msgspec.inspect.Field, kind: Any) -> Setting:
         is_switch=isinstance(first, msgspec.inspect.BoolType),
         is_list=isinstance(first, msgspec.inspect.VarTupleType),
         is_secret=extra["secret"],
+        applied_by=extra["by"] or ("engine" if section == "engine" else "service"),
         choices=_choices(first),
     )
 

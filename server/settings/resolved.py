@@ -200,6 +200,11 @@ class Names(msgspec.Struct, frozen=True):
     known: tuple[str, ...]
     any: bool = False
 
+    @property
+    def own(self) -> str:
+        """The one in answers."""
+        return self.known[0]
+
     def has(self, asked: str) -> bool:
         """Whether it is one of the names, with Ollama's tag or without."""
         return asked.removesuffix(LATEST) in {name.removesuffix(LATEST) for name in self.known}

@@ -21,6 +21,7 @@ from foresay.server.schemas.bounds import (
     weigh,
 )
 from foresay.server.schemas.chat import (
+    ROLES,
     AllowedChoice,
     ChatRequest,
     ContentPart,
@@ -36,7 +37,6 @@ from foresay.spec.errors import InvalidRequest, Path, inside
 
 #: Characters of a list's entry, and of the text that these are found in.
 _MOST_WORDS, _LOOKED_THROUGH = 80, 400
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 def first_words(text: str) -> str:

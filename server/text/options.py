@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.schemas.bounds import check_count
+from foresay.server.schemas.bounds import MOST_BAD_WORDS, MOST_CHOICES, Choices, beyond, check_count
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.completions import CompletionRequest
 from foresay.server.schemas.errors import complaint
@@ -19,11 +19,9 @@ from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Request
-from foresay.spec.sampling import MOST_LOGPROBS
+from foresay.spec.sampling import check_range
 from foresay.spec.seeds import derive_seed
 
-MOST_CHOICES = 128
-MOST_BAD_WORDS = 256
 #: Of all bad words together: each is spelled in three ways, on the event loop.
 MOST_BAD_CHARACTERS = 8192
 MOST_BIASES = 4096
@@ -36,7 +34,7 @@ _LONGEST_ID = 20
 
 def choices(request: GenerationRequest) -> int:
     """How many answers to each prompt."""
-    count = checked_count(1 if request.n is None else request.n)
+    count = 1 if request.n is None else request.n
     if request.best_of not in (None, 1, count):
         raise InvalidRequest(
             "best_of", f" must be n ({count}): every answer that is written is returned, none is chosen"
@@ -46,8 +44,7 @@ def choices(request: GenerationRequest) -> int:
 
 def checked_count(n: int) -> int:
     """``n``, if a request may have so many choices."""
-    if not 1 <= n <= MOST_CHOICES:
-        raise InvalidRequest("n", f" must be between 1 and {MOST_CHOICES}, got {n}")
+    check_range("n", n, Choices)
     return n
 
 
@@ -60,14 +57,13 @@ def logprobs(request: GenerationRequest) -> int | None:
     """How many of the likeliest tokens to report beside each token; None if nothing is to be reported."""
     if isinstance(request, ChatRequest):
         if request.logprobs:
-            return _counted("top_logprobs", request.top_logprobs or 0)
+            return request.top_logprobs or 0
         if request.top_logprobs:
             raise InvalidRequest("top_logprobs", " is only allowed with logprobs: true")
         return None
     if request.top_logprobs is not None:
         raise InvalidRequest("top_logprobs", " belongs to chat; here logprobs is the number of tokens")
-    wanted = request.logprobs if isinstance(request, CompletionRequest) else None
-    return None if wanted is None else _counted("logprobs", wanted)
+    return request.logprobs if isinstance(request, CompletionRequest) else None
 
 
 def echoed_logprobs(request: GenerationRequest) -> int | None:
@@ -78,8 +74,6 @@ def echoed_logprobs(request: GenerationRequest) -> int | None:
 def prompt_logprobs(request: GenerationRequest) -> int | None:
     """How many of the likeliest tokens the engine has to report beside each token of the prompt."""
     own, echoed = request.prompt_logprobs, echoed_logprobs(request)
-    if own is not None:
-        _counted("prompt_logprobs", own)
     return max((count for count in (own, echoed) if count is not None), default=None)
 
 
@@ -97,12 +91,6 @@ def check_told(request: GenerationRequest, prompts: Sequence[Sized], count: int)
         field = "echo" if echoes else "return_token_ids"
         told = f"all choices would repeat {repeated:,} tokens of their prompts"
         raise InvalidRequest(field, f": {told}; at most {MOST_REPEATED_TOKENS:,} are repeated")
-
-
-def _counted(field: str, count: int) -> int:
-    if not 0 <= count <= MOST_LOGPROBS:
-        raise InvalidRequest(field, f" must be between 0 and {MOST_LOGPROBS}, got {count}")
-    return count
 
 
 def logit_bias(request: GenerationRequest) -> dict[int, float]:
@@ -152,10 +140,7 @@ def truncated(request: GenerationRequest, prompt: list[int], room: int) -> list[
 
 def stream_interval(request: GenerationRequest) -> int:
     """The fewest tokens of a chunk, its first and last one excepted."""
-    interval = 1 if request.stream_interval is None else request.stream_interval
-    if interval < 1:
-        raise InvalidRequest("stream_interval", f" must be at least 1, got {interval}")
-    return interval
+    return 1 if request.stream_interval is None else request.stream_interval
 
 
 #: Seeds go out as JSON numbers, and JavaScript reads those beyond 2**53 inexactly.
@@ -199,10 +184,11 @@ _AS_THEY_ARE = (bytes, bytearray, memoryview)
 def typed(value: object, kind: Any, field: str) -> Any:
     """``value`` as a ``kind``, numpy's and torch's numbers as Python's; raises for any other type, naming the field."""
     try:
-        return msgspec.convert(msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, enc_hook=_plain), kind)
+        value = msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, enc_hook=_plain)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         message, _ = complaint(error)
-        raise InvalidRequest(field, f": {message[0].lower()}{message[1:]}") from None
+        raise InvalidRequest(field, beyond(kind, value) or f": {message[0].lower()}{message[1:]}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(field, f": {error}") from None
 

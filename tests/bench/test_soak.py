@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from bench.soak import report, storm
@@ -118,13 +117,6 @@ def test_equal_seeds_ask_the_same() -> None:
     assert {ask.door for ask in asked} == set(SHARES)
     assert any(ask.wrong for ask in asked) and {ask.conduct for ask in asked} == {"reads", "slow", "leaves", "cancels"}
     assert all(body["stream"] is False for ask in asked if not ask.wrong for body in ask.plain)
-
-
-def test_what_goes_as_messagepack_is_messagepack() -> None:
-    asks = Asks("0 a 1", "m", 4096, 256)
-    packed = [ask for _ in range(2000) for ask in asks.visit() if ask.packed]
-    assert sum(ask.wrong for ask in packed) > 20, "MessagePack has fewer numbers than JSON, from which wrong ones come"
-    assert all(msgspec.msgpack.encode(body) for ask in packed for body in ask.bodies)
 
 
 def test_a_beginning_is_right_as_far_as_it_goes() -> None:

@@ -17,7 +17,7 @@ import pytest
 from anthropic.types import MessageParam
 
 from foresay.server.gateway import keys
-from tests.gateway.guarded import bearer
+from tests.gateway.guarded import append, bearer
 from tests.server.live import LiveServer
 
 STORY = "There was once a miller who had three sons, a mill, a donkey and a cat. " * 6
@@ -27,11 +27,11 @@ ALICE, BOB, CAROL = keys.new_key(), keys.new_key(), keys.new_key()
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys.toml"
-    keys.append(path, "alice", ALICE)
-    keys.append(path, "bob", BOB)
+    append(path, "alice", ALICE)
+    append(path, "bob", BOB)
     with path.open("a") as entries:
         entries.write("max_concurrent_requests = 1\n")
-    keys.append(path, "carol", CAROL)
+    append(path, "carol", CAROL)
     return path
 
 
@@ -145,7 +145,7 @@ async def test_a_place_on_a_socket_is_the_same_place(url):
 
 async def test_keys_come_and_go_while_the_server_runs(url, file):
     before, new = file.read_text(), keys.new_key()
-    keys.append(file, "dave", new)
+    append(file, "dave", new)
     async with asyncio.timeout(60):
         while (await ask(url, new))[0] == 401:
             await asyncio.sleep(0.1)

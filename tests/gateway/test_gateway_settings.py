@@ -6,7 +6,6 @@ import pytest
 
 from foresay.server.cli import serving
 from foresay.server.cli.main import main
-from foresay.server.host.service import ServiceOptions
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.load import load
@@ -78,8 +77,7 @@ async def test_the_gate_is_made_of_the_settings():
     assert auth.origins.allows("https://a.example") and not auth.origins.allows("https://b.example")
     caller = auth.key_store.caller(ALICE)
     assert caller is not None and caller.rate_limiter.limits.max_concurrent_requests == 3
-    options = ServiceOptions.of(ServeConfig(max_seqs=2, max_queue=5, request_timeout=9.0, max_output_tokens=7), "m")
-    assert (options.most_running, options.request_timeout, options.max_output_tokens) == (7, 9.0, 7)
+    assert ServeConfig(max_seqs=2, max_queue=5).most_running == 7
 
 
 def test_serving_with_a_key_file_that_is_not_there_is_one_line(capsys, tmp_path):
@@ -111,7 +109,7 @@ def test_a_server_that_others_can_reach_is_warned_about_and_told_what_to_do(give
     assert len(notes) == (warning is not None)
     if warning is not None:
         assert warning in notes[0]
-        assert "foresay keys add" in notes[0] or "--ssl-certfile" in notes[0]
+        assert "foresay keys new" in notes[0] or "--ssl-certfile" in notes[0]
 
 
 def test_the_banner_says_who_may_ask_and_shows_no_key():

@@ -17,12 +17,9 @@ from foresay.server.gateway import key_store, keys
 from foresay.server.gateway.caller import Caller, Limits
 from foresay.server.gateway.key_store import KeyStore
 from foresay.server.gateway.keys import ApiKey, HashedKey, KeyRing
-from foresay.server.http.auth import AuthMiddleware
 from foresay.server.schemas.errors import Unauthorized
-from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.load import load
-from foresay.spec.errors import ConfigurationError, ForesayError
-from tests.gateway.guarded import ALICE, BOB
+from foresay.spec.errors import ConfigurationError
+from tests.gateway.guarded import ALICE, BOB, append
 
 
 def ring_of(*given: str) -> KeyRing:
@@ -47,8 +44,8 @@ def holder(chain: KeyStore, key: str) -> Caller:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "keys.toml"
-    keys.append(path, "alice", ALICE)
-    keys.append(path, "bob", BOB)
+    append(path, "alice", ALICE)
+    append(path, "bob", BOB)
     return path
 
 
@@ -97,10 +94,9 @@ def test_made_keys_are_long_and_never_alike():
 @pytest.mark.parametrize(
     "key", ["", "short", "x" * 15, "with a space in the middle", "x" * 513, "ü" * 20, "x" * 16 + "\n"]
 )
-def test_keys_that_could_be_guessed_or_not_be_sent_are_refused(key, tmp_path):
+def test_keys_that_could_be_guessed_or_not_be_sent_are_refused(key):
     with pytest.raises(ConfigurationError, match="16 to 512 printable"):
-        keys.append(tmp_path / "keys.toml", "alice", key)
-    assert not (tmp_path / "keys.toml").exists()
+        keys.entry_text("alice", key)
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -168,7 +164,7 @@ def test_keys_of_the_settings_and_of_the_file_open_the_server(file):
 
 def test_the_tenant_tells_nothing_of_the_key(file):
     again = file.with_name("again.toml")
-    keys.append(again, "alice", ALICE)
+    append(again, "alice", ALICE)
     assert holder(KeyStore(file=str(again)), ALICE).tenant != holder(KeyStore(file=str(file)), ALICE).tenant
 
 
@@ -270,91 +266,24 @@ async def test_a_file_is_read_when_whoever_writes_it_is_done(file, monkeypatch):
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_keys_add_shows_the_key_once_and_keeps_its_hash(tmp_path, capsys):
+def test_keys_new_shows_the_key_once_and_prints_what_goes_into_the_file(tmp_path, capsys):
     path = tmp_path / "keys.toml"
-    assert main(["keys", "add", "alice", "--api-key-file", str(path)]) == 0
-    made = capsys.readouterr().out.strip()
+    assert main(["keys", "new", "alice"]) == 0
+    entry, told = capsys.readouterr()
+    made = told.split()[-1]
+    path.write_text(entry)
     assert holder(KeyStore(file=str(path)), made).name == "alice"
-    assert made not in path.read_text()
-    assert main(["keys", "add", "alice", "--api-key-file", str(path)]) == 2
-    assert "has a key named 'alice' already" in capsys.readouterr().err
-    assert main(["keys", "add", "bob", "--api-key-file", str(path)]) == 0
+    assert made not in entry
+    assert main(["keys", "new", "bob"]) == 0
+    path.write_text(entry + capsys.readouterr().out)
     assert KeyStore(file=str(path)).names == ["alice", "bob"]
-
-
-def test_keys_remove_takes_a_key_back_and_the_last_one_too(tmp_path, capsys):
-    path = tmp_path / "keys.toml"
-    where = ["--api-key-file", str(path)]
-    for name in ("alice", "bob"):
-        assert main(["keys", "add", name, *where]) == 0
-    path.chmod(0o640)
-    alice, bob = capsys.readouterr().out.split()
-    chain = KeyStore(file=str(path))
-    assert main(["keys", "remove", "carol", *where]) == 2
-    assert "has no key named 'carol'" in capsys.readouterr().err
-    assert main(["keys", "remove", "alice", *where]) == 0
-    chain.refresh()
-    assert chain.caller(alice) is None and holder(chain, bob).name == "bob"
-    assert main(["keys", "remove", "bob", *where]) == 0
-    chain.refresh()
-    assert chain.names == [] and chain.caller(bob) is None
-    assert main(["keys", "add", "dora", *where]) == 0
-    chain.refresh()
-    assert chain.names == ["dora"] and path.read_text().startswith("# API keys of Foresay")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640 and os.listdir(tmp_path) == ["keys.toml"]
-
-
-def test_a_file_that_was_written_otherwise_is_left_to_its_writer(tmp_path, capsys):
-    path = tmp_path / "keys.toml"
-    text = f"key = [{{id = 'a', name = 'alice', hash = '{HashedKey.of(ALICE)}'}}]\n"
-    path.write_text(text)
-    for action in ("add", "remove"):
-        assert main(["keys", action, "bob", "--api-key-file", str(path)]) == 2
-        assert "change it by hand" in capsys.readouterr().err
-    assert path.read_text() == text
-
-
-def test_a_change_of_the_file_is_never_seen_half(tmp_path, monkeypatch):
-    path = tmp_path / "keys.toml"
-    keys.append(path, "alice", ALICE)
-    before = path.read_text()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(ForesayError, match="No space left"):
-        keys.append(path, "bob", BOB)
-    assert path.read_text() == before and os.listdir(tmp_path) == ["keys.toml"]
-
-
-def test_keys_add_takes_the_file_from_the_settings(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("FORESAY_API_KEY_FILE", str(tmp_path / "keys.toml"))
-    assert main(["keys", "add", "alice"]) == 0
-    assert os.listdir(tmp_path) == ["keys.toml"]
-
-
-@pytest.mark.parametrize("variable", ["XDG_CONFIG_HOME", "HOME"])
-def test_keys_are_kept_in_the_users_folder_which_no_server_opens_unasked(tmp_path, monkeypatch, capsys, variable):
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.setenv(variable, str(tmp_path))
-    path = keys.default_path()
-    assert path == tmp_path / ("" if variable == "XDG_CONFIG_HOME" else ".config") / "foresay" / "keys.toml"
-    assert main(["keys", "list"]) == 0
-    assert capsys.readouterr() == ("", f"no keys in {path}\n")
-    assert not path.parent.exists()
-    assert main(["keys", "add", "alice"]) == 0
-    key, told = capsys.readouterr()
-    assert f"started with --api-key-file {path}" in told
-    assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
-    assert not AuthMiddleware.of(load(ServeConfig, {}, {}).config).key_store.needed
-    chain = AuthMiddleware.of(ServeConfig(api_key_file=str(path))).key_store
-    assert chain.needed and holder(chain, key.strip()).name == "alice"
-    assert main(["keys", "remove", "alice"]) == 0
 
 
 def test_keys_list_names_who_has_one_and_its_own_limits_and_no_hash(tmp_path, capsys):
     path = tmp_path / "keys.toml"
-    keys.append(path, "al", ALICE)
+    append(path, "al", ALICE)
     path.write_text(path.read_text() + "max_requests_per_minute = 60\nmax_tokens_per_minute = 0\n")
-    keys.append(path, "bob", BOB)
+    append(path, "bob", BOB)
     assert main(["keys", "list", "--api-key-file", str(path)]) == 0
     listed, told = capsys.readouterr()
     ids = [entry.id for entry in keys.read(path) or ()]
@@ -374,6 +303,6 @@ def test_keys_hash_prints_what_goes_into_the_file(tmp_path, monkeypatch, capsys)
     assert "hunter2" not in captured.out + captured.err
 
 
-def test_a_name_that_would_not_fit_into_a_log_line_is_refused(tmp_path, capsys):
-    assert main(["keys", "add", "alice smith", "--api-key-file", str(tmp_path / "keys.toml")]) == 2
+def test_a_name_that_would_not_fit_into_a_log_line_is_refused(capsys):
+    assert main(["keys", "new", "alice smith"]) == 2
     assert "a name is 1 to 64 letters" in capsys.readouterr().err

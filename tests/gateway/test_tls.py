@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from foresay.server.gateway.key_store import KeyStore
-from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.service import Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.http.life import _listen, context
@@ -23,7 +23,7 @@ from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, ASK, bearer
 from tests.server.scripted import END, ScriptedEngine
-from tests.server.staying import alone
+from tests.server.staying import alone, service_of
 
 HERE = Path(__file__).parent / "tls"
 CERTIFICATE, KEY = str(HERE / "certificate.pem"), str(HERE / "key.pem")
@@ -32,7 +32,7 @@ CERTIFICATE, KEY = str(HERE / "certificate.pem"), str(HERE / "key.pem")
 async def test_keys_and_streams_go_over_https_and_not_over_http(tokenizer):
     config = ServeConfig(port=0, ssl_certfile=CERTIFICATE, ssl_keyfile=KEY)
     engine = ScriptedEngine([*tokenizer.encode("abc"), END])
-    service = Service(engine, ServiceOptions(model="toy"), Text(tokenizer, SamplingDefaults()))
+    service = service_of(engine, Text(tokenizer, SamplingDefaults()))
     runner = web.AppRunner(create_app(alone(service), AuthMiddleware(KeyStore([ALICE]))))
     await runner.setup()
     try:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from foresay.server.cli.main import main
-from foresay.server.gateway import keys
 from foresay.server.gateway.key_store import KeyStore
 from foresay.server.http.auth import AuthMiddleware
-from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
+from tests.gateway.guarded import ALICE, ASK, BOB, append, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 
 ADMIN = "sk-admin-0123456789abcdef"
@@ -62,7 +61,7 @@ async def test_without_keys_it_is_what_all_clients_have_used(tokenizer):
 
 def test_totals_survive_a_change_of_the_key_file_and_end_with_their_key(tmp_path: Path):
     path = tmp_path / "keys.toml"
-    keys.append(path, "alice", ALICE)
+    append(path, "alice", ALICE)
     store = KeyStore(file=str(path))
 
     def caller(key: str):
@@ -71,11 +70,12 @@ def test_totals_survive_a_change_of_the_key_file_and_end_with_their_key(tmp_path
         return found
 
     caller(ALICE).usage.requests = 7
-    keys.append(path, "bob", BOB)
+    append(path, "bob", BOB)
     store.refresh()
     assert (caller(ALICE).usage.requests, caller(BOB).usage.requests) == (7, 0)
-    keys.remove(path, "alice")
-    keys.append(path, "alice", ALICE)
+    path.unlink()
+    append(path, "bob", BOB)
+    append(path, "alice", ALICE)
     store.refresh()
     assert caller(ALICE).usage.requests == 0, "a new key of the same name may be another person's"
 
@@ -99,7 +99,7 @@ async def test_keys_list_shows_what_each_key_has_used(tokenizer, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("keys add alice --url http://127.0.0.1:1", "--url is for foresay keys list only, not for add"),
+        ("keys new alice --url http://127.0.0.1:1", "--url is for foresay keys list only, not for new"),
         ("keys list --url http://127.0.0.1:1", "this needs the server's admin key: give --admin-key"),
         ("keys list --url http://127.0.0.1:1 --admin-key x", "no Foresay server answers there"),
     ],

@@ -11,17 +11,16 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.host.models.models import Models
-from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.service import Text
 from foresay.server.host.state import ServerState
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
-from foresay.server.settings.config import ServeConfig
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import Footprint
 from tests.server.scripted import END, INFO, ScriptedEngine
-from tests.server.staying import Staying
+from tests.server.staying import Staying, service_of
 
 
 class ComingModel(Staying):
@@ -34,8 +33,8 @@ class ComingModel(Staying):
         self.engine = ScriptedEngine([*tokenizer.encode(text, False), END])
         self.engine.status, self.engine.info = EngineStatus("unloaded"), None
         self._text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
-        settings = ServiceOptions(**{"model": name, "config": ServeConfig(target=f"/models/{name}"), **options})
-        self.service = Service(self.engine, settings, server=server)
+        settings = {"model": name, "target": f"/models/{name}", **options}
+        self.service = service_of(self.engine, server=server, **settings)
         self.footprint: Footprint | None = None
         self.seconds, self.wrong = 0.0, ""
         self.loads = self.unloads = 0

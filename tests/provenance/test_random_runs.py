@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
-from foresay.server.api.responses.send_queue import MSGPACK_PROTOCOL
 from tests.provenance.drafting import Drafting, Json, check, check_counts, check_steps, ids_of, joined
 from tests.responses.serving import serving
 from tests.server.conftest import byte_level_tokenizer
@@ -82,8 +80,8 @@ def logprobs_of(choice: Json) -> list[float]:
 
 
 @many
-@given(fields=asked, seed=seeds, longest=lengths, protocol=some.sampled_from(["http", "json", "msgpack"]))
-@example(fields={"max_tokens": 3, "stop": ["fox"], "min_tokens": 0}, seed=1, longest=9, protocol="msgpack")
+@given(fields=asked, seed=seeds, longest=lengths, protocol=some.sampled_from(["http", "socket"]))
+@example(fields={"max_tokens": 3, "stop": ["fox"], "min_tokens": 0}, seed=1, longest=9, protocol="socket")
 async def test_responses(fields: Json, seed: int, longest: int, protocol: str) -> None:
     ask = possible(fields) | {"input": "x", "provenance": True, "spec_decode_metrics": "detailed"}
     ask["max_output_tokens"] = ask.pop("max_tokens")
@@ -108,7 +106,7 @@ async def over_http(http: Any, ask: Json) -> list[Json]:
     return [json.loads(event.partition("\ndata: ")[2]) for event in events]
 
 
-async def over_json(http: Any, ask: Json) -> list[Json]:
+async def over_socket(http: Any, ask: Json) -> list[Json]:
     async with http.ws_connect("/v1/responses") as socket:
         await socket.send_json({"type": "response.create"} | ask)
         events = [await socket.receive_json(timeout=60)]
@@ -117,16 +115,7 @@ async def over_json(http: Any, ask: Json) -> list[Json]:
     return events
 
 
-async def over_msgpack(http: Any, ask: Json) -> list[Json]:
-    async with http.ws_connect("/v1/responses", protocols=(MSGPACK_PROTOCOL,)) as socket:
-        await socket.send_bytes(msgspec.msgpack.encode({"type": "response.create"} | ask))
-        events = [msgspec.msgpack.decode(await socket.receive_bytes(timeout=60))]
-        while events[-1]["type"] not in LAST:
-            events.append(msgspec.msgpack.decode(await socket.receive_bytes(timeout=60)))
-    return events
-
-
-ALL = {"http": over_http, "json": over_json, "msgpack": over_msgpack}
+ALL = {"http": over_http, "socket": over_socket}
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions", "responses"])

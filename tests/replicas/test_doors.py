@@ -129,21 +129,6 @@ def test_a_failed_step_tells_against_nobody_where_another_is_as_suspicious(house
         house.doors.send(frames.Deltas([Delta(id="2/a", tokens=[7])], TRACE))
 
 
-def test_inspections_are_answered_to_whom_asked(house):
-    end = house.enter()
-    house.heard(end), house.heard(house.server)
-    end.send(pack(frames.Inspect()))
-    list(house.doors.receive(wait=True))
-    house.server.send(pack(frames.Inspect()))
-    list(house.doors.receive(wait=True))
-    house.doors.send(frames.Inspected(None, busy=True))
-    house.doors.send(frames.Inspected(None, busy=False))
-    assert (house.heard(end), house.heard(house.server)) == (
-        [frames.Inspected(None, True)],
-        [frames.Inspected(None, False)],
-    )
-
-
 def test_nobody_waits_for_one_who_does_not_read(house, monkeypatch):
     monkeypatch.setattr(doors, "MOST_UNREAD", 1 << 20)
     asleep, awake = house.enter(), house.enter()

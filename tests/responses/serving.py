@@ -11,7 +11,7 @@ import openai
 from aiohttp.test_utils import TestClient, TestServer, get_port_socket
 
 from foresay.server.api.responses.store import Limits, Responses, SocketLimits
-from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.service import Service, Text
 from foresay.server.host.state import ServerState
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
@@ -20,7 +20,7 @@ from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.replicas.scripted import asked
 from tests.server.live import openai_client
 from tests.server.scripted import END, ScriptedEngine
-from tests.server.staying import alone
+from tests.server.staying import alone, service_of
 
 STORY = "Once upon a time there was a fox."
 
@@ -52,7 +52,7 @@ async def serving(
         return opened
 
     async with asked(engine) as asking:
-        service = Service(asking, ServiceOptions(**{"model": "toy", **options}), text, state)
+        service = service_of(asking, text, state, **options)
         app = create_app(alone(service), auth)
         if middleware is not None:
             app.middlewares.append(middleware)

@@ -4,12 +4,13 @@ import asyncio
 import json
 from typing import Any
 
-import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foresay.server.api.responses.events import ArgumentsDelta, OutputTextDelta, OutputTextDone, ReasoningTextDelta
-from foresay.server.api.responses.send_queue import MSGPACK_PROTOCOL, SendQueue, codec_of
+from foresay.server.api.responses.send_queue import SendQueue, decoded
+from foresay.spec.errors import InvalidRequest
 
 
 def text(number: int, delta: str, item: str = "m") -> OutputTextDelta:
@@ -25,7 +26,7 @@ async def taken(send_queue: SendQueue) -> list[dict[str, Any]]:
 
 
 async def test_deltas_that_wait_become_one():
-    send_queue = SendQueue(codec_of(None), 1 << 20)
+    send_queue = SendQueue(1 << 20)
     send_queue.put("a", [text(1, "On"), text(2, "ce")])
     send_queue.put("b", [text(5, "The")])
     send_queue.put("a", [text(3, " upon"), done(4)])
@@ -34,7 +35,7 @@ async def test_deltas_that_wait_become_one():
 
 
 async def test_what_was_taken_is_not_touched_any_more():
-    send_queue = SendQueue(codec_of(None), 1 << 20)
+    send_queue = SendQueue(1 << 20)
     event = text(1, "a")
     send_queue.put("a", [event])
     await send_queue.take()
@@ -44,7 +45,7 @@ async def test_what_was_taken_is_not_touched_any_more():
 
 
 async def test_only_deltas_of_one_part_are_merged():
-    send_queue = SendQueue(codec_of(None), 1 << 20)
+    send_queue = SendQueue(1 << 20)
     place: Any = {"item_id": "m", "output_index": 0}
     thought = ReasoningTextDelta(**place, content_index=0, delta="x", sequence_number=2)
     call = ArgumentsDelta(**place, delta="y", sequence_number=3)
@@ -53,7 +54,7 @@ async def test_only_deltas_of_one_part_are_merged():
 
 
 async def test_it_waits_when_empty_and_tells_when_all_is_out():
-    send_queue = SendQueue(codec_of(None), 1 << 20)
+    send_queue = SendQueue(1 << 20)
     taking = asyncio.create_task(send_queue.take())
     await asyncio.sleep(0)
     assert not taking.done()
@@ -67,7 +68,7 @@ async def test_it_waits_when_empty_and_tells_when_all_is_out():
 
 
 async def test_a_thousand_deltas_cost_their_text_and_one_message():
-    send_queue = SendQueue(codec_of(None), 64_000)
+    send_queue = SendQueue(64_000)
     for number in range(1000):
         send_queue.put("a", [text(number, "word ")])
     assert send_queue.bytes < 6000 and not send_queue.full
@@ -81,7 +82,7 @@ events = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["m", "n", "d
 @given(events, st.sets(st.integers(0, 30)))
 def test_nothing_is_lost_or_reordered(script, takes):
     async def play() -> list[dict[str, Any]]:
-        send_queue, said = SendQueue(codec_of(None), 1 << 20), []
+        send_queue, said = SendQueue(1 << 20), []
         for number, (response, kind, delta) in enumerate(script):
             event = done(number) if kind == "done" else text(number, delta, item=f"{response}{kind}")
             send_queue.put(response, [event])
@@ -99,8 +100,8 @@ def test_nothing_is_lost_or_reordered(script, takes):
         assert numbers == sorted(numbers)
 
 
-async def test_messagepack_says_the_same():
-    send_queue = SendQueue(codec_of(MSGPACK_PROTOCOL), 1 << 20)
-    send_queue.put("a", [text(1, "Once")])
-    (message,) = await send_queue.take()
-    assert msgspec.msgpack.decode(message)["delta"] == "Once"
+def test_a_value_that_looks_like_a_complaint_does_not_rename_its_field():
+    asked = {"type": "response.create", "model": "toy", "input": "x", "spec_decode_metrics": "x' - at `$.model`"}
+    with pytest.raises(InvalidRequest) as caught:
+        decoded(json.dumps(asked))
+    assert caught.value.param == "spec_decode_metrics"

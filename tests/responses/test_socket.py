@@ -7,14 +7,12 @@ import json
 import os
 from typing import Any
 
-import msgspec
 import pytest
 from aiohttp import WSMsgType, web
 from openai import OpenAI
 from openai.types.responses import ResponsesServerEvent
 from openai.types.responses.responses_server_event import ResponseWsError
 
-from foresay.server.api.responses.send_queue import MSGPACK_PROTOCOL
 from foresay.server.api.responses.store import Responses, SocketLimits
 from foresay.server.gateway.caller import Caller, serve
 from foresay.server.text.choice import Choice
@@ -234,14 +232,6 @@ async def test_cancel_over_http_ends_a_response_of_a_socket(tokenizer):
     assert cancelled["status"] == events[-1]["response"]["status"] == "cancelled"
 
 
-async def test_steering_is_declined_as_the_client_expects(tokenizer):
-    async with asking(saying(tokenizer), tokenizer) as client, client.responses.connect() as connection:
-        await connection.response.steer(input="Faster", previous_response_id="resp_1")
-        event: Any = await connection.recv()
-    assert (event.type, event.error.code) == ("response.steer.failed", "steering_not_supported")
-    assert event.steer.input == "Faster"
-
-
 WRONG: list[tuple[str, str | None]] = [
     ("", None),
     ("{", None),
@@ -340,19 +330,6 @@ async def test_a_mistake_of_ours_fails_the_response_and_the_socket_stays(tokeniz
     assert caplog.text.count("Traceback") == 1
 
 
-async def test_messagepack(tokenizer):
-    opened: Any = {"path": PATH, "protocols": [MSGPACK_PROTOCOL]}
-    events: list[dict[str, Any]] = []
-    async with serving(saying(tokenizer), tokenizer) as (http, _), http.ws_connect(**opened) as socket:
-        assert socket.protocol == MSGPACK_PROTOCOL
-        await socket.send_bytes(msgspec.msgpack.encode({"type": "response.create", "input": "Tell"}))
-        while not events or events[-1]["type"] not in LAST:
-            events.append(msgspec.msgpack.decode(await socket.receive_bytes(timeout=60)))
-        await socket.send_bytes(b"\xc1")
-        assert msgspec.msgpack.decode(await socket.receive_bytes(timeout=60))["status"] == 400
-    assert said(events) == STORY
-
-
 @pytest.mark.parametrize("offered", ["foresay.v1.json", "foresay.v1.json,openai-insecure-api-key.secret"])
 async def test_a_browser_may_name_its_protocol(tokenizer, offered):
     protocols = offered.split(",")
@@ -364,9 +341,9 @@ async def test_a_browser_may_name_its_protocol(tokenizer, offered):
 def test_every_event_is_one_the_client_knows():
     from typing import get_args
 
-    from foresay.server.api.responses.events import ResponseEvent, SocketError, SteerFailed
+    from foresay.server.api.responses.events import ResponseEvent, SocketError
 
-    ours = {one.__struct_config__.tag for one in (*get_args(ResponseEvent), SocketError, SteerFailed)}
+    ours = {one.__struct_config__.tag for one in (*get_args(ResponseEvent), SocketError)}
     theirs = {get_args(one.model_fields["type"].annotation)[0] for one in get_args(get_args(ResponsesServerEvent)[0])}
     assert ours <= theirs
 

@@ -10,7 +10,6 @@ import openai
 import pytest
 
 from foresay.server.api.responses.schemas import FunctionTool
-from foresay.server.api.responses.send_queue import MSGPACK_PROTOCOL
 from foresay.server.api.responses.tools import Toolbox, arguments_of, spoken_input
 from foresay.server.text.tokenizer import Tokenizer
 from tests.responses.serving import asking, saying, serving
@@ -165,21 +164,12 @@ async def test_tools_may_come_with_the_conversation(agent):
     assert '"functions.exec"' in prompt_of(engine, agent)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-async def test_over_a_websocket_the_first_event_has_the_warnings(agent, packed):
+async def test_over_a_websocket_the_first_event_has_the_warnings(agent):
     engine = roomy(agent, CALLS)
     create = {"type": "response.create", "model": "toy", "input": "Go", "tools": TOOLS, "max_output_tokens": 9000}
-    protocols = (MSGPACK_PROTOCOL,) if packed else ()
-    async with (
-        serving(engine, agent) as (http, _),
-        http.ws_connect("/v1/responses", protocols=protocols) as socket,
-    ):
-        if packed:
-            await socket.send_bytes(msgspec.msgpack.encode(create))
-            event = msgspec.msgpack.decode(await socket.receive_bytes(timeout=60))
-        else:
-            await socket.send_json(create)
-            event = await socket.receive_json(timeout=60)
+    async with serving(engine, agent) as (http, _), http.ws_connect("/v1/responses") as socket:
+        await socket.send_json(create)
+        event = await socket.receive_json(timeout=60)
     warnings = event["response"]["warnings"]
     assert event["type"] == "response.created"
     codes = [one["code"] for one in warnings]

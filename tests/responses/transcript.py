@@ -17,7 +17,7 @@ from tests.server.conftest import byte_level_tokenizer
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 BEGIN, END = "<!-- transcript: python -m tests.responses.transcript -->\n", "<!-- end of transcript -->"
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
-#: What is shown of a response; docs/openapi.json has all of it.
+#: What is shown of a response; /openapi.json has all of it.
 SHOWN = ("id", "status", "previous_response_id", "output", "usage")
 
 

@@ -12,14 +12,14 @@ from aiohttp.test_utils import TestServer
 
 from foresay.server.engine.generation import Sink
 from foresay.server.host import frames
-from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.service import Text
 from foresay.server.http.app import HTTP_LOG, create_app
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.request import Request
 from tests.replicas.scripted import asked
 from tests.server.scripted import ScriptedEngine
-from tests.server.staying import alone
+from tests.server.staying import alone, service_of
 
 
 class SentEngine(ScriptedEngine):
@@ -43,9 +43,8 @@ def running(engine: ScriptedEngine, tokenizer: Tokenizer, **options: Any) -> Ite
 
     async def start() -> TestServer:
         text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
-        settings = ServiceOptions(**{"model": "toy", **options})
         asking = await replicas.enter_async_context(asked(engine))
-        server = TestServer(create_app(alone(Service(asking, settings, text))))
+        server = TestServer(create_app(alone(service_of(asking, text, **options))))
         await server.start_server(logger=HTTP_LOG)
         return server
 

@@ -31,8 +31,7 @@ async def test_the_index_lists_every_door(tokenizer):
 
 
 async def test_server_info_shows_settings_and_engine(tokenizer):
-    config = ServeConfig(port=0, max_seqs=3)
-    async with served(ScriptedEngine([5]), tokenizer, config=config) as client:
+    async with served(ScriptedEngine([5]), tokenizer, max_seqs=3) as client:
         _, body = await told(client, "/server_info")
     assert body["config"]["max_seqs"] == 3
     assert body["engine"] == msgspec.json.decode(msgspec.json.encode(INFO))
@@ -41,7 +40,7 @@ async def test_server_info_shows_settings_and_engine(tokenizer):
 
 async def test_keys_are_not_shown(tokenizer):
     config = ServeConfig(api_key=("sk-sesame-0123456789",), draft_tokens=2)
-    async with served(ScriptedEngine([5]), tokenizer, config=config) as client:
+    async with served(ScriptedEngine([5]), tokenizer, api_key=config.api_key, draft_tokens=2) as client:
         body = await (await client.get("/server_info")).text()
     assert "sesame" not in body
     shown = settings_shown(config)

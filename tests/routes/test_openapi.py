@@ -1,10 +1,11 @@
-"""The OpenAPI document says what the server does, and the committed copy is the current one."""
+"""The OpenAPI document is valid, and says what the server does."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,17 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31
 
 from foresay.server.api.common.route import Route
 from foresay.server.http.app import ROUTE_MODULES
-from foresay.server.http.openapi.routes import LIMITS, NOT_DONE, OWN_LIMITS, document, encoded
+from foresay.server.http.openapi.routes import NOT_DONE, document, encoded
+from foresay.server.settings.config import SamplingConfig
+from foresay.server.settings.fields import settings_of
+from foresay.server.settings.load import load
+from foresay.spec.errors import ConfigurationError, InvalidRequest
+from foresay.spec.sampling import SamplingParams, ranges_of
 from tests.server.scripted import ScriptedEngine, served
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = document(ROUTE_MODULES)
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
-
-
-def test_the_committed_document_is_current() -> None:
-    committed = (ROOT / "docs" / "openapi.json").read_bytes()
-    assert committed == encoded(ROUTE_MODULES), "python -m foresay.server.http.openapi > docs/openapi.json"
 
 
 def test_the_module_prints_it() -> None:
@@ -135,10 +136,7 @@ def within(field: dict[str, Any]) -> Iterator[Any]:
 
 
 LIMITED = [
-    (struct, name)
-    for struct in ASKS
-    for name in SCHEMAS[struct]["properties"]
-    if OWN_LIMITS.get((struct, name), LIMITS.get(name))
+    (struct, name) for struct in ASKS for name, field in SCHEMAS[struct]["properties"].items() if [*beyond(field)]
 ]
 
 
@@ -147,10 +145,8 @@ async def test_limits_are_enforced_where_the_document_draws_them(tokenizer, stru
     path, ask = ASKS[struct]
     ask = ask | WITH.get((struct, name), {})
     field = SCHEMAS[struct]["properties"][name]
-    outside = list(beyond(field))
-    assert outside, f"{name} has limits that fit no type of it"
     async with served(ScriptedEngine([5]), tokenizer) as client:
-        for value in outside:
+        for value in beyond(field):
             response = await client.post(path, json=ask | {name: value})
             body = await response.json()
             assert (response.status, body.get("error", {}).get("param")) == (400, name), (value, body)
@@ -186,7 +182,19 @@ async def test_refused_fields_are_refused_where_the_document_says_so(tokenizer, 
                 assert response.status == 200, (name, value, await response.text())
 
 
-def test_every_limit_is_of_a_field() -> None:
-    names = {name for schema in SCHEMAS.values() for name in schema.get("properties", {})}
-    assert set(LIMITS) <= names
-    assert {struct for struct, _ in OWN_LIMITS} <= set(SCHEMAS)
+def test_one_range_bounds_requests_settings_and_the_engine() -> None:
+    """Its owner is a type of spec/sampling.py: what disagrees has a range of its own."""
+    ours, theirs = typing.get_type_hints(SamplingParams, include_extras=True), SCHEMAS["ChatRequest"]["properties"]
+    settings = settings_of(SamplingConfig)
+    shared = [name for name, kind in ours.items() if any(ranges_of(kind)) and name in settings]
+    assert {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"} <= set(shared)
+    for name in shared:
+        (meta,) = ranges_of(ours[name])
+        number = next(one for one in theirs[name]["anyOf"] if one["type"] != "null")
+        bounds = {"minimum": meta.ge, "exclusiveMinimum": meta.gt, "maximum": meta.le}
+        assert {word: number.get(word) for word in bounds} == bounds
+        for value in beyond(number):
+            with pytest.raises(ConfigurationError, match=name):
+                load(SamplingConfig, {name: str(value)}, {}, given_as="argument")
+            with pytest.raises(InvalidRequest, match=name):
+                SamplingParams(**{name: value}).validate()

@@ -13,14 +13,14 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from foresay.kvpaging import KVStore
-from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.service import Service, Text
 from foresay.server.http.app import create_app
 from foresay.server.observe.telemetry.counts import SelfCheckCounts
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.engine import Engine
 from tests.selfcheck.checking import until
 from tests.selfcheck.inprocess import SteppedEngine, bundled, take_first_children
-from tests.server.staying import alone
+from tests.server.staying import alone, service_of
 from tests.telemetry.scraping import Scrape
 
 ASKS: list[dict[str, Any]] = [
@@ -43,8 +43,7 @@ def engine() -> Engine:
 @asynccontextmanager
 async def serving(engine: Engine, share: float = 1.0) -> AsyncIterator[tuple[TestClient, Service, SteppedEngine]]:
     stepped = SteppedEngine(engine)
-    options = ServiceOptions(model="bundled", seed=11, self_check=share)
-    service = Service(stepped, options, Text.load(ServeConfig()))
+    service = service_of(stepped, Text.load(ServeConfig()), model="bundled", seed=11, self_check=share)
     stepped.observe = service.telemetry.step
     async with TestClient(TestServer(create_app(alone(service)))) as client:
         yield client, service, stepped

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
 from foresay.server.engine.generation import EngineStatus, ServedEngine, Sink
-from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.service import Service, Text
 from foresay.server.http.app import create_app
 from foresay.server.schemas.errors import EngineFailed
 from foresay.server.text.parsers.chat_format import ChatFormat
@@ -17,7 +18,7 @@ from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, TokenLogprobs
 from foresay.spec.trace import SequenceTrace, depths_of
 from tests.replicas.scripted import asked
-from tests.server.staying import alone
+from tests.server.staying import alone, service_of
 
 END = 0
 INFO = EngineInfo(
@@ -183,13 +184,12 @@ async def served(
     tokenizer: Tokenizer,
     change: Callable[[Service], None] = lambda service: None,
     defaults: SamplingDefaults | None = None,
-    **options: object,
+    **options: Any,
 ) -> AsyncIterator[TestClient]:
     """A client of a server around ``engine``."""
-    settings = ServiceOptions(**{"model": "toy", **options})  # type: ignore[arg-type]
     text = Text(tokenizer, defaults or SamplingDefaults(), ChatFormat.of(tokenizer))
     async with asked(engine) as asking:
-        service = Service(asking, settings, text)
+        service = service_of(asking, text, **options)
         change(service)
         server = TestServer(create_app(alone(service)))
         await server.start_server(auto_decompress=False)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
+from foresay.server.engine.generation import ServedEngine
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import Models
-from foresay.server.host.service import Service
+from foresay.server.host.service import Service, Text
+from foresay.server.host.state import ServerState
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.resolved import Names
 from foresay.spec.request import EngineInfo, Footprint
 
 
@@ -41,6 +46,27 @@ class Staying(Model):
     async def until_ended(self) -> NoReturn:
         await asyncio.Event().wait()
         raise AssertionError("nobody sets it")
+
+
+def service_of(
+    engine: ServedEngine,
+    text: Text | None = None,
+    server: ServerState | None = None,
+    *,
+    model: str = "toy",
+    aliases: Sequence[str] = (),
+    any_model: bool = False,
+    most_running: int | None = None,
+    ping_seconds: float = Service.ping_seconds,
+    most_pending_tokens: int = Service.most_pending_tokens,
+    **settings: Any,
+) -> Service:
+    """A service called ``toy``. most_running: requests that run and wait. settings: of a server."""
+    if most_running is not None:
+        settings |= {"max_seqs": 1, "max_queue": most_running - 1}
+    service = Service(engine, ServeConfig(**settings), Names((model, *aliases), any_model), text, server)
+    service.ping_seconds, service.most_pending_tokens = ping_seconds, most_pending_tokens
+    return service
 
 
 def alone(service: Service) -> Models:

@@ -280,7 +280,7 @@ def test_lines_end_between_words_on_a_terminal_and_nowhere_else(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
-        ("/set temperature hot", "temperature must be a number from 0 to 100, got 'hot'"),
+        ("/set temperature hot", "temperature must be a number from 0 to 2, got 'hot'"),
         ("/set temprature 1", 'unknown setting "temprature"; did you mean "temperature"?'),
         ("/set top_p", "/set top_p VALUE: top_p is a number above 0 and at most 1, or unset"),
         ("/set max_tokens", "/set max_tokens VALUE: max_tokens is a whole number of at least 1, or unset"),

@@ -162,11 +162,6 @@ async def test_who_looks_on_and_fails_is_not_taken_for_the_engine(caplog):
         engine.add(broken.request, broken)
         beside = Request(id="beside", prompt=[5, 6, 7], params=params)
         assert sum([len(delta.tokens) async for delta in generate(engine, beside)]) == 20
-        waiting = asyncio.create_task(engine.inspect())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        while (await engine.inspect()).busy:
-            pass
         await until(lambda: bool(shadows))
         assert isinstance(broken.error, Mistake)
         assert engine.status.starts == 1 and causes(seen) == [], "no engine was replaced"

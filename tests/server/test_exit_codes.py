@@ -104,16 +104,6 @@ def test_a_full_disk_is_1() -> None:
     assert (done.returncode, done.stderr) == (1, said)
 
 
-def test_keys_that_cannot_be_written_are_1_and_a_name_that_is_not_there_is_2(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = foresay("keys", "add", "alice", "--api-key-file", str(tmp_path / "file" / "keys.toml"))
-    assert done.returncode == 1
-    assert "cannot write the key file" in said(done, "keys")
-    done = foresay("keys", "remove", "alice", "--api-key-file", str(tmp_path / "keys.toml"))
-    assert done.returncode == 2
-    assert "has no key named 'alice'" in said(done, "keys")
-
-
 def test_a_trace_that_is_none_is_2(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("words\n")
     done = foresay("replay", str(tmp_path / "trace"))

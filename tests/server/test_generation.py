@@ -146,7 +146,6 @@ UP: list[frames.UpFrame] = [
     frames.Add(request(seed=2**64 - 1, stop_token_ids=(3,))),
     frames.Cancel("r"),
     frames.Finish("r", 5),
-    frames.Inspect(),
     frames.Stop(),
 ]
 DOWN: list[frames.DownFrame] = [
@@ -155,7 +154,6 @@ DOWN: list[frames.DownFrame] = [
     frames.Failed("no", True),
     frames.Deltas([delta("r", [1, 2], finish_reason="stop", seed=2**64 - 1)]),
     frames.Rejected("r", (("prompt",), "no", ""), "code"),
-    frames.Inspected(None, True),
 ]
 
 
@@ -191,7 +189,7 @@ def test_a_shadow_that_fails_does_not_end_the_engine(caplog):
     ours, theirs = socket.socketpair()
     with ours, theirs, contextlib.closing(Link(theirs)) as link:
         loop = Loop(house.engine, link, shadow=cast(Shadow, NoShadow()))
-        for frame in (frames.Add(request("one", max_tokens=3, seed=1)), frames.Inspect(), frames.Stop()):
+        for frame in (frames.Add(request("one", max_tokens=3, seed=1)), frames.Ping(), frames.Stop()):
             ours.sendall(frames.pack(frame))
         loop.run()
     assert caplog.text.count("Traceback") == 1

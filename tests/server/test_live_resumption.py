@@ -24,6 +24,7 @@ from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, Grammar, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.live import LiveServer, status_of
+from tests.server.patched import patched_engines
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 SECONDS = 180.0
@@ -279,9 +280,7 @@ if "foresay.server.host.process" in sys.orig_argv:
 
 def dying_engines(dies: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Spares:
     """What starts such engine processes. dies: a statement."""
-    (folder / "sitecustomize.py").write_text(KILLER.replace("DIES", dies))
-    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    return Spares()
+    return patched_engines(KILLER.replace("DIES", dies), folder, monkeypatch)
 
 
 @pytest.mark.parametrize(

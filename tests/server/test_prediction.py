@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.service import Text
 from foresay.server.http.app import create_app
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.engine import Engine
@@ -18,7 +18,7 @@ from foresay.spec.names import PREDICTION
 from foresay.spec.request import Origin
 from tests.selfcheck.inprocess import SteppedEngine, bundled
 from tests.server.scripted import END, ScriptedEngine, served
-from tests.server.staying import alone
+from tests.server.staying import alone, service_of
 from tests.server.wire import events
 
 Json = dict[str, Any]
@@ -180,7 +180,7 @@ def engine() -> Engine:
 
 @asynccontextmanager
 async def serving(engine: Engine) -> AsyncIterator[TestClient]:
-    service = Service(SteppedEngine(engine), ServiceOptions(model="bundled"), Text.load(ServeConfig()))
+    service = service_of(SteppedEngine(engine), Text.load(ServeConfig()), model="bundled")
     async with TestClient(TestServer(create_app(alone(service)))) as client:
         yield client
 

@@ -16,7 +16,7 @@ from foresay.spec.sampling import SamplingParams
     ("field", "value"),
     [
         ("temperature", -0.1),
-        ("temperature", 100.5),
+        ("temperature", 2.5),
         ("temperature", math.nan),
         ("temperature", math.inf),
         ("top_k", -2),
@@ -89,7 +89,7 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
     [
         SamplingParams(),
         SamplingParams(temperature=0.0),
-        SamplingParams(temperature=100.0, top_k=-1, top_p=1.0, min_p=1.0),
+        SamplingParams(temperature=2.0, top_k=-1, top_p=1.0, min_p=1.0),
         SamplingParams(top_k=10**9, top_p=1e-9, max_tokens=1, min_tokens=1),
         SamplingParams(seed=-3, stop_token_ids=(0, 49), ignore_eos=True),
         SamplingParams(seed=2**70),

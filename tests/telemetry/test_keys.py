@@ -7,14 +7,14 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from foresay.server.gateway.key_store import KeyStore
-from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.service import Service, Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.observe.telemetry.report import HistoryReport, Snapshot
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.gateway.guarded import ALICE, BOB, bearer
 from tests.provenance.drafting import Drafting, ids_of
-from tests.server.staying import alone
+from tests.server.staying import alone, service_of
 
 ANSWER = "Once upon a fox there was"
 QUESTION = "naïve tart"
@@ -25,7 +25,7 @@ KEYS = KeyStore([ALICE, BOB])
 async def service(tokenizer: Tokenizer) -> Service:
     """After a request of Alice's and one of Bob's."""
     engine = Drafting(ids_of(ANSWER, tokenizer), seed=3)
-    service = Service(engine, ServiceOptions(model="toy"), Text(tokenizer, SamplingDefaults()))
+    service = service_of(engine, Text(tokenizer, SamplingDefaults()))
     async with client_of(service) as client:
         for key in (ALICE, BOB):
             ask = {"prompt": QUESTION if key == ALICE else "Bob", "max_tokens": 60}

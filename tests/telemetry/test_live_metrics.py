@@ -15,7 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from foresay.server.observe.telemetry.metrics import REPLICAS, SECTIONS
 from tests.server.live import LiveServer
+from tests.telemetry import page
 from tests.telemetry.scraping import Scrape, Sums, bench_counters, scraped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,20 +149,27 @@ def test_every_metric_of_the_grafana_board_is_in_the_scrape(scrape: Scrape) -> N
     assert (first["title"], first["gridPos"]["y"]) == ("Does speculation pay?", 0)
 
 
-def test_the_page_about_metrics_lists_what_there_is(scrape: Scrape) -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text()
-    rows = re.findall(r"^\| `(foresay:\w+)(?:\{([\w, ]+)\})?`( v)? \| (\w+) \|", page, re.MULTILINE)
-    suffixes = {"counter": "", "gauge": "", "histogram": "_count"}
-    told = {name + suffixes[kind]: kind for name, _, _, kind in rows}
+def test_the_page_about_metrics_is_current() -> None:
+    text = page.PAGE.read_text("utf-8")
+    assert page.renewed(text) == text, "python -m tests.telemetry.page"
+
+
+def test_every_metric_is_in_the_scrape_as_it_is_declared(scrape: Scrape) -> None:
+    suffixes = {"counter": "_total", "gauge": "", "histogram": "_count"}
+    declared = [metric for metrics in SECTIONS.values() if metrics is not REPLICAS for metric in metrics]
+    told = {f"foresay:{metric.name}{suffixes[metric.kind]}": metric for metric in declared}
     made = {name for name in scrape.types if not re.search("_(bucket|sum|created)$", name)}
-    ours = {name for name in made if name.startswith("foresay:")}
-    assert told == {name: scrape.types[name] for name in ours}
-    aliases = {name.replace("vllm:", "foresay:") for name in made if name.startswith("vllm:")}
-    marked = {name + suffixes[kind] for name, _, mark, kind in rows if mark}
-    assert aliases == marked | {"foresay:inter_token_latency_seconds_count"}
-    for name, labels, _, kind in rows:
-        has = {label for have in scrape.samples[name + suffixes[kind]] for label, _ in have} - {"model_name", "engine"}
-        assert has == set(re.findall(r"\w+", labels)), name
+    assert {name for name in made if name.startswith("foresay:")} == set(told)
+    for name, metric in told.items():
+        assert scrape.types[name] == metric.kind
+        has = {label for have in scrape.samples[name] for label, _ in have} - {"model_name", "engine"}
+        assert has == set(metric.labels), name
+    aliases = {name.removeprefix("vllm:") for name in made if name.startswith("vllm:")}
+    assert aliases == {
+        (metric.name if metric.vllm is True else metric.vllm) + suffixes[metric.kind]
+        for metric in declared
+        if metric.vllm
+    }
 
 
 def test_no_text_is_told(scrape: Scrape) -> None:

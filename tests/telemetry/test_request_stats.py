@@ -152,7 +152,7 @@ def test_gaps_between_chunks_and_the_time_of_a_token() -> None:
         now[0] = at
         entry.delivered(tokens)
     totals = entry._shared.history.total()
-    assert totals.times["time_to_first_token"].sum == pytest.approx(0.5)
+    assert totals.time_to_first_token.sum == pytest.approx(0.5)
     assert (totals.chunk_gaps.count, totals.token_times.count) == (2, 5)
     assert totals.chunk_gaps.sum == pytest.approx(totals.token_times.sum) == pytest.approx(0.0095)
     assert counted(totals.chunk_gaps) == {0.004: 1, 0.0065: 1}
@@ -177,7 +177,7 @@ def test_the_response_and_the_list_have_one_first_token_and_one_rate(whole: bool
     piece.finish_reason = "stop"
     entry.kept(Delta(id="r", tokens=[], finish_reason="stop", statistics=statistics), piece)
     entry.delivered(4 if whole else 0)
-    first = entry._shared.history.total().times["time_to_first_token"].sum
+    first = entry._shared.history.total().time_to_first_token.sum
     assert entry.summary().time_to_first_token == statistics.time_to_first_token == first == 0.5
     assert entry.summary().tokens_per_second == statistics.decode_tokens_per_second == 61.0
 

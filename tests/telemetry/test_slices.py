@@ -10,8 +10,7 @@ import pytest
 from prometheus_client.exposition import choose_encoder
 
 from foresay.server.observe.telemetry import views
-from foresay.server.observe.telemetry.exposition import Exposition
-from foresay.server.observe.telemetry.families import Registry
+from foresay.server.observe.telemetry.exposition import Exposition, Registry
 from foresay.server.observe.telemetry.report import Point
 from tests.telemetry.scraping import Scrape
 from tests.telemetry.working import Working, driven

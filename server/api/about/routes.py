@@ -187,13 +187,12 @@ async def server_info(request: web.Request) -> web.Response:
     """The settings in effect and the engine that runs."""
     models = request.app[MODELS]
     first = models.first
-    config = first.service.options.config
     body = ServerInfo(
         version=foresay.__version__,
         model=first.name,
         status=_state(models),
         started=models.server.created,
-        config={} if config is None else settings_shown(config),
+        config=settings_shown(first.service.config),
         engine=first.service.engine.info,
     )
     if models.several:
@@ -211,7 +210,7 @@ def settings_shown(config: ServeConfig) -> dict[str, Any]:
 async def models(request: web.Request) -> web.Response:
     """The models served here, each once for each of its names."""
     served = request.app[MODELS]
-    cards = [_card(served, entry, name) for entry in served for name in entry.service.options.names.known]
+    cards = [_card(served, entry, name) for entry in served for name in entry.service.names.known]
     return json_response(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
 
 
@@ -219,7 +218,7 @@ async def model(request: web.Request) -> web.Response:
     """One model, if it is served here."""
     served, name = request.app[MODELS], request.match_info["name"]
     entry = served.find(name)
-    return json_response(_card(served, entry, name if name in entry.service.options.names.known else entry.name))
+    return json_response(_card(served, entry, name if name in entry.service.names.known else entry.name))
 
 
 async def usage(request: web.Request) -> web.Response:

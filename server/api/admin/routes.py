@@ -27,6 +27,7 @@ from foresay.server.host.replacement import Progress, writes_alone
 from foresay.server.schemas.errors import ApiError, NotNow, described
 from foresay.server.schemas.shared import ErrorDetail
 from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.server.settings.fields import applied_by
 from foresay.server.settings.load import changed
 from foresay.server.settings.resolved import target_directory
 from foresay.server.text.tekken import tokenizer_file
@@ -110,8 +111,6 @@ def _log_failure(name: str, reloading: asyncio.Task[int]) -> None:
 # -- what is done ------------------------------------------------------------------------------------------------------
 
 
-#: Settings with which the same weights may write another text.
-OF_THE_TEXT = frozenset({"target", "dtype", "quantize", "activations", "kv_dtype", "device"})
 #: What a config.json says besides the shape of the model.
 _LOOSE = frozenset(
     {"_name_or_path", "torch_dtype", "dtype", "transformers_version", "quantization_config", "use_cache"}
@@ -160,7 +159,7 @@ async def _changed(models: Models, entry: Entry, settings: Mapping[str, Any], te
             f"{info.max_model_len} tokens"
         )
         raise InvalidRequest("max_model_len", message)
-    weights = not settings or bool(OF_THE_TEXT & settings.keys())
+    weights = not settings or not settings.keys().isdisjoint(applied_by("text"))
     return await model.replace(config, tell, weights)
 
 

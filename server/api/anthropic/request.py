@@ -26,7 +26,6 @@ from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import InvalidRequest, Path
 
-HOTTEST = 1.0
 #: Of Anthropic's efforts, those that templates with a word for it know.
 EFFORTS = ("low", "medium", "high")
 
@@ -35,8 +34,6 @@ Json = dict[str, Any]
 
 def drawing(body: MessagesRequest) -> Json:
     """How to draw and when to stop, in the chat request's words."""
-    if body.temperature is not None and not 0.0 <= body.temperature <= HOTTEST:
-        raise InvalidRequest("temperature", f" must be between 0 and 1, got {body.temperature}")
     return {
         "max_tokens": body.max_tokens,
         "stream": body.stream,

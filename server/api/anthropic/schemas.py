@@ -5,12 +5,14 @@ Blocks appear in requests and in answers; events are what a stream is made of. F
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
+from foresay.server.schemas.bounds import Stops, shown
 from foresay.server.schemas.shared import Metrics, RequestWarning
+from foresay.spec.sampling import Positive, TopK, TopP
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -112,7 +114,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     """``POST /v1/messages/count_tokens``: what the prompt is made of."""
 
     model: str
-    messages: list[Turn]
+    messages: Annotated[list[Turn], shown(minItems=1)]
     system: str | list[TextBlock] | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: ChoiceOfTool | None = None
@@ -123,12 +125,12 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """``POST /v1/messages``. An assistant's turn at the end is written on."""
 
-    max_tokens: int
+    max_tokens: Positive
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    stop_sequences: Stops | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
 
 
 # -- answers -------------------------------------------------------------------------------------------------------

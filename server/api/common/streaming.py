@@ -310,7 +310,7 @@ async def leased(
         async with models.lease(name, keep=keep) as service:
             return await answer(service)
     events = EventStream.of(http, framing)
-    ping = models.find(name).service.options.ping_seconds
+    ping = models.find(name).service.ping_seconds
     patience = Patience(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
     shape = error_shape(http)
     make = broken or (shape.make if shape else lambda status, body: body)

@@ -27,7 +27,7 @@ from foresay.server.host.service import Origin, Service
 from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.completions import CompletionRequest
-from foresay.server.schemas.shared import GenerationRequest, Prediction, Speculation
+from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, Speculation
 from foresay.server.text import conversation
 from foresay.server.text.choice import Choice, TextOptions
 from foresay.server.text.grammars.answers import Beginning, chat_grammar
@@ -41,10 +41,6 @@ from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import NONE, canonical
 from foresay.spec.request import EngineInfo, Grammar, Request
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.shape import MAX_NODES
-
-#: The only types that there are.
-CONTENT, TEXT = "content", "text"
 
 
 async def prediction_of(service: Service, body: GenerationRequest, prompts: int = 1) -> list[int] | None:
@@ -102,8 +98,6 @@ def wishes(asked: Speculation | None, info: EngineInfo) -> dict[str, Any]:
             "speculation.method",
             f' must be one of {", ".join(known)} on this server, got "{asked.method}"',
         )
-    if most is not None and not 0 <= most < MAX_NODES:
-        raise InvalidRequest("speculation.max_tokens", f" must be from 0 to {MAX_NODES - 1}, got {most}")
     if asked.off and (method not in (ANYBODY, NOBODY) or most):
         other = "max_tokens" if most else "method"
         raise InvalidRequest("speculation.off", f" turns drafting off: leave out either {other} or off")
@@ -274,7 +268,7 @@ def _params(service: Service, body: GenerationRequest) -> SamplingParams:
     text, info = service.opened()
     params = validation.sampling_params(body, text.defaults, info.vocab_size)
     if params.seed is None:
-        params = msgspec.structs.replace(params, seed=service.options.seed)
+        params = msgspec.structs.replace(params, seed=service.config.seed)
     if body.bad_words:
         params = msgspec.structs.replace(params, bad_words=bad_words(body, text.tokenizer))
     return params
@@ -298,8 +292,8 @@ def _fitted(
     info = service.opened()[1]
     prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
     left = info.max_model_len - len(prompt)
-    own = validation.capped(body, params, service.options.max_output_tokens, left)
-    own, shortened = validation.clamped(body, own, left, prepared.strict or service.options.strict_limits)
+    own = validation.capped(body, params, service.config.max_output_tokens, left)
+    own, shortened = validation.clamped(body, own, left, prepared.strict or service.config.strict_limits)
     validation.check_prompt(prompt, prepared.field, own, info.vocab_size, info.max_model_len)
     return prompt, own, shortened
 
@@ -323,6 +317,6 @@ async def answered(
     service.warned.note(answer.warnings)
     async with service.generation(answer.choices) as generation:
         if body.stream:
-            return await stream(http, answer, generation, service.options.ping_seconds)
+            return await stream(http, answer, generation, service.ping_seconds)
         whole = await collect(answer, generation)
     return json_response(whole, headers=headers(answer.warnings))

@@ -7,7 +7,8 @@ their value asks for nothing. An empty field name means the body as a whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -31,9 +32,13 @@ from foresay.spec.errors import InvalidRequest, Path, inside, path_of
 from foresay.spec.sampling import SEED_RANGE, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
-MOST_STOPS = 16
-MOST_STOP_IDS = 1024
 MOST_PROMPTS = 128
+_TRANSLATED = {
+    *("top_k", "seed", "max_tokens", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids"),
+    *("logprobs", "prompt_logprobs"),
+}
+#: The fields that mean to the engine what they mean in a request.
+_SAME = sorted({*SamplingParams.__struct_fields__} & {*GenerationRequest.__struct_fields__} - _TRANSLATED)
 #: The fields that say how many tokens are written at most, the stronger first.
 _LIMITING = ("max_completion_tokens", "max_tokens")
 
@@ -48,7 +53,7 @@ def decoded(body: bytes, kind: type[S]) -> S:
     try:
         request: S = _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        raise named(error) from None
+        raise named(error, kind, lambda: msgspec.json.decode(body)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest((), f"The body is not valid JSON: {error}") from None
     return checked(request)
@@ -59,7 +64,7 @@ def converted(fields: dict[str, Any], kind: type[S]) -> S:
     try:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise named(error) from None
+        raise named(error, kind, lambda: fields) from None
     return checked(request)
 
 
@@ -76,17 +81,18 @@ def checked(request: S) -> S:
 
 def _check(request: GenerationRequest) -> None:
     refuse(request)
-    for field in ("cache_salt", "user"):
-        bounds.check_count(getattr(request, field, None), bounds.MOST_NAME, field, "characters")
     if request.request_id is not None and not usable_id(request.request_id):
         raise InvalidRequest("request_id", f" must be {ID_WANTED}, got {request.request_id!r}")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options", " is only allowed with stream: true")
 
 
-def named(error: msgspec.ValidationError) -> InvalidRequest:
-    """Msgspec's complaint as an error that names the field."""
+def named(error: msgspec.ValidationError, kind: type[msgspec.Struct], given: Callable[[], Any]) -> InvalidRequest:
+    """Msgspec's complaint as an error that names the field. given: reads all of the request, as plain objects."""
     message, path = complaint(error)
+    with suppress(msgspec.DecodeError):  # not every number of a wrong body can be read
+        if (beyond := bounds.out_of_range(path, kind, given())) is not None:
+            return beyond
     missing = re.fullmatch(r"Object missing required field `(\w+)`", message)
     if missing:
         return InvalidRequest((*path, missing[1]), " is required")
@@ -112,8 +118,7 @@ def refused_fields(kind: type[msgspec.Struct]) -> dict[str, tuple[list[tuple[typ
 
 
 def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:
-    """How to draw: the request's word, else the model's recommendation, else OpenAI's default."""
-    bounds.check_count(request.stop_token_ids, MOST_STOP_IDS, "stop_token_ids")
+    """How to draw: the request's word, else the model's recommendation, else the default, which is OpenAI's."""
     bounds.check_count(request.allowed_token_ids, vocab_size, "allowed_token_ids")
     field, most = _most_tokens(request, defaults)
     if options.scores_only(request):
@@ -122,26 +127,18 @@ def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, voca
             raise InvalidRequest("min_tokens", f" must be at most max_tokens (0), got {request.min_tokens}")
     if most is not None and most < 1:
         raise InvalidRequest(field, f" must be at least 1, got {most}")
+    drawn = {name: _first(getattr(request, name), getattr(defaults, name, None), None) for name in _SAME}
     params = SamplingParams(
-        temperature=_first(request.temperature, defaults.temperature, 1.0),
+        **{name: value for name, value in drawn.items() if value is not None},
         top_k=min(_first(request.top_k, defaults.top_k, 0), vocab_size),  # more is all of them, and may be no word
-        top_p=_first(request.top_p, defaults.top_p, 1.0),
-        min_p=_first(request.min_p, defaults.min_p, 0.0),
         seed=None if request.seed is None else request.seed % SEED_RANGE,
         max_tokens=most,
-        min_tokens=request.min_tokens or 0,
         stop_token_ids=tuple(request.stop_token_ids or ()),
-        ignore_eos=bool(request.ignore_eos),
-        presence_penalty=_first(request.presence_penalty, 0.0),
-        frequency_penalty=_first(request.frequency_penalty, 0.0),
-        repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=options.logit_bias(request),
         allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
         logprobs=options.logprobs(request),
         prompt_logprobs=options.prompt_logprobs(request),
     )
-    if not 0.0 <= params.temperature <= 2.0:
-        raise InvalidRequest("temperature", f" must be between 0 and 2, got {params.temperature}")
     params.validate(vocab_size)
     return params
 
@@ -150,8 +147,6 @@ def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
     """The strings that end the text."""
     stop = request.stop
     stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(stops) > MOST_STOPS:
-        raise InvalidRequest("stop", f" holds {len(stops)} strings; at most {MOST_STOPS} are allowed")
     for stop in stops:
         bounds.check_count(stop, bounds.MOST_NAME, "stop", "characters")
     if "" in stops:

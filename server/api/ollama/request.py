@@ -9,6 +9,7 @@ import msgspec
 from foresay.server.api.common import validation
 from foresay.server.api.common.validation import Names, thinking
 from foresay.server.api.ollama.schemas import (
+    EFFORTS,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaMessage,
@@ -129,7 +130,7 @@ def _format(wanted: str | Json | None) -> Json | None:
 
 def _thinking(think: bool | str | None, chat_format: ChatFormat) -> Json:
     if isinstance(think, str):
-        if think not in ("low", "medium", "high"):
+        if think not in EFFORTS:
             raise InvalidRequest("think", f" must be true, false, low, medium or high, got {think!r}")
         return thinking(chat_format, True, "think") | {"reasoning_effort": think}
     return {} if think is None else thinking(chat_format, think, "think")

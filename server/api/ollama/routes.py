@@ -144,7 +144,7 @@ async def tags(http: web.Request) -> web.Response:
     """The models served here, loaded or not, each once for each of its names."""
     models = http.app[MODELS]
     models.check_open()
-    names = [(entry, name) for entry in models for name in entry.service.options.names.known]
+    names = [(entry, name) for entry in models for name in entry.service.names.known]
     return json_response(Tags([described(name, models.server.created, entry.info) for entry, name in names]))
 
 

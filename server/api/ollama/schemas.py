@@ -7,8 +7,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from foresay.server.schemas.bounds import Stop, Stops, shown
 from foresay.server.schemas.shared import Metrics, RequestWarning, not_done
 from foresay.server.schemas.tokens import ChatTokenLogprob
+from foresay.spec.sampling import Logprobs, MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
+
+#: How hard a model may be asked to think.
+EFFORTS = ("low", "medium", "high")
 
 # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -19,16 +24,16 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     Options that say how to run a model rather than what it writes (num_ctx, num_gpu and the like) are ignored.
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
     seed: int | None = None
     num_predict: int | None = None
-    stop: str | list[str] | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    stop: Stop | Stops | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
 
     typical_p: Annotated[Any, not_done(1, 1.0)] = None
     tfs_z: Annotated[Any, not_done(1, 1.0)] = None
@@ -46,12 +51,12 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
     model: str
     stream: bool | None = None
-    format: str | dict[str, Any] | None = None
+    format: Annotated[str, shown(enum=["", "json"])] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
-    think: bool | str | None = None
+    think: bool | Annotated[str, shown(enum=list(EFFORTS))] | None = None
     keep_alive: float | str | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Logprobs | None = None
 
 
 class OllamaFunction(msgspec.Struct, kw_only=True):

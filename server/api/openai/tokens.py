@@ -14,7 +14,7 @@ from foresay.server.api.common.route import Route, json_response, json_slices
 from foresay.server.api.common.turns import chat_prompt, rendered, room_for
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
-from foresay.server.schemas.bounds import check_count
+from foresay.server.schemas.bounds import check_count, shown
 from foresay.server.schemas.chat import ChatRequest, Message, Tool
 from foresay.server.schemas.shared import not_done
 from foresay.spec.errors import InvalidRequest
@@ -31,7 +31,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], shown(minItems=1)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None

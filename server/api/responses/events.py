@@ -7,7 +7,7 @@ the ``stream_id`` of the ``response.create`` that asked for it, if that had one.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -192,29 +192,6 @@ class SocketError(msgspec.Struct, kw_only=True, tag_field="type", tag="error"):
     stream_id: str | UnsetType = UNSET
 
 
-class SteerError(msgspec.Struct):
-    """Why input could not be added to a running response."""
-
-    code: str
-    message: str
-    type: str = "invalid_request_error"
-
-
-class Steer(msgspec.Struct):
-    """The input that was not taken."""
-
-    input: Any
-    previous_response_id: str
-
-
-class SteerFailed(msgspec.Struct, kw_only=True, tag_field="type", tag="response.steer.failed"):
-    """The answer to every ``response.steer``: this server cannot change the input of a running response."""
-
-    error: SteerError
-    steer: Steer
-    sequence_number: int = 0
-
-
 class Create(ResponseRequest, kw_only=True, tag_field="type", tag="response.create"):
     """Make a response: the fields of ``POST /v1/responses``.
 
@@ -240,18 +217,10 @@ class CancelResponse(msgspec.Struct, kw_only=True, tag_field="type", tag="respon
     stream_id: str | None = None
 
 
-class SteerResponse(msgspec.Struct, kw_only=True, tag_field="type", tag="response.steer"):
-    """Known but not supported."""
-
-    previous_response_id: str
-    input: Any = None
-
-
 class Envelope(msgspec.Struct, kw_only=True):
     """What can be read of a message that is wrong otherwise."""
 
     stream_id: Any = None
 
 
-ClientEvent = Create | CancelResponse | SteerResponse
-EventKind = Literal["response.create", "response.cancel", "response.steer"]
+ClientEvent = Create | CancelResponse

@@ -18,7 +18,7 @@ from foresay.server.api.responses.schemas import (
     TextFormat,
 )
 from foresay.server.api.responses.tools import CUSTOM, Toolbox, full_name
-from foresay.server.schemas.bounds import MOST_NAME, MOST_TOOLS, check_count
+from foresay.server.schemas.bounds import MOST_TOOLS, check_count
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.text.warned import Warned, warning
@@ -120,7 +120,6 @@ def check(body: ResponseRequest) -> None:
     if body.truncation not in (None, "disabled", "auto"):
         raise InvalidRequest("truncation", f" must be auto or disabled, got {body.truncation!r}")
     check_count(body.metadata, 16, "metadata")
-    check_count(body.user, MOST_NAME, "user", "characters")
     check_count(body.tools, MOST_TOOLS, "tools")
     for key, value in (body.metadata or {}).items():
         if len(key) > 64 or len(value) > 512:

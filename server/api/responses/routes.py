@@ -40,7 +40,7 @@ async def _create(http: web.Request, service: Service, body: ResponseRequest) ->
     if not body.stream:
         return json_response(await whole(turn), headers=headers(turn.answer.warnings))
     async with turn.running() as generation:
-        return await stream(http, turn.answer, generation, service.options.ping_seconds)
+        return await stream(http, turn.answer, generation, service.ping_seconds)
 
 
 def _broken(status: int, body: ErrorBody) -> StreamError:
@@ -60,7 +60,7 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
     if http.query.get("stream", "false").lower() not in ("true", "1"):
         return json_response(record.response)
     after = _number(http, "starting_after", -1, -1, None)
-    ping = http.app[MODELS].find(record.model).service.options.ping_seconds
+    ping = http.app[MODELS].find(record.model).service.ping_seconds
     return await follow(http, record, after, ping)
 
 

@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from foresay.server.schemas.bounds import Name
 from foresay.server.schemas.shared import GenerationRequest, Metrics, RequestWarning, ResponseFormat, not_done
 from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance
+from foresay.spec.sampling import Positive
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -114,7 +116,7 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Positive | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: str | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -123,9 +125,13 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     truncation: str | None = None
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
-    user: str | None = None
+    user: Name | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]  # OpenAI's own two meanings
+    # Not supported here, so their ranges are not what is wrong with them.
+    n: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
 
     n: Annotated[int | None, not_done(1, by=HERE)] = None
     max_tokens: Annotated[int | None, not_done(by=HERE, instead="use max_output_tokens")] = None

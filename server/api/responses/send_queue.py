@@ -1,4 +1,4 @@
-"""How events travel over a WebSocket (JSON in text frames, MessagePack in binary ones), and what waits to be written.
+"""How messages travel over a WebSocket, as JSON in text frames, and what waits to be written.
 
 Putting never blocks: deltas of a response that find another one waiting are merged into it, so a slow reader gets fewer
 and longer ones, and nothing but text piles up.
@@ -12,142 +12,47 @@ and longer ones, and nothing but text piles up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from aiohttp import WSMsgType
 from msgspec import UNSET
 
 from foresay.server.api.common.validation import named
-from foresay.server.api.responses.events import ClientEvent, Envelope, ItemDelta
-from foresay.server.schemas.bounds import MOST_DEPTH, MOST_PARTS, TOO_DEEP, weigh
+from foresay.server.api.responses.events import ClientEvent, Create, Envelope, ItemDelta
 from foresay.server.schemas.tokens import Provenance
 from foresay.spec.errors import InvalidRequest
 
-JSON_PROTOCOL = "foresay.v1.json"
-MSGPACK_PROTOCOL = "foresay.v1.msgpack"
+#: The sub-protocol, for browsers that must name one.
+PROTOCOL = "foresay.v1.json"
 LONGEST_STREAM_ID = 256
 
-
-class Codec(msgspec.Struct, frozen=True, kw_only=True):
-    """One way of writing events. frame: the type of the frames, in both directions."""
-
-    frame: WSMsgType
-    encode: Callable[[Any], bytes]
-    _check: Callable[[bytes], object]
-    _client_event: Callable[[str | bytes], ClientEvent]
-    _envelope: Callable[[str | bytes], Envelope]
-
-    def decode(self, message: str | bytes) -> ClientEvent:
-        """What the client says, once it is weighed; :class:`InvalidRequest` names the field."""
-        try:
-            event = self._client_event(message)
-        except msgspec.ValidationError as error:
-            wrong = named(error)
-            raise wrong if wrong.param else InvalidRequest("", f"The message must be an object: {error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequest("", f"The message cannot be read: {error}") from None
-        if len(getattr(event, "stream_id", None) or "") > LONGEST_STREAM_ID:
-            raise InvalidRequest("stream_id", f" must have at most {LONGEST_STREAM_ID} characters")
-        return event
-
-    def weigh(self, message: str | bytes) -> None:
-        """Raise :class:`InvalidRequest` for what is too large to be read."""
-        self._check(message.encode() if isinstance(message, str) else message)
-
-    def stream_id(self, message: str | bytes) -> str | None:
-        """The lane that a weighed message is about, as far as that can be told of a wrong one."""
-        try:
-            lane = self._envelope(message).stream_id
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return None
-        return lane if isinstance(lane, str) and len(lane) <= LONGEST_STREAM_ID else None
+_encode = msgspec.json.Encoder().encode
+_client_event: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
+_envelope = msgspec.json.Decoder(Envelope)
 
 
-# -- MessagePack before it is decoded: how much it holds, and nothing that JSON could not ------------------------------
-# Extensions, binary and names that are no text would come out as values that nothing behind the decoder knows.
+def decoded(message: str) -> ClientEvent:
+    """What the client says, once it is weighed; :class:`InvalidRequest` names the field."""
+    try:
+        event = _client_event.decode(message)
+    except msgspec.ValidationError as error:
+        wrong = named(error, Create, lambda: msgspec.json.decode(message))
+        raise wrong if wrong.param else InvalidRequest("", f"The message must be an object: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest("", f"The message cannot be read: {error}") from None
+    if len(getattr(event, "stream_id", None) or "") > LONGEST_STREAM_ID:
+        raise InvalidRequest("stream_id", f" must have at most {LONGEST_STREAM_ID} characters")
+    return event
 
 
-#: Bytes that follow the first one, by the first one: of numbers (and null, true, false).
-_NUMBERS = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8} | {
-    first: 1 << first % 4 for first in (*range(0xCC, 0xD0), *range(0xD0, 0xD4))
-}
-#: Bytes of the length that follows, by the first byte.
-_TEXTS = {0xD9: 1, 0xDA: 2, 0xDB: 4}
-_LISTS = {0xDC: 2, 0xDD: 4}
-_OBJECTS = {0xDE: 2, 0xDF: 4}
-
-
-def check_packed(message: bytes) -> None:
-    """Raise :class:`InvalidRequest` for what is too much, too deep or no JSON; if it is cut off, the decoder does."""
-    at = values = 0
-    open_: list[list[int]] = []  # of each list or object around: values left, and whether they are names and values
-    while at < len(message):
-        values += 1
-        if values > MOST_PARTS:
-            raise InvalidRequest("", f"The message has too many values: at most {MOST_PARTS:,} are allowed")
-        is_name = bool(open_ and open_[-1][1] and open_[-1][0] % 2 == 0)
-        at, inside, is_text, of_pairs = _value(message, at)
-        if is_name and not is_text:
-            raise InvalidRequest("", "The message has a key that is not a string")
-        if open_:
-            open_[-1][0] -= 1
-        if inside:
-            open_.append([inside, of_pairs])
-        if len(open_) > MOST_DEPTH:
-            raise InvalidRequest("", f"The message is {TOO_DEEP}")
-        while open_ and not open_[-1][0]:
-            open_.pop()
-        if not open_:
-            return
-
-
-def _value(message: bytes, at: int) -> tuple[int, int, bool, bool]:
-    """Where the value at ``at`` ends or what is in it begins, how many values that is, whether it is text, or pairs."""
-    first = message[at]
-    if first < 0x80 or first >= 0xE0:
-        return at + 1, 0, False, False
-    if first < 0x90:
-        return at + 1, 2 * (first & 15), False, True
-    if first < 0xA0:
-        return at + 1, first & 15, False, False
-    if first < 0xC0:
-        return at + 1 + (first & 31), 0, True, False
-    if first in _NUMBERS:
-        return at + 1 + _NUMBERS[first], 0, False, False
-    for kinds, text, pairs in ((_TEXTS, True, False), (_LISTS, False, False), (_OBJECTS, False, True)):
-        if first in kinds:
-            behind = at + 1 + kinds[first]
-            count = int.from_bytes(message[at + 1 : behind], "big")
-            return (behind + count, 0, True, False) if text else (behind, count * (1 + pairs), False, pairs)
-    raise InvalidRequest("", "The message holds binary data or an extension; only JSON's types are accepted")
-
-
-# -- both ways ---------------------------------------------------------------------------------------------------------
-
-_CODECS = {
-    JSON_PROTOCOL: Codec(
-        frame=WSMsgType.TEXT,
-        encode=msgspec.json.Encoder().encode,
-        _check=lambda message: weigh(message, what="The message"),
-        _client_event=msgspec.json.Decoder(ClientEvent).decode,
-        _envelope=msgspec.json.Decoder(Envelope).decode,
-    ),
-    MSGPACK_PROTOCOL: Codec(
-        frame=WSMsgType.BINARY,
-        encode=msgspec.msgpack.Encoder().encode,
-        _check=check_packed,
-        _client_event=msgspec.msgpack.Decoder(ClientEvent).decode,  # type: ignore[arg-type]  # gets bytes only
-        _envelope=msgspec.msgpack.Decoder(Envelope).decode,  # type: ignore[arg-type]
-    ),
-}
-PROTOCOLS = tuple(_CODECS)
-
-
-def codec_of(protocol: str | None) -> Codec:
-    """The codec of a sub-protocol; JSON where none was agreed on."""
-    return _CODECS[protocol or JSON_PROTOCOL]
+def lane_of(message: str) -> str | None:
+    """The lane of a weighed message, as far as a wrong one shows it."""
+    try:
+        lane = _envelope.decode(message).stream_id
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return lane if isinstance(lane, str) and len(lane) <= LONGEST_STREAM_ID else None
 
 
 #: What a message counts besides its text.
@@ -183,9 +88,9 @@ class _Merged:
 class SendQueue:
     """Messages of one socket in order. ``most``: bytes that may wait; :attr:`full` says when there are more."""
 
-    def __init__(self, codec: Codec, most: int) -> None:
+    def __init__(self, most: int) -> None:
         self.bytes = 0
-        self._codec, self._most = codec, most
+        self._most = most
         self._waiting: list[bytes | _Merged] = []
         self._tails: dict[str, _Merged] = {}  # the delta of each response that the next one may join
         self._filled, self._empty = asyncio.Event(), asyncio.Event()
@@ -203,7 +108,7 @@ class SendQueue:
                 self._put_delta(response_id, event)
             else:
                 self._tails.pop(response_id, None)
-                encoded = self._codec.encode(event)
+                encoded = _encode(event)
                 self._waiting.append(encoded)
                 self.bytes += len(encoded) + MESSAGE_BYTES
         if self._waiting:
@@ -226,7 +131,7 @@ class SendQueue:
         self._filled.clear()
         waiting, self._waiting, self.bytes = self._waiting, [], 0
         self._tails.clear()
-        return [one if isinstance(one, bytes) else self._codec.encode(one.event()) for one in waiting]
+        return [one if isinstance(one, bytes) else _encode(one.event()) for one in waiting]
 
     def written(self) -> None:
         """What was taken last is out."""

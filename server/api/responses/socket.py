@@ -23,22 +23,15 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from foresay.server.api.common.route import told
 from foresay.server.api.responses.answer import Cancelled
-from foresay.server.api.responses.events import (
-    CancelResponse,
-    Create,
-    SocketError,
-    Steer,
-    SteerError,
-    SteerFailed,
-    SteerResponse,
-)
+from foresay.server.api.responses.events import CancelResponse, Create, SocketError
 from foresay.server.api.responses.lanes import Lanes, Message
-from foresay.server.api.responses.send_queue import PROTOCOLS, Codec, SendQueue, codec_of
+from foresay.server.api.responses.send_queue import PROTOCOL, SendQueue, decoded, lane_of
 from foresay.server.api.responses.store import Responses
 from foresay.server.api.responses.turn import Turn, prepared
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import Models
 from foresay.server.host.service import Service
+from foresay.server.schemas.bounds import weigh
 from foresay.server.schemas.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized
 from foresay.server.schemas.shared import ErrorBody
 from foresay.spec.errors import InvalidRequest
@@ -65,7 +58,7 @@ class Closing(msgspec.Struct, frozen=True):
 
 DONE = Closing(WSCloseCode.OK, "idle")
 RESTART = Closing(WSCloseCode.SERVICE_RESTART, "the server is shutting down")
-TEXT_ONLY = Closing(WSCloseCode.UNSUPPORTED_DATA, "this sub-protocol has no frames of that type")
+TEXT_ONLY = Closing(WSCloseCode.UNSUPPORTED_DATA, "messages are JSON in text frames")
 UNWELCOME = Closing(WSCloseCode.POLICY_VIOLATION, "the API key is no longer valid")
 FULL = Closing(WSCloseCode.TRY_AGAIN_LATER, "too many connections")
 SLOW = Closing(WSCloseCode.TRY_AGAIN_LATER, "the client reads too slowly", flush=False)
@@ -99,8 +92,7 @@ class Socket:
             writer_limit=0,
         )
         await ws.prepare(self._http)
-        self._codec: Codec = codec_of(ws.ws_protocol)
-        self._send_queue = SendQueue(self._codec, limits.outbox_bytes)
+        self._send_queue = SendQueue(limits.outbox_bytes)
         tasks = [asyncio.create_task(one) for one in (self._read(), self._pump(), self._keep_house())]
         self._state.sockets.add(self.drain)
         with contextlib.ExitStack() as held, self._models.server.connections.connected():
@@ -164,10 +156,10 @@ class Socket:
         while True:
             message = await self._ws.receive()
             self._used = time.monotonic()
-            if message.type is self._codec.frame:
+            if message.type is WSMsgType.TEXT:
                 self._take(message.data)
                 await asyncio.sleep(0)  # others have their turn, however fast this client sends
-            elif message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+            elif message.type is WSMsgType.BINARY:
                 self.close(TEXT_ONLY)
                 return
             else:
@@ -180,7 +172,7 @@ class Socket:
                 self._writing = time.monotonic()
                 try:
                     async with asyncio.timeout(self._limits.stall):
-                        await self._ws.send_frame(frame, self._codec.frame)
+                        await self._ws.send_frame(frame, WSMsgType.TEXT)
                 except TimeoutError:
                     self.close(SLOW)
                 except ConnectionError:
@@ -206,20 +198,18 @@ class Socket:
         """One message of the client."""
         try:
             CONTEXT.get().caller.rate_limiter.check()
-            self._codec.weigh(data)
+            weigh(data.encode(), what="The message")
         except (ApiError, InvalidRequest) as error:
             self._refuse(error, None)
             return
         try:
-            match self._codec.decode(data):
+            match decoded(data):
                 case Create() as create:
                     self._create(create, len(data))
                 case CancelResponse() as cancel:
                     self._cancel(cancel)
-                case SteerResponse() as steer:
-                    self._steer(steer)
         except (ApiError, InvalidRequest) as error:
-            self._refuse(error, self._codec.stream_id(data))
+            self._refuse(error, lane_of(data))
 
     def _create(self, create: Create, size: int) -> None:
         if self._lanes.waiting >= self._limits.waiting:
@@ -238,11 +228,6 @@ class Socket:
                 else:
                     self._lanes.drop(message)
                     self._refuse(Cancelled(), message.create.stream_id)
-
-    def _steer(self, steer: SteerResponse) -> None:
-        error = SteerError("steering_not_supported", "This server cannot change the input of a running response")
-        failed = SteerFailed(error=error, steer=Steer(steer.input, steer.previous_response_id))
-        self._send("", failed)
 
     async def _answer(self, message: Message) -> None:
         """Make the response that a message asks for."""
@@ -296,12 +281,11 @@ class Socket:
 
 
 def _protocols(http: web.Request) -> tuple[str, ...]:
-    """The sub-protocols to choose from; offering only others is an error, since browsers fail without a choice."""
+    """The sub-protocol, if it is offered; offering only others is an error, since browsers fail without a choice."""
     offered = [one.strip() for one in http.headers.get("Sec-WebSocket-Protocol", "").split(",") if one.strip()]
-    if offered and not set(offered) & set(PROTOCOLS):
-        known = " or ".join(PROTOCOLS)
-        raise InvalidRequest("Sec-WebSocket-Protocol", f"Offer the sub-protocol {known}, or none")
-    return PROTOCOLS
+    if offered and PROTOCOL not in offered:
+        raise InvalidRequest("Sec-WebSocket-Protocol", f"Offer the sub-protocol {PROTOCOL}, or none")
+    return (PROTOCOL,)
 
 
 def _error(status: int, body: ErrorBody, stream_id: str | None) -> SocketError:

@@ -146,7 +146,7 @@ async def prepared(
     answer = ResponseAnswer(origin, choice, body, response, toolbox, stream_id, generates)
     service.warned.note(answer.warnings)
     items = (*conversation, *given)[dropped:]
-    model, where = service.options.model, "" if response.store else place
+    model, where = service.names.own, "" if response.store else place
     record = Record(tenant=tenant, response=response, items=items, model=model, place=where)
     record.fingerprint = origin.fingerprint
     return Turn(service, answer, record, response.store or place != "")

@@ -37,9 +37,8 @@ class Entry:
     """A kind of drafter that needs nothing of the target and no files; what others need, they say.
 
     names: what its drafters are called, which is what ``--draft`` names them by. made: their class. looks: whether they
-    look something up or think for themselves, at next to no cost, instead of running a model. at_once: whether all
-    levels come from one pass. only_one: what it is, of which only one may draft; "" for any number. layered: whether it
-    reads layers that ``--draft-layers`` can name.
+    look something up or think for themselves, at next to no cost, instead of running a model. only_one: what it is,
+    of which only one may draft; "" for any number. layered: whether it reads layers that ``--draft-layers`` can name.
 
     asked: the part of ``--draft`` that names it. place: the directory or hub id in that, "" if there is none.
     """
@@ -47,7 +46,6 @@ class Entry:
     names: ClassVar[tuple[str, ...]] = ()
     made: ClassVar[type]
     looks: ClassVar[bool] = False
-    at_once: ClassVar[bool] = False
     only_one: ClassVar[str] = ""
     layered: ClassVar[bool] = False
 

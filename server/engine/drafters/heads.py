@@ -149,7 +149,6 @@ class Medusa(Head):
 
     names, made = (MEDUSA,), MedusaDrafter
     kind, trained = "medusa", MEDUSA
-    at_once = True
 
     def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> MedusaDrafter:
         """With a store on the pool's pages."""
@@ -231,7 +230,6 @@ class DFlash(LayeredHead):
 
     names, made = (DFLASH, DSPARK), DFlashDrafter
     kind, trained = "dflash", DFLASH
-    at_once = True
 
     def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> DFlashDrafter:
         """With a store on the pool's pages."""

@@ -6,7 +6,7 @@ Adding one is a file in ``drafters``, an entry in this folder, and its name here
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -118,11 +118,6 @@ def drafts(config: EngineConfig, draft: str) -> list[Entry]:
 def entry_of(drafter: Drafter | None) -> type[Entry]:
     """The kind of a drafter that is loaded; of one that nobody can ask for, what all have in common."""
     return next((entry for entry in ENTRIES if isinstance(drafter, entry.made)), Entry)
-
-
-def at_once(names: Iterable[str]) -> bool:
-    """Whether any drafter of these names proposes all levels in one go."""
-    return not set(names).isdisjoint(name for entry in ENTRIES if entry.at_once for name in entry.names)
 
 
 def lookup(text: str, flag: str, tokens: int) -> tuple[Drafter, TreeShape]:

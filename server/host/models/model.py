@@ -18,11 +18,11 @@ from foresay.server.host.imports import importing
 from foresay.server.host.models.residency import log
 from foresay.server.host.models.resident import NoPlace
 from foresay.server.host.replacement import Progress
-from foresay.server.host.service import Service, ServiceOptions, Text
+from foresay.server.host.service import Service, Text
 from foresay.server.host.state import ServerState
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import cached_target, choose_draft, nothing_to_fetch, target_directory
+from foresay.server.settings.resolved import Names, cached_target, choose_draft, nothing_to_fetch, target_directory
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import EngineInfo, Footprint
 from foresay.verifier.model.config import ModelConfig
@@ -54,10 +54,10 @@ class Model:
         on_status: Callable[[EngineStatus], None],
         spawn: Callable[[], Spawned] = spawn,
     ) -> None:
-        self.config, self._spawn = config, spawn
+        self._spawn = spawn
         self.engine: EngineClient | Fleet
         self.engine = EngineClient(config, spawn) if config.replicas is None else _fleet(config, config.replicas)
-        self.service = Service(self.engine, ServiceOptions.of(config, names), server=server)
+        self.service = Service(self.engine, config, Names(tuple(names), config.any_model_name), server=server)
         telemetry = self.service.telemetry
         self.engine.observe, self.engine.observe_shadow = telemetry.step, telemetry.shadowed
         if not isinstance(self.engine, EngineClient):
@@ -72,8 +72,8 @@ class Model:
         engine.status = EngineStatus("unloaded", starts=self.engine.status.starts)
         engine.observe, engine.observe_shadow = telemetry.count, telemetry.shadowed
         engine.observe_status = [telemetry.startup.count]
-        other.config, other._longest = config, None
-        other.service = self.service.successor(engine, ServiceOptions.of(config, self.service.options.names.known))
+        other._longest = None
+        other.service = self.service.successor(engine, config)
         return other
 
     def take_over(self, before: Model) -> None:
@@ -93,9 +93,14 @@ class Model:
             observers.remove(told)
 
     @property
+    def config(self) -> ServeConfig:
+        """Its settings."""
+        return self.service.config
+
+    @property
     def name(self) -> str:
         """What clients call it."""
-        return self.service.options.model
+        return self.service.names.own
 
     @property
     def footprint(self) -> Footprint | None:
@@ -136,9 +141,8 @@ class Model:
 
     def become(self, config: ServeConfig, text: Text | None) -> None:
         """These are the settings and the text from now on; clients call it as before."""
-        options = ServiceOptions.of(config, self.service.options.names.known)
-        self.config, self.service.options, self.service.text = config, options, text
-        self.service.places.most = options.most_running
+        self.service.config, self.service.text = config, text
+        self.service.places.most = config.most_running
         self.engine.configure(config)
 
     async def start(self) -> None:

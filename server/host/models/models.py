@@ -55,7 +55,7 @@ class Entry(NamedTuple):
     def largest_body(self) -> int:
         """Bytes that a body may have, also if it was never loaded."""
         service = self.service
-        if service.engine.info is not None or service.options.max_body_bytes is not None:
+        if service.engine.info is not None or service.config.max_body_bytes is not None:
             return service.largest_body
         return largest_body(self.model.longest or 0)
 
@@ -72,8 +72,7 @@ class Entry(NamedTuple):
     @property
     def target(self) -> str:
         """What the settings call the target."""
-        config = self.service.options.config
-        return self.info.target if self.info is not None else self.name if config is None else config.target
+        return self.service.config.target if self.info is None else self.info.target
 
     @property
     def refusal(self) -> Unavailable | None:
@@ -115,7 +114,7 @@ class Models:
         self.several = several
         self._entries: dict[str, Entry] = {}
         for model in models:
-            name = model.service.options.model
+            name = model.service.names.own
             self._entries[name] = Entry(model, Resident(name, model, keep, "out" if several else "in"))
         self.residency = Residency([entry.resident for entry in self], most)
         self.exposition = Exposition(*[entry.service.telemetry for entry in self])
@@ -161,10 +160,10 @@ class Models:
         """
         if name is None and not self.several:
             return self.first
-        found = None if name is None else next((one for one in self if one.service.options.names.has(name)), None)
+        found = None if name is None else next((one for one in self if one.service.names.has(name)), None)
         if found is not None:
             return found
-        if self.first.service.options.any_model:
+        if self.first.service.names.any:
             return self.first
         if name is None:
             raise InvalidRequest("model", f" is required; this server has {self._listed()}")
@@ -175,7 +174,7 @@ class Models:
         return self.first if name is None else self.find(name)
 
     def _listed(self) -> str:
-        return " or ".join(repr(name) for entry in self for name in entry.service.options.names.known)
+        return " or ".join(repr(name) for entry in self for name in entry.service.names.known)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -227,7 +226,7 @@ class Models:
         if entry.loaded:
             serve(waited=0.0)
             return await self.residency.lease(entry.resident, patience, keep)
-        began, limit = time.monotonic(), entry.service.options.first_token_timeout
+        began, limit = time.monotonic(), entry.service.config.first_token_timeout
         try:
             with entry.service.arriving():
                 async with asyncio.timeout(limit):

@@ -27,7 +27,8 @@ from ray.serve.schema import ApplicationStatus
 
 from foresay.server.host.replicas.hosted import Address, Hosted
 from foresay.server.host.spare import Spares
-from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.fields import applied_by
 from foresay.server.settings.load import load
 from foresay.spec.errors import ConfigurationError, ForesayError
 
@@ -40,8 +41,6 @@ ANSWER_SECONDS = 5.0
 LEAVING_SECONDS = 1.5
 #: How full replicas are to be: above, there is to be one more.
 FULL = 0.75
-#: Of the settings of a server, those that its replicas have.
-OF_REPLICAS = (*EngineConfig.__struct_fields__, "engine_timeout", "max_resumes")
 
 
 @serve.deployment(
@@ -105,7 +104,7 @@ def application(
         policy = {"policy_function": f"{__name__}:as_full"}
         bounds = AutoscalingConfig(min_replicas=int(least), max_replicas=int(most), policy=policy)
         scaling = {"autoscaling_config": bounds}
-    config = ServeConfig(**{name: getattr(config, name) for name in OF_REPLICAS})
+    config = ServeConfig(**{name: getattr(config, name) for name in applied_by("engine", "text", "cluster")})
     resources = needs(config, int(least))
     threads = max(1, int(resources["num_cpus"]))
     config = config if config.threads is not None else replace(config, threads=threads)

@@ -12,7 +12,7 @@ import contextlib
 import select
 import socket
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -74,7 +74,6 @@ class Doors(Link):
         self._doors: dict[int, Door] = {}
         self._admitted = 0
         self._ready: frames.Ready | None = None
-        self._asking: deque[Door] = deque()  # who waits for an inspection
         self._news_at = 0.0
         arrivals.setblocking(False)  # the flags that recv_fds takes are not used by it
         self._poll.register(arrivals, select.POLLIN)
@@ -90,10 +89,7 @@ class Doors(Link):
 
     def receive(self, wait: bool) -> Iterator[UpFrame | frames.Rejected]:
         """As a link's; EOFError if the server that started the engine is gone."""
-        for frame in super().receive(wait):
-            if isinstance(frame, frames.Inspect):
-                self._asking.append(self._own)
-            yield frame
+        yield from super().receive(wait)
         self._own.flush()
         if self._ready is not None:
             self._admit()
@@ -127,7 +123,6 @@ class Doors(Link):
         self._poll.unregister(door.connection)
         hang_up(door.connection)
         del self._doors[door.number]
-        self._asking = deque(one for one in self._asking if one is not door)
         yield from map(frames.Cancel, list(door.running))
 
     def _asked(self, door: Door, frame: UpFrame | frames.Rejected) -> Iterator[UpFrame | frames.Rejected]:
@@ -145,9 +140,6 @@ class Doors(Link):
                 yield frames.Finish(door.named(id), at_token)
             case frames.Rejected():
                 yield replace(frame, id=door.named(frame.id))
-            case frames.Inspect():
-                self._asking.append(door)
-                yield frame
             case frames.KeepWarm():
                 yield frame
 
@@ -161,9 +153,6 @@ class Doors(Link):
             case frames.Rejected(id):
                 door, own = self._whose(id)
                 door.put(replace(frame, id=own))
-            case frames.Inspected():
-                if self._asking:
-                    self._asking.popleft().put(frame)
             case frames.Shadowed():
                 for door in self._doors.values():
                     door.put(frame)

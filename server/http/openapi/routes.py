@@ -1,10 +1,9 @@
 """``GET /openapi.json``: this API, described for programs.
 
-It is made from the routes of the modules and the structs they read and write. Ranges and refused fields are enforced
-where fields are understood (:mod:`foresay.server.api.common.validation`, :mod:`foresay.server.text.options`,
-:mod:`foresay.spec.sampling`), in words that say more than a schema could.
+It is made from the routes of the modules and the structs they read and write, whose types declare the ranges of fields.
+Refused fields are enforced where fields are understood (:mod:`foresay.server.api.common.validation`).
 
-``python -m foresay.server.http.openapi > docs/openapi.json`` writes the committed copy; a test compares the two.
+``python -m foresay.server.http.openapi`` prints it (``make openapi``).
 """
 
 from __future__ import annotations
@@ -19,94 +18,17 @@ import msgspec
 from aiohttp import web
 
 import foresay
-from foresay.server.api.anthropic.request import HOTTEST
 from foresay.server.api.common.route import ROUTE_MODULES, ErrorShape, Route, Stream
-from foresay.server.api.common.turns import CONTENT, TEXT
-from foresay.server.api.common.validation import MOST_STOP_IDS, MOST_STOPS
-from foresay.server.gateway.caller import ID
-from foresay.server.schemas.bounds import MOST_NAME
 from foresay.server.schemas.shared import NOT_DONE, ErrorBody
-from foresay.server.text.conversation import ROLES
-from foresay.server.text.options import MOST_BAD_WORDS, MOST_CHOICES
-from foresay.spec.sampling import MOST_LOGPROBS
 
 Schema = dict[str, Any]
 
 
-def _between(least: float, most: float) -> Schema:
-    return {"minimum": least, "maximum": most}
-
-
-#: By field, in whichever request it stands. What is said of arrays, texts and numbers holds for the values that are.
-LIMITS: dict[str, Schema] = {
-    "temperature": _between(0, 2),
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "top_k": {"minimum": -1},
-    "min_p": _between(0, 1),
-    "presence_penalty": _between(-2, 2),
-    "frequency_penalty": _between(-2, 2),
-    "repetition_penalty": _between(0.01, 100),
-    "n": _between(1, MOST_CHOICES),
-    "logprobs": _between(0, MOST_LOGPROBS),
-    "top_logprobs": _between(0, MOST_LOGPROBS),
-    "prompt_logprobs": _between(0, MOST_LOGPROBS),
-    "max_tokens": {"minimum": 1},
-    "max_completion_tokens": {"minimum": 1},
-    "max_output_tokens": {"minimum": 1},
-    "min_tokens": {"minimum": 0},
-    "stream_interval": {"minimum": 1},
-    "stop": {"minLength": 1, "maxLength": MOST_NAME, "maxItems": MOST_STOPS},
-    "stop_token_ids": {"maxItems": MOST_STOP_IDS},
-    "bad_words": {"maxItems": MOST_BAD_WORDS},
-    "cache_salt": {"maxLength": MOST_NAME},
-    "user": {"maxLength": MOST_NAME},
-    "request_id": {"pattern": f"^{ID.pattern}$"},
-    "stop_sequences": {"maxItems": MOST_STOPS},
-    "messages": {"minItems": 1},
-    "prompt": {"minLength": 1, "minItems": 1},
-    "format": {"enum": ["", "json"]},
-    "think": {"enum": ["low", "medium", "high"]},
-}
-
-#: By struct and field, where a struct has its own idea.
-OWN_LIMITS: dict[tuple[str, str], Schema] = {
-    ("CompletionRequest", "max_tokens"): {"minimum": 0},
-    ("CompletionRequest", "top_logprobs"): {},
-    ("ChatRequest", "logprobs"): {},
-    ("MessagesRequest", "temperature"): _between(0, HOTTEST),
-    ("OllamaOptions", "repeat_penalty"): _between(0.01, 100),
-    ("Message", "role"): {"enum": sorted(ROLES)},
-    ("Prediction", "type"): {"enum": [CONTENT]},
-    ("PredictionPart", "type"): {"enum": [TEXT]},
-    ("OllamaChatRequest", "messages"): {},
-    ("OllamaGenerateRequest", "prompt"): {},
-    ("TokenizeRequest", "prompt"): {},
-}
-
-#: The type of JSON value that each keyword is about.
-_ABOUT = {
-    "minimum": ("number", "integer"),
-    "maximum": ("number", "integer"),
-    "exclusiveMinimum": ("number", "integer"),
-    "minLength": ("string",),
-    "maxLength": ("string",),
-    "pattern": ("string",),
-    "enum": ("string",),
-    "minItems": ("array",),
-    "maxItems": ("array",),
-}
-
-
-def limit(schema: Schema) -> None:
-    """Write the limits of its fields into the schema of a struct; those that are refused have theirs."""
-    for name, field in schema.get("properties", {}).items():
+def refuse(schema: Schema) -> None:
+    """Leave no other values to fields that are known and not done."""
+    for field in schema.get("properties", {}).values():
         if field.get("description") == NOT_DONE:
             field.pop("anyOf", None)
-            continue
-        limits = OWN_LIMITS.get((schema["title"], name), LIMITS.get(name, {}))
-        for branch in field.get("anyOf", [field]):
-            fitting = {word: value for word, value in limits.items() if branch.get("type") in _ABOUT[word]}
-            branch.update(fitting)
 
 
 DESCRIPTION = """\
@@ -150,7 +72,7 @@ def document(modules: Sequence[ModuleType]) -> dict[str, Any]:
     for route, tag, shape in routes:
         paths.setdefault(_path(route), {})[route.method.lower()] = _operation(route, tag, shape, known)
     for name in _reachable([known[route.body] for route, _, _ in routes if route.body is not None], components):
-        limit(components[name])
+        refuse(components[name])
     return {
         "openapi": "3.1.0",
         "info": {"title": "Foresay", "version": foresay.__version__, "description": DESCRIPTION},
@@ -266,7 +188,7 @@ def _reachable(schema: Any, components: dict[str, Any], found: set[str] | None =
 
 
 def encoded(modules: Sequence[ModuleType]) -> bytes:
-    """The document as the committed file has it."""
+    """The document as it is printed and served."""
     return msgspec.json.format(msgspec.json.encode(document(modules)), indent=2) + b"\n"
 
 

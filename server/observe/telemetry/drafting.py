@@ -7,7 +7,7 @@ out of the entries when somebody asks, or when their second is over.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from foresay.spec.trace import ShadowReport
 
@@ -75,7 +75,6 @@ class Shapes:
 # -- what became of drafts ---------------------------------------------------------------------------------------------
 
 K = TypeVar("K")
-N = TypeVar("N", int, float)
 #: Who drafted, the tree, the last accepted node that is in the text (0: the root), and the tokens that are in the text.
 Run = tuple[str, Shape, int, int]
 
@@ -139,10 +138,13 @@ class Places:
         add(self.taken, other.taken)
 
 
-def add(counts: dict[K, N], more: Mapping[K, N]) -> None:
-    """Add up by key."""
+def add(counts: dict[K, Any], more: Mapping[K, Any]) -> None:
+    """Add up by key: numbers, or what can add another of its kind."""
     for key, count in more.items():
-        counts[key] = counts.get(key, 0) + count
+        if isinstance(count, int | float):
+            counts[key] = counts.get(key, 0) + count
+        else:
+            counts.setdefault(key, type(count)()).add(count)
 
 
 # -- what a shadow drafter would have had accepted ---------------------------------------------------------------------

@@ -117,7 +117,7 @@ class RequestStats:
         shared.delivered = now
         if self._first is None:
             self._first, self._first_run = now, tokens
-            window.times["time_to_first_token"].observe(now - self.began)
+            window.time_to_first_token.observe(now - self.began)
             self._agree()
         else:
             gap = now - self._last
@@ -216,24 +216,23 @@ class RequestStats:
         self.ended = now
         reason = self.finish_reason or ""
         window.finished[reason] = window.finished.get(reason, 0) + 1
-        times = window.times
-        times["e2e_request_latency"].observe(now - self.began)
-        window.lengths["request_prompt_tokens"].observe(self.prompt_tokens)
-        window.lengths["request_generation_tokens"].observe(self.tokens)
+        window.e2e_request_latency.observe(now - self.began)
+        window.request_prompt_tokens.observe(self.prompt_tokens)
+        window.request_generation_tokens.observe(self.tokens)
         if self.max_tokens is not None:
-            window.lengths["request_params_max_tokens"].observe(self.max_tokens)
+            window.request_params_max_tokens.observe(self.max_tokens)
         if self.leads:
-            window.choices.observe(self.choices)
+            window.request_params_n.observe(self.choices)
         if statistics is not None:
             self._statistics = statistics
             queue, first = statistics.seconds.get("queue", 0.0), statistics.time_to_first_token
-            times["request_queue_time"].observe(queue)
-            times["request_prefill_time"].observe(max(first - queue, 0.0))
-            times["request_decode_time"].observe(statistics.decode_seconds)
-            times["request_inference_time"].observe(max(first - queue, 0.0) + statistics.decode_seconds)
+            window.request_queue_time.observe(queue)
+            window.request_prefill_time.observe(max(first - queue, 0.0))
+            window.request_decode_time.observe(statistics.decode_seconds)
+            window.request_inference_time.observe(max(first - queue, 0.0) + statistics.decode_seconds)
         self._agree()
         if self._first is not None and self.tokens > 1:
-            window.mean_token_times.observe((now - self._first) / (self.tokens - 1))
+            window.request_time_per_output_token.observe((now - self._first) / (self.tokens - 1))
 
     def _by_origin(self) -> list[TokenText]:
         """The text of each token with where it comes from."""

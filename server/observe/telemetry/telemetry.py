@@ -23,6 +23,7 @@ from foresay.server.gateway.caller import CONTEXT
 from foresay.server.observe.telemetry import views
 from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Startup
 from foresay.server.observe.telemetry.drafting import Shadowing
+from foresay.server.observe.telemetry.metrics import ON_PAGE, Reading
 from foresay.server.observe.telemetry.report import (
     Gauges,
     HistoryReport,
@@ -168,6 +169,20 @@ class Telemetry:
         """Everything counted since the start."""
         return self._history.total()
 
+    def reading(self, minute: Window) -> Reading:
+        """What metrics are read of. minute: what was counted in the last one."""
+        return Reading(
+            totals=self.totals(),
+            minute=minute,
+            gauges=self.gauges,
+            engine=self.engine,
+            startup=self.startup,
+            connections=self.connections,
+            self_check=self.self_check,
+            replicas=self.replicas(),
+            plain_seconds=self.plain_seconds,
+        )
+
     def window(self, seconds: int) -> Window:
         """What was counted in the last ``seconds``, at most ten minutes."""
         return self._history.window(self.clock(), seconds)
@@ -186,18 +201,19 @@ class Telemetry:
         await asyncio.sleep(0)  # that was half of the work, and streams wait
         now, info = self.clock(), self.engine.info
         recent, until = self._history.since(int(now) - views.BUSY_SECONDS + 1), self._history.stepped(now)
-        whole, totals = self._history.window(until, views.LIVE_SECONDS), self.totals()
+        whole = self._history.window(until, views.LIVE_SECONDS)
+        reading = self.reading(whole)
         return Snapshot(
             now=now,
             server=self._server(now, info),
-            live=views.live(recent, whole, until, self.plain_seconds, self.gauges),
+            live=views.live(recent, whole, until, self.plain_seconds, reading.gauges),
             drafters=views.drafters(whole),
             drafters_hour=views.drafters(hour),
             shadows=views.shadows(hour),
             nodes=views.nodes(whole),
             accepted_by_depth=views.by_depth(whole),
             accepted_by_depth_hour=views.by_depth(hour),
-            totals=_counters(totals),
+            totals={name: metric.total(reading) for name, metric in ON_PAGE.items()},
             startup=dict(self.startup.seconds),
             verdict=judged(whole).sentence,
             self_check=copy(self.self_check),
@@ -249,20 +265,3 @@ def _with_engine(known: Server, info: EngineInfo) -> Server:
     names = [name for name in Server.__struct_fields__ if name in EngineInfo.__struct_fields__]
     told = {name: getattr(known, name) for name in Server.__struct_fields__} | {n: getattr(info, n) for n in names}
     return Server(**told | {"draft_shape": list(info.draft_shape), "drafters": list(info.drafters)})
-
-
-def _counters(totals: Window) -> dict[str, int]:
-    """The counters that the page shows, by the names they have in /metrics without ``foresay:`` and ``_total``."""
-    return {
-        "generation_tokens": totals.tokens,
-        "prompt_tokens": totals.prompt_tokens,
-        "prompt_tokens_cached": totals.cached_tokens,
-        "engine_steps": totals.steps,
-        "spec_decode_num_drafts": totals.drafts,
-        "spec_decode_num_draft_tokens": totals.drafted,
-        "spec_decode_num_accepted_tokens": totals.accepted,
-        "spec_decode_num_discarded_tokens": totals.discarded,
-        "requests": sum(totals.finished.values()),
-        "request_errors": sum(totals.failed.values()),
-        "num_preemptions": totals.preemptions,
-    }

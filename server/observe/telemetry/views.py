@@ -62,7 +62,7 @@ def live(recent: Sequence[Window], whole: Window, until: int, plain: float, gaug
     return Live(
         until=until,
         tokens_per_second=ratio(whole.tokens, whole.step_seconds.sum),
-        time_to_first_token=quantiles(whole.times["time_to_first_token"]),
+        time_to_first_token=quantiles(whole.time_to_first_token),
         time_per_token=quantiles(whole.token_times),
         chunk_gap=quantiles(whole.chunk_gaps),
         acceptance_rate=whole.acceptance_rate,
@@ -140,7 +140,7 @@ async def points(windows: Sequence[Window], seconds: int) -> list[Point]:
 
 def point(window: Window, seconds: int) -> Point:
     """One bucket of a chart."""
-    latest, first = window.latest, window.times["time_to_first_token"]
+    latest, first = window.latest, window.time_to_first_token
     gauges = ("running", "waiting", "pages", "kept_pages")
     return told(
         Point,

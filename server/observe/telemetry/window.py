@@ -6,8 +6,9 @@ totals since the start, so nothing is counted twice on the path of a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any, Self, get_origin, get_type_hints
 
 import msgspec
 
@@ -23,58 +24,75 @@ from foresay.server.observe.telemetry.drafting import Drafting, Places, Run, Sha
 from foresay.spec.acceptance import GAIN
 from foresay.spec.trace import StepTrace
 
-#: Of a request, as vLLM names them: their histograms hold seconds.
-REQUEST_TIMES: tuple[str, ...] = (
-    *("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"),
-    *("request_decode_time", "request_inference_time"),
-)
-#: Of a request: their histograms hold tokens.
-REQUEST_LENGTHS = ("request_prompt_tokens", "request_generation_tokens", "request_params_max_tokens")
+TokenSeconds = Annotated[Histogram, TOKEN_BOUNDS]
+RequestSeconds = Annotated[Histogram, REQUEST_BOUNDS]
+Lengths = Annotated[Histogram, LENGTH_BOUNDS]
 
 
 class Window:
-    """Everything counted in one span. second: where it begins, in seconds since 1970.
+    """Everything counted in one span. second: where it begins, in seconds since 1970. All that is declared here begins
+    at nothing and adds up; what of it is exposed, and how, is in metrics.py.
 
-    Of steps: steps, emitted (tokens the engine wrote), phases (seconds), preemptions, the latest one for its gauges;
-    decode_*, propose_seconds: of steps that read no prompt and in which no request had switched speculation off;
-    plain_seconds: what plain decoding would have taken for what these emitted, estimated; doubted: the seconds of those
-    whose estimate may be wrong, by the reason; waited_seconds: those in which the engine waited for a core, estimated.
-    Of runs (a step of one
-    request that wrote text): new_runs, and what :meth:`settle` makes of them: runs, tokens, run_lengths, drafting,
-    places; discarded (tokens behind the end of a text) and forced (drafts). chosen: steps by what the budget chose,
-    where there is one; news: of the last change of who leads. shadows: of drafters beside the one in use.
-    Of requests: the rest. told: the JSON of its point, once it was asked for.
+    latest: the last step, for its gauges; news: of the last change of who leads; told: the JSON of its point, once it
+    was asked for. new_runs: runs of which :meth:`settle` makes the counts.
     """
+
+    # Of steps; phases are seconds. Those named decode, propose and plain: of steps that read no prompt and in which no
+    # request had switched speculation off. plain_seconds: what plain decoding would have taken for what these emitted,
+    # estimated; doubted: the seconds of those whose estimate may be wrong, by the reason; waited_seconds: in which the
+    # engine waited for a core, estimated. chosen: by what the budget chose, where there is one.
+    steps: int
+    emitted: int
+    preemptions: int
+    phases: dict[str, float]
+    step_seconds: TokenSeconds
+    step_tokens: Lengths
+    waited_seconds: float
+    chosen: dict[str, int]
+    decode_steps: int
+    decode_emitted: int
+    decode_rows: int
+    decode_seconds: float
+    propose_seconds: float
+    plain_seconds: float
+    doubted: dict[str, float]
+    # Of runs (a step of one request that wrote text), and of drafters beside the one in use.
+    runs: int
+    tokens: int
+    discarded: int
+    forced: int
+    run_lengths: Annotated[Histogram, RUN_BOUNDS]
+    drafting: dict[str, Drafting]
+    places: Places
+    shadows: dict[str, Shadowing]
+    # Of delivery.
+    chunk_gaps: TokenSeconds
+    token_times: TokenSeconds
+    # Of requests.
+    prompt_tokens: int
+    cached_tokens: int
+    finished: dict[str, int]
+    failed: dict[str, int]
+    time_to_first_token: RequestSeconds
+    e2e_request_latency: RequestSeconds
+    request_queue_time: RequestSeconds
+    request_prefill_time: RequestSeconds
+    request_decode_time: RequestSeconds
+    request_inference_time: RequestSeconds
+    request_time_per_output_token: TokenSeconds
+    request_prompt_tokens: Lengths
+    request_generation_tokens: Lengths
+    request_params_max_tokens: Lengths
+    request_params_n: Annotated[Histogram, CHOICE_BOUNDS]
 
     def __init__(self, second: int = 0) -> None:
         self.second = second
-        self.steps = self.emitted = self.preemptions = 0
-        self.decode_steps = self.decode_emitted = self.decode_rows = 0
-        self.decode_seconds = self.propose_seconds = self.plain_seconds = 0.0
-        self.waited_seconds = 0.0
-        self.doubted: dict[str, float] = {}
         self.latest: StepTrace | None = None
-        self.told: msgspec.Raw | None = None
-        self.phases: dict[str, float] = {}
-        self.runs = self.tokens = self.discarded = self.forced = 0
-        self.new_runs: dict[Run, int] = {}
-        self.drafting: dict[str, Drafting] = {}
-        self.places = Places()
-        self.chosen: dict[str, int] = {}
         self.news = ""
-        self.shadows: dict[str, Shadowing] = {}
-        self.prompt_tokens = self.cached_tokens = 0
-        self.finished: dict[str, int] = {}
-        self.failed: dict[str, int] = {}
-        self.step_seconds = Histogram(TOKEN_BOUNDS)
-        self.step_tokens = Histogram(LENGTH_BOUNDS)
-        self.run_lengths = Histogram(RUN_BOUNDS)
-        self.chunk_gaps = Histogram(TOKEN_BOUNDS)
-        self.token_times = Histogram(TOKEN_BOUNDS)
-        self.mean_token_times = Histogram(TOKEN_BOUNDS)
-        self.times = {name: Histogram(REQUEST_BOUNDS) for name in REQUEST_TIMES}
-        self.lengths = {name: Histogram(LENGTH_BOUNDS) for name in REQUEST_LENGTHS}
-        self.choices = Histogram(CHOICE_BOUNDS)
+        self.told: msgspec.Raw | None = None
+        self.new_runs: dict[Run, int] = {}
+        for name, nothing in _NOTHING.items():
+            setattr(self, name, nothing())
 
     @property
     def drafted(self) -> int:
@@ -176,31 +194,23 @@ class Window:
         """Count what a later window has counted."""
         later.settle()
         self.told = None
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(later, name))
-        for name in ("finished", "failed", "chosen", "phases", "doubted"):
-            add(getattr(self, name), getattr(later, name))
         self.news = later.news or self.news
-        for name, drafting in later.drafting.items():
-            self.drafting.setdefault(name, Drafting()).add(drafting)
-        self.places.add(later.places)
-        for name, shadowing in later.shadows.items():
-            self.shadows.setdefault(name, Shadowing()).add(shadowing)
         self.latest = later.latest or self.latest
-        for mine, theirs in zip(self.histograms(), later.histograms(), strict=True):
-            mine.add(theirs)
+        for name in _NOTHING:
+            own, more = getattr(self, name), getattr(later, name)
+            if isinstance(more, int | float):
+                setattr(self, name, own + more)
+            elif isinstance(more, dict):
+                add(own, more)
+            else:
+                own.add(more)
 
-    def histograms(self) -> list[Histogram]:
-        """All of them, in a fixed order."""
-        steps = [self.step_seconds, self.step_tokens, self.run_lengths, self.chunk_gaps, self.token_times]
-        return [*steps, self.mean_token_times, *self.times.values(), *self.lengths.values(), self.choices]
 
-
-_SUMS = (
-    *("steps", "emitted", "preemptions", "decode_steps", "decode_emitted", "decode_rows"),
-    *("decode_seconds", "propose_seconds", "plain_seconds", "waited_seconds"),
-    *("runs", "tokens", "discarded", "forced", "prompt_tokens", "cached_tokens"),
-)
+#: What each count of a window is at the beginning.
+_NOTHING: dict[str, Callable[[], Any]] = {
+    name: partial(Histogram, *hint.__metadata__) if hasattr(hint, "__metadata__") else get_origin(hint) or hint
+    for name, hint in get_type_hints(Window, include_extras=True).items()
+}
 
 
 def summed(windows: Sequence[Window]) -> Window:
