@@ -16,7 +16,8 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31
 
 from foresay.server.api.common.route import Route
 from foresay.server.http.app import ROUTE_MODULES
-from foresay.server.http.openapi.routes import LIMITS, NOT_DONE, OWN_LIMITS, document, encoded
+from foresay.server.http.openapi.routes import LIMITS, OWN_LIMITS, document, encoded
+from foresay.server.schemas.shared import NOT_DONE
 from tests.server.scripted import ScriptedEngine, served
 
 ROOT = Path(__file__).resolve().parents[2]

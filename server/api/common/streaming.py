@@ -314,6 +314,7 @@ async def leased(
     patience = Patience(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
     shape = error_shape(http)
     make = broken or (shape.make if shape else lambda status, body: body)
+    response: web.StreamResponse | None = None
     async with _telling(events, lambda error: make(*told(error))), models.lease(name, patience, keep) as service:
-        return await answer(service)
-    return await events.end()
+        response = await answer(service)
+    return await events.end() if response is None else response
