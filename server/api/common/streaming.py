@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
 from itertools import groupby
 from math import inf
 from operator import itemgetter
@@ -164,25 +163,28 @@ async def stream(request: web.Request, answer: Answer, generation: Generation, p
     """Write one event batch per engine step; a comment every ``ping`` seconds while there is nothing to say."""
     events = EventStream.of(request, answer.framing, headers(answer.warnings))
     said = batches(answer, generation, lambda: ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
-    async with _telling(events, lambda error: answer.broken(told(error)[1])):
+    async with _Telling(events, lambda error: answer.broken(told(error)[1])):
         async for chunks, last in said:
             await events.send(chunks, last)
     return await events.end()
 
 
-@asynccontextmanager
-async def _telling(events: EventStream, broken: Callable[[Exception], msgspec.Struct]) -> AsyncIterator[None]:
-    """What is raised in here is told in the stream, if that has begun: a mistake of ours is raised all the same."""
-    try:
-        yield
-    except ConnectionError:
-        raise
-    except Exception as error:
-        mistake = not isinstance(error, ApiError | InvalidRequest)
-        if events.started:
-            await (events.fail(broken(error)) if mistake else events.send([broken(error)]))
-        if mistake or not events.started:
-            raise
+class _Telling:
+    """What is raised in a block of it is told in the stream, if that has begun; a mistake of ours is raised as well."""
+
+    def __init__(self, events: EventStream, broken: Callable[[Exception], msgspec.Struct]) -> None:
+        self._events, self._broken = events, broken
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not self._events.started or not isinstance(error, Exception) or isinstance(error, ConnectionError):
+            return False
+        if isinstance(error, ApiError | InvalidRequest):
+            await self._events.send([self._broken(error)])
+            return True
+        await self._events.fail(self._broken(error))
+        return False
 
 
 class Paced:
@@ -314,6 +316,6 @@ async def leased(
     patience = Patience(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
     shape = error_shape(http)
     make = broken or (shape.make if shape else lambda status, body: body)
-    async with _telling(events, lambda error: make(*told(error))), models.lease(name, patience, keep) as service:
+    async with _Telling(events, lambda error: make(*told(error))), models.lease(name, patience, keep) as service:
         return await answer(service)
     return await events.end()
