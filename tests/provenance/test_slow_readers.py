@@ -12,7 +12,7 @@ import pytest
 from foresay.server.api.common.streaming import delivery
 from foresay.server.api.openai.completions import CompletionAnswer
 from foresay.server.api.responses.events import OutputTextDelta
-from foresay.server.api.responses.send_queue import SendQueue, codec_of
+from foresay.server.api.responses.send_queue import SendQueue
 from foresay.server.api.responses.store import SocketLimits
 from foresay.server.engine.generation import Generation
 from foresay.server.host.service import Origin
@@ -41,7 +41,7 @@ def delta(number: int, told: bool = True) -> OutputTextDelta:
 
 
 async def test_deltas_that_wait_become_one_that_tells_it_all() -> None:
-    send_queue = SendQueue(codec_of(None), 1 << 20)
+    send_queue = SendQueue(1 << 20)
     events = [delta(1), delta(2), delta(3, told=False), delta(4)]
     send_queue.put("a", events)
     (message,) = await send_queue.take()
@@ -57,7 +57,7 @@ async def test_deltas_that_wait_become_one_that_tells_it_all() -> None:
 
 
 async def test_what_is_told_counts_for_what_may_wait() -> None:
-    send_queue, plain = SendQueue(codec_of(None), 1 << 20), SendQueue(codec_of(None), 1 << 20)
+    send_queue, plain = SendQueue(1 << 20), SendQueue(1 << 20)
     for number in range(100):
         send_queue.put("a", [delta(number)])
         plain.put("a", [delta(number, told=False)])
