@@ -1,9 +1,9 @@
 """The engine process as the operating system sees it: how it is started, whether it computes or hangs, how it ends.
 
 An engine process that hangs is told from one that works long. It shows life by frames (between two steps it answers a
-Ping) and by the CPU time it uses: stopped or deadlocked it does neither, in a long step the second alone. Time is what
-the watchdog itself was awake for, so that a machine that was suspended, or a server that was stopped, is no reason to
-kill anything.
+Ping) and by the CPU time it uses: deadlocked it does neither, in a long step the second alone. One that somebody stopped
+is no riddle and is not waited for. Time is what the watchdog itself was awake for, so that a machine that was suspended,
+or a server that was stopped, is no reason to kill anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import NamedTuple, Protocol
 import foresay
 
 #: The looks that make up the timeout.
-LOOKS = 6
+LOOKS = 30
+#: Looks in a row at a process that is stopped.
+STOPPED = 2
 #: Times the timeout, for what may be slow by right: a prompt's chunk through a large model on two cores takes minutes,
 #: and a loader waits for disks and networks.
 PATIENCE = 20
@@ -32,18 +34,21 @@ class Watchdog:
     def __init__(self, timeout: float) -> None:
         self.interval = timeout / LOOKS
         self._timeout = timeout
-        self._ticks = self._idle = self._silent = 0
+        self._ticks = self._idle = self._silent = self._stopped = 0
 
-    def look(self, heard: bool, ticks: int, loading: bool) -> str | None:
+    def look(self, heard: bool, ticks: int, loading: bool, stopped: bool = False) -> str | None:
         """Why the engine is given up; None if it is not.
 
         heard: whether bytes came since the last look. ticks: CPU time it has used so far. loading: it answers nothing
-        then, so that only one that stands still is given up.
+        then, so that only one that stands still is given up. stopped: by a signal, just now.
         """
+        self._stopped = self._stopped + 1 if stopped else 0
         self._silent = 0 if heard else self._silent + 1
         self._idle = 0 if heard or ticks != self._ticks else self._idle + 1
         self._ticks = ticks
         long = LOOKS * PATIENCE
+        if self._stopped >= STOPPED:
+            return f"the engine process hung (it was stopped by a signal {self._stopped * self.interval:g} s ago)"
         if self._idle >= (long if loading else LOOKS):
             return f"the engine process hung (no sign of life for {self._idle * self.interval:g} s)"
         if self._silent >= long and not loading:
@@ -144,9 +149,9 @@ def state_of(process_id: int) -> str:
     return "X"
 
 
-def stopped(process_id: int) -> bool:
-    """Whether somebody stopped the process."""
-    return state_of(process_id) in "Tt"
+def stopped(process_id: int, by: str = "Tt") -> bool:
+    """Whether somebody stopped the process. by: T for a signal, t for a debugger."""
+    return state_of(process_id) in by
 
 
 def oom_kills() -> int | None:

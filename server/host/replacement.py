@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from foresay.server.host import frames
-from foresay.server.host.child import Process, Spawned, Watchdog, cpu_ticks, reap
+from foresay.server.host.child import Process, Spawned, Watchdog, cpu_ticks, reap, stopped
 from foresay.server.host.frames import Channel
 from foresay.server.host.models.resident import NoPlace
 from foresay.server.schemas.errors import EngineFailed
@@ -87,7 +87,7 @@ async def until_hung(process_id: int, channel: Channel, timeout: float, loading:
     watchdog = Watchdog(timeout)
     while True:
         await asyncio.sleep(watchdog.interval)
-        wrong = watchdog.look(channel.heard(), cpu_ticks(process_id), loading())
+        wrong = watchdog.look(channel.heard(), cpu_ticks(process_id), loading(), stopped(process_id, by="T"))
         if wrong is not None:
             return wrong
         if not loading():

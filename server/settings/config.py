@@ -282,7 +282,7 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         Seconds,
         _about(
             "kill and restart the engine process if it shows no sign of life (no answer, no CPU time) for this "
-            "long; 20 times as long if it is only silent, or loading",
+            "long; 20 times as long if it is only silent, or loading, and a fifteenth if it was stopped (SIGSTOP)",
             "server",
             "SECONDS",
         ),

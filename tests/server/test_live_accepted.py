@@ -50,7 +50,7 @@ async def serving(spares: Spares, tmp_path: Path) -> AsyncIterator[tuple[TestCli
     template = target / "chat_template.jinja"
     template.write_text(SLOW + template.read_text())
     started = Started(spares)
-    config = ServeConfig(target=str(target), draft="none", max_model_len=256, max_seqs=2, engine_timeout=SECONDS)
+    config = ServeConfig(target=str(target), draft="none", max_model_len=256, max_seqs=2, engine_timeout=10 * SECONDS)
     models = Models.of(config, lambda status: None, started)
     async with TestClient(TestServer(create_app(models))) as client:
         await models.start()

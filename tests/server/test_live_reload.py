@@ -26,7 +26,7 @@ from foresay.spec.sampling import SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 SECONDS = 180.0
-CONFIG = ServeConfig(draft="none", max_seqs=4, max_model_len=1024, engine_timeout=SECONDS)
+CONFIG = ServeConfig(draft="none", max_seqs=4, max_model_len=1024, engine_timeout=10 * SECONDS)
 LARK = 'start: /[a-f]{3,5}/ (" " /[a-f]{3,5}/){80}'
 PARAMS = SamplingParams(max_tokens=400, temperature=1.0, seed=7, ignore_eos=True)
 ASKED = [

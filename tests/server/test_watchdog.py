@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from foresay.server.host.child import LOOKS, PATIENCE, Watchdog
+from foresay.server.host.child import LOOKS, PATIENCE, STOPPED, Watchdog
 
 LONG = LOOKS * PATIENCE
 
@@ -37,8 +37,20 @@ def test_what_shows_life_and_for_how_long(shown: dict[str, bool], given_up: int 
 
 
 def test_the_reason_says_what_was_missed_and_for_how_long() -> None:
-    assert looks(LONG)[1] == "the engine process hung (no sign of life for 6 s)"
-    assert looks(LONG, busy=True)[1] == "the engine process hung (busy, but no answer for 120 s)"
+    assert looks(LONG)[1] == "the engine process hung (no sign of life for 30 s)"
+    assert looks(LONG, busy=True)[1] == "the engine process hung (busy, but no answer for 600 s)"
+
+
+@pytest.mark.parametrize("loading", [False, True])
+def test_one_that_was_stopped_is_not_waited_for(loading: bool) -> None:
+    """Unless it goes on at once, or a debugger has stopped it."""
+    watchdog = Watchdog(30.0)
+    assert STOPPED * watchdog.interval <= 2.0
+    for _ in range(3):
+        assert [watchdog.look(True, 0, loading, stopped=True) for _ in range(STOPPED - 1)] == [None] * (STOPPED - 1)
+        assert watchdog.look(True, 0, loading) is None
+    *_, why = (watchdog.look(False, 0, loading, stopped=True) for _ in range(STOPPED))
+    assert why == "the engine process hung (it was stopped by a signal 2 s ago)"
 
 
 def test_any_sign_of_life_starts_the_count_again() -> None:

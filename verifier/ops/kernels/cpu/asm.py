@@ -131,9 +131,13 @@ class Kernel(Arithmetic):
     @contextmanager
     def share(self, count: Operand) -> Iterator[Value]:
         """The part of ``range(count)`` that is this thread's, in one piece."""
-        whole = self.index(count)
-        with self.loop(whole * self.thread // self.threads, whole * (self.thread + 1) // self.threads) as index:
+        with self.loop(*self.part_of(count)) as index:
             yield index
+
+    def part_of(self, count: Operand) -> tuple[Value, Value]:
+        """Where that part begins, and where it ends."""
+        whole = self.index(count)
+        return whole * self.thread // self.threads, whole * (self.thread + 1) // self.threads
 
     def variable(self, initial: Value) -> Variable:
         """A value that changes."""

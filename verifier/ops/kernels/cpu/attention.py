@@ -8,9 +8,9 @@
     spans    folded into each other in their order: sums are brought to the larger of both largest scores; where a
              head has a sink, that is folded in last, once
 
-Rows of one sequence share the blocks that all of them see; what only some see, at the end of their texts or on their
-paths, each has for itself. Where the border lies, and which rows there are, changes no sum. A key is read where its
-position is visible and nowhere else, so no row notices what it does not see.
+Rows of one sequence share the blocks that all of them see. What only some see each has for itself on its path; at the
+end of a text they share it too, each up to its own position. Where the border lies, and which rows there are, changes
+no sum. What a row does not see enters none of its sums.
 
 Legend: S sequences, R rows, H query heads, G kv heads, D head dim, N positions of a sequence.
 """
@@ -30,7 +30,7 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.parts import Parts, part_of
 from foresay.verifier.ops.kernels.cpu.places import INFO, NODES, PARTS, ROWS, SPAN, UNIT
-from foresay.verifier.ops.kernels.cpu.spans import Piece, Spans, Stored, room_of
+from foresay.verifier.ops.kernels.cpu.spans import Piece, Spans, Stored, T, room_of
 from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
 from foresay.verifier.ops.records import Places
@@ -54,21 +54,19 @@ def attend(
     """
     groups, dim = keys.shape[-2:]
     team = query.shape[1] // groups
-    own, part = _numbers(dim, query.shape[1], groups)
+    rows = min(ROWS, len(query))
+    own, part = _own(dim, query.shape[1], groups, rows), query.shape[1] * part_of(dim)
     _attention(query.dtype, keys.dtype, dim, team, groups, Scores(scale, softcap, sinks is not None))(
         query, keys, values, out, places.slots, places.slots.shape[1], places.info, places.paths, places.units,
         places.number, window, first, launch.room((threads.MOST, own), torch.float32),
         launch.room((PARTS, part), torch.float32), launch.zeros(len(query) * groups, torch.int32),
-        0 if scales is None else scales, 0 if sinks is None else sinks,
+        0 if scales is None else scales, 0 if sinks is None else sinks, rows,
     )  # fmt: skip
 
 
-def _numbers(dim: int, heads: int, groups: int) -> tuple[int, int]:
-    """fp32 numbers that a thread has room for: what products read, a span's part, and the whole; and those that a row's
-    part has.
-    """
-    part = heads * part_of(dim)
-    return room_of(dim, heads, groups) + 2 * ROWS * part, part
+def _own(dim: int, heads: int, groups: int, rows: T) -> T:
+    """fp32 numbers that a thread has room for: what products read, and of so many rows a span's part and the whole."""
+    return room_of(dim, heads, groups, rows) + rows * (2 * heads * part_of(dim))
 
 
 #: Heads whose scores become weights at once.
@@ -105,11 +103,12 @@ class _Attention:
         self.number, self.window, self.lowest = k.counted(9), k.number(10), k.number(11)
         self.shared, self.arrived = k.pointer(13), k.pointer(14)
         self.sinks = k.pointer(16) if scores.sinks else None
-        own, self.row_part = _numbers(dim, team * groups, groups)
-        scratch = k.at(k.pointer(12), k.thread * own, F32)
-        self.spans = Spans(k, self.of, OF_TORCH[stored], dim, team, groups, scratch)
-        self.own = k.at(scratch, room_of(dim, team * groups, groups), F32)
-        self.folded = k.at(self.own, ROWS * self.row_part, F32)
+        heads, rows = team * groups, k.number(17)  # of a unit at most
+        self.row_part = heads * part_of(dim)
+        scratch = k.at(k.pointer(12), k.thread * _own(dim, heads, groups, rows), F32)
+        self.spans = Spans(k, self.of, OF_TORCH[stored], dim, team, groups, scratch, rows)
+        self.own = k.at(scratch, room_of(dim, heads, groups, rows), F32)
+        self.folded = k.at(self.own, rows * self.row_part, F32)
         self.parts = Parts(k, dim, self.spans.of_weights)
         self.bases, self.begins, self.ends = (k.array(I64, ROWS) for _ in range(3))
 
@@ -170,6 +169,7 @@ class _Attention:
         """What each row sees, and from where to where all see all; of a single row that is what it sees."""
         k = self.k
         common, shared = k.variable(k.constant(0)), k.variable(k.constant(1 << 62))
+        paths, last = k.variable(k.constant(0)), k.variable(k.constant(0))
         with k.loop(0, self.rows) as row:
             base, path = self._told(self.row + row, 1), self._told(self.row + row, 2)
             end = base + path
@@ -179,7 +179,9 @@ class _Attention:
                 k.store(value, array, row)
             common.value = k.select(begin > common.value, begin, common.value)
             shared.value = k.smallest(shared.value, base)
+            paths.value, last.value = paths.value + path, k.select(end > last.value, end, last.value)
         alone, begin = self.rows.equals(1), k.load(self.begins, I64)
+        self.of_text, self.last = paths.value.equals(0), last.value
         self.common = k.select(alone, begin, common.value + (LANES - 1)) // LANES * LANES
         border = shared.value // LANES * LANES
         border = k.select(border > self.common, border, self.common)
@@ -203,22 +205,26 @@ class _Attention:
     @contextmanager
     def _pieces(self, span: Value) -> Iterator[Piece]:
         """A span's pieces, in order of the positions of each row: for each what comes before all see all, then that for
-        all of them, then for each what comes behind.
+        all of them, then what comes behind, for each or for all rows of a text.
         """
         k, rows, team = self.k, self.rows, self.team
-        with k.loop(0, rows * 2 + 1) as index:
-            number = self._in_order(index, rows * 2 + 1)
+        count = k.select(self.of_text, rows + 2, rows * 2 + 1)
+        with k.loop(0, count) as index:
+            number = self._in_order(index, count)
             before, together = number < rows, number.equals(rows)
-            row = k.select(before, number, k.select(together, 0, number - rows - 1))
+            all_of = together | ((number > rows) & self.of_text)
+            row = k.select(before, number, k.select(all_of, 0, number - rows - 1))
             base, begin, end = (k.load(array, I64, row) for array in (self.bases, self.begins, self.ends))
+            base, end = (k.select(all_of & self.of_text, self.last, each) for each in (base, end))
             low = k.select(before, begin // LANES * LANES, k.select(together, self.common, self.border))
             high = k.select(before, k.smallest(self.common, end), k.select(together, self.border, end))
             low, high = self._clipped(low, high, span)
-            first, count = k.select(together, 0, row * team), k.select(together, self.queries, team)
+            first, queries = k.select(all_of, 0, row * team), k.select(all_of, self.queries, team)
+            apart = k.select(all_of & (number > rows), rows, 1)
             path = k.at(self.paths, (self.row + row) * NODES, I32)
             with k.when((low < high) & (begin < end)):
-                seen = (span * SPAN, low, high, begin, base, end)
-                yield Piece(self.heads, self.queries, first, count, *seen, self.text, path)
+                seen = (span * SPAN, low, high, begin, base, end, self.begins, self.ends, apart)
+                yield Piece(self.heads, self.queries, first, queries, *seen, self.text, path)
 
     def _in_order(self, index: Value, count: Value) -> Value:
         """Which of ``count`` pieces comes after so many."""

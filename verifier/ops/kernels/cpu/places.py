@@ -3,7 +3,7 @@
 ::
 
     slots    of every position of each sequence; and of each row of a tree the slots of its path
-    units    up to 16 rows of one sequence, and spans of 256 positions that they see: all of them, or where a pass has
+    units    up to 32 rows of one sequence, and spans of 256 positions that they see: all of them, or where a pass has
              few rows one each, so that there is work for all threads
 
 How rows are put together and spans divided decides no bits (:mod:`~foresay.verifier.ops.kernels.cpu.attention`).
@@ -26,7 +26,7 @@ from foresay.verifier.ops.records import PagedRows, Places
 #: Nodes of a tree at most, and numbers that say of a row: its sequence, leading positions of that, nodes of its path.
 NODES, INFO = 64, 3
 #: Rows of a unit at most, positions of a span, and numbers that say of a unit: see :class:`Places`.
-ROWS, SPAN, UNIT = 16, 256, 7
+ROWS, SPAN, UNIT = 32, 256, 7
 #: Rows of a pass whose spans are divided at most, and room for what comes of each of their rows in each span.
 _FEW, PARTS = 64, 1024
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,7 @@ from torch.nn import functional
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import Operand, Value
 from foresay.verifier.ops.records import Gate, turns_of
 
 #: Vectors of sums that are held at once where registers are 32 and wide, and rows where they are not.
@@ -78,8 +79,10 @@ class Product:
 
     #: Bytes: how far ahead of the sums weights are asked for.
     ahead = 2048
-    #: Rows for which all blocks are read before the next ones: what they read is to stay in the second cache.
-    far = 1 << 30
+    #: Rows for which all blocks are read before the next ones, and bytes of the blocks that are read once for each
+    #: ``near`` of these rows: both are to stay in the second cache, and what ``near`` rows read in the first.
+    far = near = 1 << 30
+    strip = 1 << 17
 
     def __init__(self, kernel: Kernel, shape: Shape) -> None:
         self.k, self.shape = kernel, shape
@@ -91,11 +94,25 @@ class Product:
 
     def write(self) -> Kernel:
         """All of it."""
-        k, far = self.k, self.far
-        with k.loop(0, self.rows, far) as begin, k.share(self.blocks) as block:
-            end = k.smallest(self.rows, begin + far)
-            self._blocks(block, begin, end)
+        k = self.k
+        with (
+            self._some_of(k.constant(0), self.rows, self.far) as (begin, end),
+            self._some_of(*k.part_of(self.blocks), self._in_strip()) as (first, behind),
+            self._some_of(begin, end, self.near) as rows,
+            k.loop(first, behind) as block,
+        ):
+            self._blocks(block, *rows)
         return k
+
+    @contextmanager
+    def _some_of(self, begin: Value, end: Value, count: Operand) -> Iterator[tuple[Value, Value]]:
+        """A loop over pieces of a range, of so many each."""
+        with self.k.loop(begin, end, count) as first:
+            yield first, self.k.smallest(end, first + count)
+
+    def _in_strip(self) -> Operand:
+        """Blocks of a strip."""
+        return self.far
 
     def _blocks(self, block: Value, begin: Value, end: Value) -> None:
         """A block of outputs of some rows."""

@@ -28,6 +28,7 @@ from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
 from foresay.verifier.ops.kernels.cpu.types import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.records import turns_of
 from foresay.verifier.ops.rounded import GROUP, LEAST
 
 #: Numbers of rows with code of their own (others are filled up), the last of them at once, where registers are 32 and
@@ -99,7 +100,7 @@ def kernel_of(shape: IntegerShape) -> Kernel:
 class _Product(IntegerProduct):
     """Writes the kernel. More arguments: what :func:`round_rows` has of pieces."""
 
-    far = 64
+    far, near = 64, 16
 
     def __init__(self, kernel: Kernel, shape: IntegerShape) -> None:
         super().__init__(kernel, shape)
@@ -107,6 +108,9 @@ class _Product(IntegerProduct):
         self.sizes, self.one = _sizes(kernel.processor), kernel.processor.has_byte_dots
         self.at_once = self.sizes[-1]
         self.pieces = self.inner // shape.piece
+
+    def _in_strip(self) -> Value:
+        return self.k.constant(self.strip) // (self.pieces * self.size * turns_of(self.shape.gated)) + 1
 
     def _products(self, block: Value, row: Value, room: Value) -> None:
         left = self.k.smallest(self.rows - row, self.at_once)

@@ -6,9 +6,9 @@
              terms run over D in order, those of even and of odd steps for themselves
     values   [positions / 2][D][2], or [positions][D] of fp32; added position by position, or pair by pair
 
-Queries are taken up to six at a time, whose sums lie in registers: that says nothing of what a sum is made of. Memory
-is asked for what comes two blocks later, as it lies: all heads of a slot. Quantised rows are widened where they are
-arranged, each number multiplied by its head's scale.
+Queries are taken up to six at a time, and blocks of 16 positions two at a time where registers are wide: their sums
+lie in registers, and none is another sum for it. Memory is asked for what comes two blocks later, as it lies: all heads
+of a slot. Quantised rows are widened where they are arranged, each number multiplied by its head's scale.
 
 Legend: D head dim.
 """
@@ -16,18 +16,23 @@ Legend: D head dim.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, TypeVar
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.parts import part_of
-from foresay.verifier.ops.kernels.cpu.places import ROWS, SPAN
+from foresay.verifier.ops.kernels.cpu.places import SPAN
 from foresay.verifier.ops.kernels.cpu.types import BF16, BYTES, E4M3, F32, I8, I16, I32, I64, LANES, vector
 from foresay.verifier.ops.kernels.cpu.values import Value
 
+T = TypeVar("T", int, Value)
+
 #: How many blocks ahead keys and values are asked for, and bytes of a cache line.
 _AHEAD, _LINE = 2, 64
+#: How many blocks have their scores together, at most.
+_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,9 @@ class Piece:
     """Positions [low, high) of a span, and those by which they are seen: kv heads ``heads[0]`` to ``heads[1]`` - 1, and
     of the ``all`` queries that a head has the ones [first, first + count).
 
-    span: the position where the span begins; low is a multiple of 16. begin, end: what is outside is not seen. text,
-    path: where the slots stand of positions below ``base`` and of those from there on.
+    span: the position where the span begins; low is a multiple of 16. begin, end: what is outside is seen by none of
+    them; begins, ends: by row. apart: rows that end within the piece, one behind the other; else 1. text, path: where
+    the slots stand of positions below ``base`` and of those from there on.
     """
 
     heads: tuple[Value, Value]
@@ -65,32 +71,38 @@ class Piece:
     begin: Value
     base: Value
     end: Value
+    begins: Value
+    ends: Value
+    apart: Value
     text: Value
     path: Value
 
 
-def room_of(dim: int, heads: int, groups: int) -> int:
-    """fp32 numbers that products have room for: queries, keys, values, scores."""
-    return (ROWS * heads + LANES + SPAN * groups) * -(-dim // LANES) * LANES + ROWS * heads * SPAN
+def room_of(dim: int, heads: int, groups: int, rows: T) -> T:
+    """fp32 numbers that products have room for: keys, values, and of so many rows the queries and scores."""
+    width = -(-dim // LANES) * LANES
+    return rows * (heads * (width + SPAN)) + (_BLOCKS * LANES + SPAN * groups) * width
 
 
 class Spans:
     """Emits the products, for a kv head with a ``team`` of query heads.
 
-    of, kept: types of the queries and of what is stored. scratch: the thread's own room.
+    of, kept: types of the queries and of what is stored. scratch: the thread's own room, for so many rows.
     """
 
-    def __init__(self, k: Kernel, of: Any, kept: Any, dim: int, team: int, groups: int, scratch: Value) -> None:
+    def __init__(
+        self, k: Kernel, of: Any, kept: Any, dim: int, team: int, groups: int, scratch: Value, rows: Value
+    ) -> None:
         self.k, self.of, self.kept, self.dim, self.team, self.groups = k, of, kept, dim, team, groups
         self.width = -(-dim // LANES) * LANES
         self.dot = of is BF16 and kept in (BF16, I8, E4M3) and dim % (2 * LANES) == 0 and k.processor.multiplies_bf16
         self.of_weights = BF16 if self.dot else F32
-        self.tile, self.vectors = (6, 4) if k.processor.wide else (3, 2)
-        self.queries = scratch
-        self.turned = k.at(self.queries, ROWS * groups * team * self.width, F32)
-        self.paired = k.at(self.turned, LANES * self.width, F32)
-        self.scores = k.at(self.paired, SPAN * groups * self.width, F32)
-        self.block = k.array(I32, LANES)  # slots of 16 positions, where they are not all of the text
+        self.tile, self.vectors, self.blocks = (6, 4, _BLOCKS) if k.processor.wide else (3, 2, 1)
+        self.turned = scratch
+        self.paired = k.at(self.turned, _BLOCKS * LANES * self.width, F32)
+        self.queries = k.at(self.paired, SPAN * groups * self.width, F32)
+        self.scores = k.at(self.queries, rows * (groups * team * self.width), F32)
+        self.lane_slots = k.array(I32, _BLOCKS * LANES)  # of blocks whose positions are not all of the text
         self.short = k.array(F32, LANES)  # the end of a head that is no whole vector
         self.zeros = k.array(kept, self.width)
         for at in range(0, self.width, LANES):
@@ -115,17 +127,18 @@ class Spans:
 
     # -- what is stored ---------------------------------------------------------------------------------------------
 
-    def _block(self, piece: Piece, at: Value) -> Value:
-        """Where the slots of 16 positions stand; of one that is not seen another's that is."""
-        k = self.k
+    def _block(self, piece: Piece, at: Value, number: int = 0) -> Value:
+        """Where the slots of 16 positions stand; of one that is not seen another's that is. number: which of the blocks
+        that are read together."""
+        k, own = self.k, self.k.at(self.lane_slots, number * LANES, I32)
         whole = (at >= piece.begin) & (at + LANES <= piece.base)
         with k.when(whole.equals(0)), k.loop(0, LANES) as lane:
             place = at + lane
             position = k.smallest(k.select(place < piece.begin, piece.begin, place), piece.end - 1)
             of_path = position >= piece.base
             source = k.select(of_path, piece.path, piece.text)
-            k.store(k.load(source, I32, position - k.select(of_path, piece.base, 0)), self.block, lane)
-        return k.select(whole, k.at(piece.text, at, I32), self.block)
+            k.store(k.load(source, I32, position - k.select(of_path, piece.base, 0)), own, lane)
+        return k.select(whole, k.at(piece.text, at, I32), own)
 
     def _line(self, stored: Stored, slots: Value, lane: Any, head: Value) -> Line:
         """A head's key or value in a slot."""
@@ -166,24 +179,24 @@ class Spans:
                 for line in lines:
                     k.prefetch(k.bytes_at(line.place, place), near=2)
 
-    def _arrange_keys(self, keys: Stored, slots: Value, head: Value) -> None:
+    def _arrange_keys(self, keys: Stored, slots: Value, head: Value, turned: Value) -> None:
         """A head's keys of 16 positions."""
         k = self.k
         lines = [self._line(keys, slots, lane, head) for lane in range(LANES)]
         with k.loop(0, self._steps() // LANES * LANES, LANES) as step:
-            self._turn(lines, step)
+            self._turn(lines, step, turned)
         if self._steps() % LANES:
-            self._turn(lines, self._steps() // LANES * LANES)
+            self._turn(lines, self._steps() // LANES * LANES, turned)
 
     def _steps(self) -> int:
         """Terms of a score: pairs of numbers, or numbers."""
         return self.dim // 2 if self.dot else self.dim
 
-    def _turn(self, lines: list[Line], step: Any) -> None:
+    def _turn(self, lines: list[Line], step: Any, turned: Value) -> None:
         k = self.k
         parts = [self._terms(line, step) for line in lines]
         for number, column in enumerate(k.turned(parts)):
-            k.store(column, self.turned, (step + number) * LANES)
+            k.store(column, turned, (step + number) * LANES)
 
     def _terms(self, line: Line, step: Any) -> Value:
         return self._halves(line, step * 2, vector(I32)) if self.dot else self._floats(line, step)
@@ -224,42 +237,63 @@ class Spans:
 
     # -- products ---------------------------------------------------------------------------------------------------
 
-    def _tiles(self, piece: Piece, head: Value) -> Iterator[tuple[Value, int]]:
-        """A head's queries of a piece, as many at a time as registers hold: the first one, and how many."""
+    def _tiles(self, begin: Value, end: Value) -> Iterator[tuple[Value, int]]:
+        """Queries, as many at a time as registers hold: the first one, and how many."""
         k, even = self.k, gcd(self.team, self.tile)
-        with k.loop(0, piece.count, self.tile) as begin:
-            left = k.smallest(piece.count - begin, self.tile)
+        with k.loop(begin, end, self.tile) as first:
+            left = k.smallest(end - first, self.tile)
             for number in range(even, self.tile + 1, even):
                 with k.when(left.equals(number)):
-                    yield (head - piece.heads[0]) * piece.all + piece.first + begin, number
+                    yield first, number
 
     def score(self, keys: Stored, piece: Piece, scale: float, softcap: float | None) -> None:
         """The scores of all positions of a piece, capped if ``softcap``; minus infinity where one is not seen."""
-        k = self.k
-        with k.loop(piece.low, piece.high, LANES) as at:
-            self._ask(keys, piece, at + LANES * _AHEAD)
-            slots, positions = self._block(piece, at), k.counting(at)
-            seen = (positions >= k.integer(piece.begin, I32)) & (positions < k.integer(piece.end, I32))
+        k, numbers = self.k, range(self.blocks)
+        turned = [k.at(self.turned, number * LANES * self.width, F32) for number in numbers]
+        with k.loop(piece.low, piece.high, self.blocks * LANES) as begin:
+            ats = [begin + number * LANES for number in numbers]
+            for at in ats:
+                self._ask(keys, piece, at + LANES * max(_AHEAD, self.blocks))
+            slots = [self._block(piece, at, number) for number, at in enumerate(ats)]
             with k.loop(*piece.heads) as head:
-                self._arrange_keys(keys, slots, head)
-                for first, number in self._tiles(piece, head):
-                    for query, total in enumerate(self._scored(first, number)):
-                        score = total * scale if softcap is None else k.softcapped(total * scale, softcap)
-                        k.store(k.select(seen, score, float("-inf")), self.scores_of(first + query), at - piece.span)
+                for those, place in zip(slots, turned, strict=True):
+                    self._arrange_keys(keys, those, head, place)
+                before = (head - piece.heads[0]) * piece.all
+                for first, number in self._tiles(piece.first, piece.first + piece.count):
+                    for query, totals in enumerate(self._scored(before + first, number, turned)):
+                        scored = [
+                            total * scale if softcap is None else k.softcapped(total * scale, softcap)
+                            for total in totals
+                        ]
+                        self._put_scores(piece, ats, scored, before, first + query)
 
-    def _scored(self, first: Value, number: int) -> list[Value]:
-        """Sums of so many queries over D, for 16 positions."""
+    def _put_scores(self, piece: Piece, ats: list[Value], scored: list[Value], before: Value, query: Value) -> None:
+        """Those of a query, of the blocks that are in the piece. before: queries of heads before."""
+        k, scores = self.k, self.scores_of(before + query)
+        begin, end = (k.integer(k.load(each, I64, query // self.team), I32) for each in (piece.begins, piece.ends))
+        for number, (at, score) in enumerate(zip(ats, scored, strict=True)):
+            positions = k.counting(at)
+            with k.when(at < piece.high) if number else nullcontext():
+                seen = (positions >= begin) & (positions < end)
+                k.store(k.select(seen, score, float("-inf")), scores, at - piece.span)
+
+    def _scored(self, first: Value, number: int, turned: list[Value]) -> list[list[Value]]:
+        """Sums of so many queries over D, for 16 positions of each block."""
         k, steps = self.k, self._steps()
         chains = 2 - steps % 2
         queries = [self._query(first + query) for query in range(number)]
-        sums = [[k.variable(k.constant(0.0, vector(F32))) for _ in range(chains)] for _ in queries]
+        zero = k.constant(0.0, vector(F32))
+        sums = [[[k.variable(zero) for _ in range(chains)] for _ in turned] for _ in queries]
         with k.loop(0, steps, chains) as step:
             for chain in range(chains):
-                key = k.load(self.turned, vector(F32), (step + chain) * LANES)
-                for query, mine in zip(queries, sums, strict=True):
+                keys = [k.load(block, vector(F32), (step + chain) * LANES) for block in turned]
+                for query, of_query in zip(queries, sums, strict=True):
                     term = k.spread(k.load(query, F32, step + chain))
-                    mine[chain].value = self._added(mine[chain].value, term, key)
-        return [mine[0].value + mine[1].value if chains > 1 else mine[0].value for mine in sums]
+                    for key, mine in zip(keys, of_query, strict=True):
+                        mine[chain].value = self._added(mine[chain].value, term, key)
+        return [
+            [mine[0].value + mine[1].value if chains > 1 else mine[0].value for mine in of_query] for of_query in sums
+        ]
 
     def _added(self, total: Value, first: Value, second: Value) -> Value:
         if not self.dot:
@@ -269,25 +303,42 @@ class Spans:
 
     def mix(self, values: Stored, piece: Piece, part: Value) -> None:
         """Add the weighted values of a piece to what its queries have."""
+        k, each = self.k, piece.count // piece.apart
         self._arrange_values(values, piece)
-        with self.k.loop(*piece.heads) as head:
-            for first, number in self._tiles(piece, head):
+        with k.loop(*piece.heads) as head, k.loop(0, piece.apart) as row:
+            before, begin = (head - piece.heads[0]) * piece.all, piece.first + row * each
+            end = k.load(piece.ends, I64, (begin + each - 1) // self.team)
+            end = k.smallest(piece.high, k.select(piece.apart > 1, end, piece.high))
+            for first, number in self._tiles(begin, begin + each):
                 for at in range(0, self.width, LANES * self.vectors):
                     vectors = range(at, min(at + LANES * self.vectors, self.width), LANES)
-                    places = [self.k.at(part, (first + query) * part_of(self.dim), F32) for query in range(number)]
-                    self._mixed(piece, head, first, places, vectors)
+                    self._mixed(piece, (head, end), range(number), before + first, part, vectors)
 
-    def _mixed(self, piece: Piece, head: Value, first: Value, places: list[Value], vectors: range) -> None:
-        k, together = self.k, self._together()
+    def _mixed(
+        self, piece: Piece, which: tuple[Value, Value], queries: range, first: Value, part: Value, vectors: range
+    ) -> None:
+        """Some vectors of some queries. which: the kv head, and behind which position they see nothing."""
+        k, together, (head, end) = self.k, self._together(), which
+        places = [k.at(part, (first + query) * part_of(self.dim), F32) for query in queries]
         sums = [[k.variable(k.load(place, vector(F32), at)) for at in vectors] for place in places]
-        weights = [self.scores_of(first + query) for query in range(len(places))]
-        with k.loop(piece.low, piece.high, together) as position:
+        weights = [self.scores_of(first + query) for query in queries]
+
+        def add(position: Value, half: bool = False) -> None:
             line = self._paired(piece, head, position)
             lines = [k.load(line, vector(F32), at) for at in vectors]
+            if half:  # the other one is not seen, and may be no number
+                lines = [k.bits(k.bits(each, vector(I32)) & 0xFFFF, vector(F32)) for each in lines]
             for weight, mine in zip(weights, sums, strict=True):
                 term = k.spread(k.load(weight, F32, (position - piece.span) // together))
                 for each, total in zip(lines, mine, strict=True):
                     total.value = self._added(total.value, term, each)
+
+        whole = end // together * together
+        with k.loop(piece.low, whole, together) as position:
+            add(position)
+        if together > 1:
+            with k.when((whole < end) & (whole >= piece.low)):
+                add(whole, half=True)
         for place, mine in zip(places, sums, strict=True):
             for at, total in zip(vectors, mine, strict=True):
                 k.store(total.value, place, at)
