@@ -1,6 +1,10 @@
-"""Benchmarks: inflation, floors, on/off runs side by side, peers, forced draws, the server's share.
+"""Benchmarks: ``python -m bench NAME``, or without a name to see which there are.
 
-Every module is run with ``python -m bench.<name> --help``: ``inflate``, ``floor``, ``decode``, ``overhead``, ``peers``,
-``http``, ``forced``, ``report``. Each prints tables for people, then one JSON line, and writes the same to
-``bench/results/``. ``bench/toy/`` trains the bundled pair. ``LOG.md`` says what was tried. Nothing imports bench.
+An experiment (:mod:`bench.experiment`) declares its variants and cases; one runner measures them in turns, compares
+them, prints a table and one JSON line, and writes the same to ``bench/results/``. ``bench/gpu`` has commands of its
+own, ``bench/toy`` trains the bundled pair, ``LOG.md`` says what was tried. Nothing imports bench.
 """
+
+
+class BadOption(ValueError):
+    """An option that cannot be used, in words for its user."""

@@ -1,8 +1,8 @@
-"""Does the budget ever lose? ``python -m bench.budget --target INFLATED --traces DIR``.
+"""Does the budget ever lose? ``python -m bench budget --target INFLATED --traces DIR``.
 
-Make the target first: ``python -m bench.inflate server/bundled/target INFLATED --shape 135m``. Every workload
+Make the target first: ``python -m bench inflate server/bundled/target INFLATED --shape 135m``. Every workload
 (:mod:`bench.texts`) goes through engines that decode plainly, with one fixed choice each, and with the budget
-(``auto``), in turns, step by step (:mod:`bench.turns`). What has to hold::
+(``auto``), in turns, step by step. What has to hold::
 
     fresh     nothing can be gained, by forced draws              auto / none   at least 0.98, its 95 % bound 0.95
     edits     a given text with changes, by forced draws          auto / none   at least 2.2
@@ -12,32 +12,29 @@ Make the target first: ``python -m bench.inflate server/bundled/target INFLATED 
     drawn     prompts continued at temperature 1, if asked for    auto / best   at least 1.05
     again     the same, each asked twice with one seed, likewise  auto / best   at least 1.05
 
-Ratios are medians over rounds, of tokens per second behind the first token. A round of the dialogues writes three turns
+Ratios are medians over rounds, of tokens per second after the first token. A round of the dialogues writes three turns
 of one; of the repeated answers, several. Each round begins with no earlier text to look things up in; costs and how
-often drafts are right stay known, as in a server. Ids of another vocabulary are renamed, alike everywhere. The run ends
-after ``--minutes`` even if not all rounds are through, with exit status 1 if anything did not hold.
+often drafts are right stay known, as in a server. Ids of another vocabulary are renamed, alike everywhere. The exit
+status is 1 if anything did not hold.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from argparse import ArgumentParser, Namespace
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from bench import record
-from bench.drive import Options, add_arguments, build_all, mode_of, request, warm_up
-from bench.forced import FIRST_TEXT_ID
-from bench.texts import Asked, Workload, workloads
-from bench.turns import in_turns
+from bench.drive import Options, add_arguments, build_all, mode_of, request, stepped, warm_up
+from bench.experiment import Case, Experiment, Sample, Variant
+from bench.texts import FIRST_TEXT_ID, Asked, workloads
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
@@ -63,18 +60,8 @@ GOALS = {
     "drawn": Goal(best=1.05),
     "again": Goal(best=1.05),
 }
-DRAWN = ("drawn", "again")
-FORCED = [name for name in GOALS if name not in DRAWN]
-
-
-class Rounds(NamedTuple):
-    """Tokens per second of one workload, by mode, a number for each round."""
-
-    rates: dict[str, list[float]]
-
-    def ratios(self, over: str, under: str, which: slice = slice(None)) -> list[float]:
-        """One mode over another, round by round."""
-        return [a / b for a, b in zip(self.rates[over][which], self.rates[under][which], strict=True)]
+#: By mode, tokens per second of one workload, a number for each round.
+Rates = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,48 +74,90 @@ class Verdict:
     high: float
     holds: bool
 
+    def __str__(self) -> str:
+        return f"{self.what} {self.ratio:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def options(parser: ArgumentParser) -> None:
+    add_arguments(parser)
+    parser.set_defaults(draft=str(BUNDLED / "draft"))
+    forced = [name for name in GOALS if name not in ("drawn", "again")]
+    parser.add_argument("--traces", type=Path, help="directory of recorded texts")
+    parser.add_argument("--fixed", nargs="+", type=mode_of, default=FIXED, help=f"default: {' '.join(FIXED)}")
+    parser.add_argument("--workloads", nargs="+", choices=sorted(GOALS), default=forced)
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer; of edits, three times as many")
+    parser.add_argument("--minutes", type=float, default=10.0, help="no round is begun that would end later")
+
+
+def main(args: Namespace) -> int:
+    engines = build_all(["none", *args.fixed, "auto"], replace(Options.of(args), prefix_cache=True))
+    info, tokenizer = engines["none"].info, Options.of(args).tokenizer
+    known = workloads(args.traces, tokenizer, args.tokens, args.seed, info.vocab_size, info.max_model_len)
+    texts = {name: found for name, found in known.items() if name in args.workloads}
+    for name in sorted(set(args.workloads) - set(texts)):
+        print(f"{name}: left out, no such texts in --traces", flush=True)
+    warm_up(engines.values(), list(range(FIRST_TEXT_ID, FIRST_TEXT_ID + 32)))
+    gc.freeze()  # as the server does
+    costs = measured_costs(engines["auto"])  # before steps correct them
+    taken, found = Experiment(
+        variants=[writer(mode, engine, args) for mode, engine in engines.items()],
+        cases=lambda turn: [Case(name, "", next(workload)) for name, workload in texts.items()],
+        figure="tokens_per_second",
+        bases=["none"],
+        rounds=args.rounds,
+        seed=args.seed,
+        minutes=args.minutes,
+    ).run()
+    rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in taken:
+        rates[one.case.group][one.variant].append(one.sample.figures["tokens_per_second"])
+    verdicts = {name: judged(name, of) for name, of in rates.items()}
+    for name, each in verdicts.items():
+        print(*(f"{'holds' if v.holds else 'FAILS'}  {name}: {v}" for v in each), sep="\n")
+    told = {name: {"tokens_per_second": rates[name], "verdicts": list(map(asdict, verdicts[name]))} for name in rates}
+    model = record.models(engines["none"], **Options.of(args).directories) | {"tokens": args.tokens, "measured": costs}
+    record.finish("budget", {**model, "workloads": told, "groups": found.groups}, not args.no_save)
+    short = any(len(of["auto"]) < 2 for of in rates.values())
+    return int(short or not all(verdict.holds for each in verdicts.values() for verdict in each))
+
+
+def writer(name: str, engine: Engine, args: Namespace) -> Variant:
+    """An engine that writes what is asked in a round, step by step."""
+
+    def measure(case: Case, turn: int) -> Generator[float, None, Sample]:
+        asked = requests_of(case.input, args.tokens, f"{case.group}/{turn}", args.seed + turn)
+        runs = yield from stepped(engine, *asked)
+        speed = sum(run.decoded for run in runs) / sum(run.decoding for run in runs)
+        return Sample({"tokens_per_second": speed}, [token for run in runs for token in run.tokens])
+
+    return Variant(name, measure)
+
 
 def requests_of(asked: Sequence[Asked], length: int, salt: str, seed: int) -> list[Request]:
     """What one engine is asked in a round. length: tokens of an answer that is not given."""
     made = []
     for prompt, output in asked:
         params = SamplingParams(temperature=1.0, seed=seed, max_tokens=len(output) or length, ignore_eos=True)
-        made.append(request(prompt, params, output or None, salt=salt))
+        made.append(request(prompt, params, output or None, salt))
     return made
 
 
-def measured(
-    engines: Mapping[str, Engine], texts: Mapping[str, Workload], args: argparse.Namespace
-) -> dict[str, Rounds]:
-    """Rounds until they are through or the time is up."""
-    begun = time.perf_counter()
-    found = {name: Rounds({mode: [] for mode in engines}) for name in texts}
-    for turn in range(args.rounds):
-        for name, workload in texts.items():
-            (asked,) = islice(workload, 1)
-            seed, salt = args.seed + turn, f"{name}/{turn}"
-            requests = {mode: requests_of(asked, args.tokens, salt, seed) for mode in engines}
-            for mode, lane in in_turns(engines, requests, seed).items():
-                found[name].rates[mode].append(lane.tokens / lane.seconds)
-        spent = time.perf_counter() - begun
-        told = ", ".join(f"{name} {median(rounds.ratios('auto', 'none')):.2f}" for name, rounds in found.items())
-        print(f"round {turn + 1}/{args.rounds}, {spent:.0f} s: auto / none so far {told}", flush=True)
-        if spent + spent / (turn + 1) > 60 * args.minutes:
-            print(f"the {args.minutes:g} minutes are up", flush=True)
-            break
-    return found
-
-
-def judged(name: str, rounds: Rounds) -> list[Verdict]:
+def judged(name: str, rates: Rates) -> list[Verdict]:
     """What has to hold of one workload."""
     goal = GOALS[name]
-    verdict = _verdict("auto / none", rounds.ratios("auto", "none"), goal.none)
-    verdicts = [replace(verdict, holds=verdict.holds and verdict.low >= goal.low)] if goal.none else []
-    fixed = [mode for mode in rounds.rates if mode != "auto"]
-    half, rest = slice(0, None, 2), slice(1, None, 2)
-    if len(rounds.rates["auto"]) > 1:
-        best = max(fixed, key=lambda mode: median(rounds.ratios(mode, "none", half)))
-        verdicts.append(_verdict(f"auto / {best}", rounds.ratios("auto", best, rest), goal.best))
+
+    def ratios(over: str, under: str, which: slice = slice(None)) -> list[float]:
+        return [a / b for a, b in zip(rates[over][which], rates[under][which], strict=True)]
+
+    verdicts = []
+    if goal.none:
+        verdict = _verdict("auto / none", ratios("auto", "none"), goal.none)
+        verdicts.append(replace(verdict, holds=verdict.holds and verdict.low >= goal.low))
+    if len(rates["auto"]) > 1:
+        half, rest = slice(0, None, 2), slice(1, None, 2)
+        best = max((mode for mode in rates if mode != "auto"), key=lambda mode: median(ratios(mode, "none", half)))
+        verdicts.append(_verdict(f"auto / {best}", ratios("auto", best, rest), goal.best))
     return verdicts
 
 
@@ -139,19 +168,7 @@ def _verdict(what: str, ratios: Sequence[float], goal: float) -> Verdict:
     return Verdict(what, median(ratios), float(low), float(high), median(ratios) >= goal)
 
 
-def show(name: str, rounds: Rounds, verdicts: Sequence[Verdict]) -> None:
-    """The tables of one workload."""
-    rows = [
-        [mode, f"{median(rates):.1f}", f"{median(rounds.ratios(mode, 'none')):.3f}"]
-        for mode, rates in rounds.rates.items()
-    ]
-    record.table(f"{name}, {len(rounds.rates['none'])} rounds", ["decoding", "tok/s", "vs none"], rows)
-    for verdict in verdicts:
-        interval = f"{verdict.ratio:.3f} [{verdict.low:.3f}, {verdict.high:.3f}]"
-        print(f"{'holds' if verdict.holds else 'FAILS'}  {name}: {verdict.what} {interval}")
-
-
-def choices(engine: Engine) -> dict[str, Any]:
+def measured_costs(engine: Engine) -> dict[str, Any]:
     """What the budget measured, for the record."""
     budget = engine.scheduler.budget
     assert budget is not None, "auto has one"
@@ -163,44 +180,3 @@ def choices(engine: Engine) -> dict[str, Any]:
             for name, m in budget.members.items()
         },
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.budget", description="Does the budget ever lose?")
-    add_arguments(parser)
-    parser.set_defaults(draft=str(BUNDLED / "draft"))
-    parser.add_argument("--traces", type=Path, help="directory of recorded texts")
-    parser.add_argument("--fixed", nargs="+", type=mode_of, default=FIXED, help=f"default: {' '.join(FIXED)}")
-    parser.add_argument("--workloads", nargs="+", choices=sorted(GOALS), default=FORCED)
-    parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer; of edits, three times as many")
-    parser.add_argument("--minutes", type=float, default=10.0, help="no round is begun that would end later")
-    args = parser.parse_args()
-    engines = build_all(["none", *args.fixed, "auto"], replace(Options.of(args), prefix_cache=True))
-    first = next(iter(engines.values()))
-    info, tokenizer = first.info, Options.of(args).tokenizer
-    known = workloads(args.traces, tokenizer, args.tokens, args.seed, info.vocab_size, info.max_model_len)
-    texts = {name: found for name, found in known.items() if name in args.workloads}
-    for name in sorted(set(args.workloads) - set(texts)):
-        print(f"{name}: left out, no such texts in --traces", flush=True)
-    warm_up(engines.values(), list(range(FIRST_TEXT_ID, FIRST_TEXT_ID + 32)))
-    gc.freeze()  # as the server does
-    read = choices(engines["auto"])  # before steps correct it
-    result, failed = {}, False
-    for name, rounds in measured(engines, texts, args).items():
-        verdicts = judged(name, rounds)
-        show(name, rounds, verdicts)
-        failed = failed or len(rounds.rates["auto"]) < 2 or not all(verdict.holds for verdict in verdicts)
-        told = [{part: getattr(v, part) for part in ("what", "ratio", "low", "high", "holds")} for v in verdicts]
-        result[name] = {"tokens_per_second": rounds.rates, "verdicts": told}
-    model = record.models(first, args.target, args.draft)
-    record.finish(
-        "budget",
-        {**model, "tokens": args.tokens, "measured": read, "workloads": result},
-        not args.no_save,
-    )
-    sys.exit(failed)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,16 +4,15 @@ A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``dra
 ``draft_model:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written as ``ngram`` is; the heads ``medusa``,
 ``eagle3`` and ``dflash`` take chains and trees as ``draft_model`` does, which old records call ``draft``. ``auto``
 chooses at every step among suffix and all that have a directory.
-``prediction`` is ``none`` for requests that bring one, ``prediction+suffix:8`` another way below it.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -21,13 +20,14 @@ from typing import Any, Self
 import msgspec
 import torch
 
+from bench import BadOption
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.drafters.registry import LOOKUPS
 from foresay.server.engine.drafting import DEFAULT_TOKENS
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import AUTO, target_directory
 from foresay.spec.engine import Engine
-from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, PREDICTION, canonical
+from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, canonical
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
@@ -39,7 +39,7 @@ _numbers = count()
 FROM_DIRECTORY = {DRAFT_MODEL: "draft", MEDUSA: "medusa", EAGLE3: "eagle3", DFLASH: "dflash"}
 
 
-class BadMode(ValueError):
+class BadMode(BadOption):
     """A way of decoding that is spelt wrongly, or lacks its draft model or head."""
 
 
@@ -71,8 +71,7 @@ class Options:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
         """From the flags that ``add_arguments`` adds."""
-        own = {"medusa": args.medusa, "eagle3": args.eagle3, "dflash": args.dflash}
-        return cls(args.target, args.draft, args.dtype, args.threads, **own)
+        return cls(**{name: getattr(args, name) for name in ("target", "dtype", "threads", *FROM_DIRECTORY.values())})
 
     def has(self, mode: str) -> bool:
         """Whether the directory that a way of decoding needs is given."""
@@ -80,7 +79,7 @@ class Options:
         return name not in FROM_DIRECTORY or self.directory(name) is not None
 
     def directory(self, name: str) -> str | None:
-        """Where a drafter is loaded from; None if nobody says."""
+        """Where a drafter is loaded from; None if that is not given."""
         found: str | None = getattr(self, FROM_DIRECTORY[name])
         return found
 
@@ -91,9 +90,9 @@ class Options:
         return f"{name}:{self.directory(name)}" if name in FROM_DIRECTORY else name
 
     @property
-    def heads(self) -> dict[str, str]:
-        """The names of the heads' directories, for the record."""
-        return {name: Path(path).name for name in (MEDUSA, EAGLE3, DFLASH) if (path := self.directory(name))}
+    def directories(self) -> dict[str, str | None]:
+        """Of the target and the drafters, for the record."""
+        return {"target": self.target, **{flag: getattr(self, flag) for flag in FROM_DIRECTORY.values()}}
 
     @property
     def tokenizer(self) -> Path:
@@ -104,29 +103,24 @@ class Options:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that all benchmarks share."""
     parser.add_argument("--target", default="bundled", help="checkpoint directory or hub id (the bundled target)")
-    parser.add_argument("--draft", help="draft model, for the draft_model modes")
-    parser.add_argument("--medusa", help="directory of Medusa heads, for the medusa modes")
-    parser.add_argument("--eagle3", help="directory of an EAGLE-3 head, for the eagle3 modes")
-    parser.add_argument("--dflash", help="directory of a DFlash head, for the dflash modes")
+    for name, flag in FROM_DIRECTORY.items():
+        parser.add_argument(f"--{flag}", metavar="DIR", help=f"draft model or head, for the {name} modes")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"))
     parser.add_argument("--threads", type=int, help="CPU threads (the engine's choice)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
-    """One finished request. seconds: wall time from add to the last token. gaps: seconds between deltas."""
+    """One request. seconds: wall time of its steps. decoded, decoding: tokens that came after the first step
+    that brought any, and the seconds of those steps. statistics: set at its end."""
 
-    tokens: list[int]
-    seconds: float
-    gaps: list[float]
-    statistics: Statistics
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Decode speed: tokens after the first delta, over the time since then."""
-        return self.statistics.decode_tokens_per_second
+    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    decoded: int = 0
+    decoding: float = 0.0
+    statistics: Statistics = field(init=False)
 
     @property
     def tokens_per_step(self) -> float:
@@ -137,12 +131,12 @@ class Run:
 def mode_of(text: str) -> str:
     """A way of decoding as a flag names it, by the drafter's one name."""
     name, colon, size = text.partition(":")
-    return "+".join(map(canonical, name.split("+"))) + colon + size
+    return canonical(name) + colon + size
 
 
 def engine_config(mode: str, options: Options) -> EngineConfig:
     """The configuration that decodes in the way ``mode`` says."""
-    name, _, size = (mode.removeprefix(f"{PREDICTION}+") if mode != PREDICTION else NONE).partition(":")
+    name, _, size = mode.partition(":")
     known = name in (NONE, *LOOKUPS, "auto", *FROM_DIRECTORY) and not (name == "auto" and size)
     if not known or (size and not size.replace(",", "").isdigit()):
         raise BadMode(
@@ -198,38 +192,49 @@ def target_of(engine: Engine) -> PagedModel:
 
 
 def request(
-    prompt: Sequence[int],
-    params: SamplingParams,
-    forced: Sequence[int] | None = None,
-    prediction: Sequence[int] | None = None,
-    salt: str = "",
+    prompt: Sequence[int], params: SamplingParams, forced: Sequence[int] | None = None, salt: str = ""
 ) -> Request:
     """A request with a fresh id."""
-    return Request(
-        id=f"bench-{next(_numbers)}",
-        prompt=list(prompt),
-        params=params,
-        salt=salt,
-        forced=None if forced is None else list(forced),
-        prediction=None if prediction is None else list(prediction),
-    )
+    recorded = None if forced is None else list(forced)
+    return Request(id=f"bench-{next(_numbers)}", prompt=list(prompt), params=params, salt=salt, forced=recorded)
+
+
+def stepped(engine: Engine, *requests: Request) -> Generator[int, None, list[Run]]:
+    """Requests, each alone in the engine, from arrival to last token; yields after each step how many tokens there are.
+    Raises RequestFailed if one ends with an error, or otherwise than it was recorded."""
+    runs, written = list[Run](), 0
+    for asked in requests:
+        engine.add(asked)
+        run, last = Run(), None
+        while last is None:
+            begun, decodes = time.perf_counter(), bool(run.tokens)
+            deltas = engine.step()
+            engine.tell()
+            spent = time.perf_counter() - begun
+            run.seconds += spent
+            run.decoding += spent * decodes
+            for delta in deltas:
+                run.tokens += delta.tokens
+                run.decoded += len(delta.tokens) * decodes
+                last = delta if delta.finish_reason is not None else None
+            yield written + len(run.tokens)
+        run.statistics = finished(last)
+        if asked.forced is not None and run.tokens != asked.forced[: asked.params.max_tokens]:
+            raise RequestFailed("what was written is not what was recorded")
+        written += len(run.tokens)
+        runs.append(run)
+    return runs
 
 
 def run(engine: Engine, asked: Request) -> Run:
-    """One request from arrival to its last token, alone in the engine."""
-    begun = last = time.perf_counter()
-    engine.add(asked)
-    tokens: list[int] = []
-    gaps: list[float] = []
+    """One request, at once."""
+    steps = stepped(engine, asked)
     while True:
-        for delta in engine.step():
-            tokens.extend(delta.tokens)
-            if delta.tokens:
-                now = time.perf_counter()
-                gaps.append(now - last)
-                last = now
-            if delta.finish_reason is not None:
-                return Run(tokens, last - begun, gaps[1:], finished(delta))
+        try:
+            next(steps)
+        except StopIteration as end:
+            runs: list[Run] = end.value
+            return runs[0]
 
 
 @contextmanager

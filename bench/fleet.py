@@ -1,4 +1,4 @@
-"""Toward many replicas, simulated: where should a request go? ``python -m bench.fleet --traces DIR``.
+"""Many replicas, simulated: where should a request go? ``python -m bench fleet --traces DIR``.
 
 Recorded conversations of agents (tau-bench, airline: one system prompt, then turns that grow) are replayed against 1,
 4, 16 and 64 simulated replicas, by the router that serves (:mod:`foresay.server.host.replicas.router`), to the least
@@ -10,12 +10,11 @@ and a turn comes a pause after the answer before.
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import random
 import re
-from bisect import bisect_left
+from argparse import ArgumentParser, Namespace
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,8 @@ from math import log10
 from pathlib import Path
 from typing import Any
 from zlib import crc32
+
+import numpy as np
 
 from bench.record import finish, table
 from bench.stats import percentile
@@ -41,7 +42,7 @@ WAYS = ("router", "least loaded", "random")
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One request. prompt: its token ids. rest: the turns behind it. Times are in seconds."""
+    """One request. prompt: its token ids. rest: the turns after it. Times are in seconds."""
 
     prompt: list[int]
     output: int
@@ -108,11 +109,7 @@ class Simulated:
 
 def took(rows: int) -> float:
     """Milliseconds of a step, between those that were measured."""
-    at = bisect_left(STEP_MS, (rows, 0.0))
-    if at == 0 or at == len(STEP_MS):
-        return STEP_MS[min(at, len(STEP_MS) - 1)][1]
-    (low, few), (high, many) = STEP_MS[at - 1], STEP_MS[at]
-    return few + (many - few) * (rows - low) / (high - low)
+    return float(np.interp(rows, [count for count, _ in STEP_MS], [ms for _, ms in STEP_MS]))
 
 
 def conversations(traces: Path) -> list[list[tuple[list[int], int]]]:
@@ -143,7 +140,7 @@ def begun(known: Sequence[list[tuple[list[int], int]]], count: int, replicas: in
 
 
 def turn_of(turns: list[tuple[list[int], int]], arrived: float) -> Turn:
-    """The first of them, with the others behind it."""
+    """The first of them, with the others to come after it."""
     (prompt, output), *rest = turns
     return Turn(prompt, output, rest, arrived=arrived)
 
@@ -236,16 +233,16 @@ def _down(milliseconds: float) -> float:
     return 275 - 83 * (log10(milliseconds) - 2)
 
 
-def main() -> None:
-    """Simulate, and tell."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--traces", type=Path, required=True, help="directory of recorded texts")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--conversations", type=int, default=12, help="for each replica")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, help="where to draw it, as SVG")
     parser.add_argument("--no-save", action="store_true")
-    args = parser.parse_args()
+
+
+def main(args: Namespace) -> None:
     known = conversations(args.traces)
     rows = []
     for replicas in args.replicas:
@@ -258,7 +255,3 @@ def main() -> None:
         args.plot.write_text(plot(rows))
     table("simulated", list(rows[0]), [list(row.values()) for row in rows])
     finish("fleet", {"simulated": True, "rows": rows}, save=not args.no_save)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,29 +1,30 @@
-"""What a step costs at the least on this machine: ``python -m bench.floor --target DIR [--rows 1 2 5 8 16]``.
+"""What a step costs at the least on this machine: ``python -m bench floor --target DIR [--rows 1 2 5 8 16]``.
 
-Decoding reads every weight once a step, so bytes over bandwidth is the floor of a step that does nothing else, and the
-model's matrix products alone, through the linears the verifier uses, are the floor of this arithmetic library. Both
-hold on any machine where a bare millisecond does not. In turns: a pass over memory that only reads, and for each row
-count the linears alone and the bare forward (``run`` of the target on a chain of that many rows, tokens to logits), so
-that noise meets all alike.
+Decoding reads every weight once a step, so bytes over bandwidth is the floor of a step that does nothing else
+(``reading``), and the model's matrix products alone, through the linears the verifier uses, are the floor of this
+arithmetic library (``linears``). ``step`` is the bare forward: ``run`` of the target on a chain of so many rows after
+``--context`` tokens, tokens to logits. Floors hold on any machine, where a bare millisecond does not.
 
-``--rows`` counts rows of one sequence. ``--prompts 512 4000`` measures prompts of so many tokens, too, through the
-whole engine: tokens over the time until the first one comes back.
+``--also quantize=int8 kv_dtype=fp8 quantize=int4,activations=int8`` adds steps of targets that keep weights or KV, or
+multiply, in these ways; what memory alone would give is the ratio of ``MB``, the weights and KV that a step reads.
+``--prompts 512 4000`` measures prompts of so many tokens through the whole engine: tokens over the time until the first
+one comes back.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench import record
+from bench import BadOption, record
 from bench.drive import Options, add_arguments, build, request, run, target_of, torchs_threads
-from bench.stats import Spread, paired_ratio, spread
+from bench.experiment import Case, Experiment, Groups, Sample, Variant
 from foresay.kvpaging import PageTable
 from foresay.kvpaging.ops import store_rows
 from foresay.spec.engine import Engine
@@ -39,6 +40,40 @@ CONTEXT = 128  # committed tokens below the measured rows
 _REST = 0.01
 #: Rounds that do not count.
 _WARM = 3
+READING, LINEARS, STEP = "reading", "linears", "step"
+KEPT = ("quantize", "kv_dtype", "activations")
+
+
+def options(parser: ArgumentParser) -> None:
+    add_arguments(parser)
+    parser.add_argument("--rows", nargs="+", type=int, default=(2, 3, 5, 8, 16, 32), help="of one sequence")
+    parser.add_argument("--context", type=int, default=CONTEXT, help=f"tokens before the rows of a step ({CONTEXT})")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--also", nargs="+", default=(), metavar="OPTION=VALUE", help="also of targets kept so")
+    parser.add_argument("--prompts", nargs="*", type=int, default=(), help="prompts of so many tokens, too")
+    parser.add_argument("--prompt-repeats", type=int, default=5)
+
+
+def main(args: Namespace) -> None:
+    options = replace(Options.of(args), kv_tokens=max(len(args.rows) * (args.context + 128), 4096))
+    engine = build("none", options)
+    others = {f"{STEP}, {way}": build("none", replace(options, **kept(way))) for way in args.also}
+    for way, other in zip(args.also, others.values(), strict=True):
+        if kept(way).keys() == {"kv_dtype"}:  # two copies of weights may lie differently in memory, one of them faster
+            target_of(other).decoder = target_of(engine).decoder
+    results = record.models(engine, target=args.target)
+    results |= {"floor": report(engine, args.rows, args.repeats, args.context, others)}
+    if args.prompts:
+        results["prompts"] = prompt_rates(engine, args.prompts, args.prompt_repeats)
+    record.finish("floor", results, not args.no_save)
+
+
+def kept(way: str) -> dict[str, Any]:
+    """``quantize=int4,activations=int8``, as fields of :class:`~bench.drive.Options`."""
+    pairs = [part.partition("=") for part in way.split(",")]
+    if any(name not in KEPT or not value for name, _, value in pairs):
+        raise BadOption(f"--also {way}: give {', '.join(KEPT)} as name=value, such as quantize=int8")
+    return {name: value for name, _, value in pairs}
 
 
 class Reads:
@@ -66,9 +101,10 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def weight_bytes(linears: Sequence[Linear]) -> int:
-    """Bytes of weights that one step reads; the embedding row it looks up is not worth counting."""
-    return sum(linear.nbytes for linear in linears)
+def bytes_of(engine: Engine, context: int) -> int:
+    """Weights, and the keys and values of so many tokens: what a step reads. The embedding row that it looks up is not
+    worth counting."""
+    return sum(linear.nbytes for linear in target_of(engine).decoder.linears) + context * engine.info.kv_token_bytes
 
 
 class LinearsAlone:
@@ -119,96 +155,62 @@ class BareForward:
         self.table.release()
 
 
-@dataclass(slots=True)
-class Floor:
-    """What steps of one row count took, in seconds: the linears alone, and the bare forward."""
+def report(
+    engine: Engine,
+    rows: Sequence[int],
+    repeats: int = 30,
+    context: int = CONTEXT,
+    others: Mapping[str, Engine] | None = None,
+) -> dict[str, Any]:
+    """Measure, print the tables, return the record. others: engines whose steps are measured too, by name."""
+    decoder, steps = target_of(engine).decoder, {STEP: engine, **(others or {})}
+    linears = {n: LinearsAlone(decoder.linears, n, decoder.dtype) for n in rows}
+    passes = {(name, n): BareForward(one, n, context) for name, one in steps.items() for n in rows}
+    reads, weights = Reads(), sum(linear.nbytes for linear in decoder.linears)
 
-    linears: LinearsAlone
-    forward: BareForward
-    alone: list[float] = field(default_factory=list)
-    whole: list[float] = field(default_factory=list)
+    def read(case: Case, turn: int) -> Sample:
+        speed = reads()
+        return Sample({"ms": 1e3 * weights / speed, "GB/s": speed / 1e9})
 
-    def measure(self) -> None:
-        """Both once more."""
-        self.alone.append(timed(self.linears))
-        self.whole.append(timed(self.forward))
+    def variant(name: str, call: Callable[[int], object]) -> Variant:
+        return Variant(name, lambda case, turn: Sample({"ms": 1e3 * timed(lambda: call(case.input))}))
 
-    def over(self, others: Sequence[float]) -> float:
-        """The bare forward over what stood beside it, in pairs."""
-        return paired_ratio({"": list(zip(self.whole[_WARM:], others[_WARM:], strict=True))}).ratio
+    bare = [variant(name, lambda n, name=name: passes[name, n]()) for name in steps]  # type: ignore[misc]
+    experiment = Experiment(
+        variants=[Variant(READING, read), variant(LINEARS, lambda n: linears[n]()), *bare],
+        cases=[Case(f"{n} rows", "", n) for n in rows],
+        figure="ms",
+        bases=(READING, LINEARS, STEP),
+        rounds=repeats,
+        warm=_WARM,
+        more=lambda taken: (
+            {"MB": bytes_of(steps[taken[0].variant], context) / 1e6} if taken[0].variant in steps else {}
+        ),
+    )
+    _, found = experiment.run()
+    for one in passes.values():
+        one.close()
+    first = found.groups[f"{rows[0]} rows"][STEP]["ms"].median
+    over = {group: of[STEP]["ms"].median / first for group, of in found.groups.items()}
+    print("a step over the first:", ", ".join(f"{group} {times:.2f}" for group, times in over.items()))
+    dtype = str(decoder.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "bytes_per_step": weights, "groups": found.groups, "over_first": over}
 
 
-def measure(engine: Engine, rows: Sequence[int], repeats: int) -> tuple[dict[int, Floor], list[float]]:
-    """All row counts in turns, and the bytes per second that were read before each turn: memory's speed may change."""
-    decoder = target_of(engine).decoder
-    floors = {n: Floor(LinearsAlone(decoder.linears, n, decoder.dtype), BareForward(engine, n)) for n in rows}
-    reads, read = Reads(), []
-    for _ in range(repeats + _WARM):
-        read.append(reads())
-        for floor in floors.values():
-            floor.measure()
-    for floor in floors.values():
-        floor.forward.close()
-    return floors, read
-
-
-def prompt_rates(engine: Engine, lengths: Sequence[int], repeats: int) -> dict[str, Spread]:
-    """Tokens per second of prompts never sent before, by length, in turns; the first of each does not count."""
+def prompt_rates(engine: Engine, lengths: Sequence[int], repeats: int) -> Groups:
+    """Tokens per second of prompts never sent before, by length; the first of each does not count."""
     generator = torch.Generator().manual_seed(0)
-    rates: dict[str, list[float]] = {str(length): [] for length in lengths}
-    for _ in range(repeats + 1):
-        for length in lengths:
-            prompt = torch.randint(5, engine.info.vocab_size, (length,), generator=generator).tolist()
-            done = run(engine, request(prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
-            rates[str(length)].append(length / done.seconds)
-    return {length: spread(each[1:]) for length, each in rates.items()}
 
+    def measure(case: Case, turn: int) -> Sample:
+        prompt = torch.randint(5, engine.info.vocab_size, (case.input,), generator=generator).tolist()
+        done = run(engine, request(prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
+        return Sample({"tokens_per_second": case.input / done.seconds})
 
-def report(engine: Engine, rows: Sequence[int], repeats: int = 30) -> dict[str, Any]:
-    """Probe and measure, print the table, return the record. Times in milliseconds, bandwidth in GB/s."""
-    decoder = target_of(engine).decoder
-    dtype, size = decoder.dtype, weight_bytes(decoder.linears)
-    floors, read = measure(engine, rows, repeats)
-    least, speed = [size / each for each in read], spread(read[_WARM:])
-    one = next(iter(floors.values())).whole
-    lines = [
-        [f"{n}", scaled(f.alone), scaled(f.whole), f.over(f.alone), f.over(least), f.over(one)]
-        for n, f in floors.items()
-    ]
-    title = f"floors, {dtype}: {size / 1e6:.1f} MB a step at {speed.median / 1e9:.1f} GB/s"
-    heads = ["linears alone, ms", "bare forward, ms", "forward/linears", "step multiple", "over the first"]
-    record.table(f"{title} is {scaled(least).median:.2f} ms", ["rows", *heads], lines)
-    keys = ["linears_ms", "forward_ms", "forward_over_linears", "step_multiple", "over_first"]
-    return {
-        "dtype": str(dtype).removeprefix("torch."),
-        "bandwidth_gb_s": speed.median / 1e9,
-        "bandwidth_quartiles_gb_s": [speed.q1 / 1e9, speed.q3 / 1e9],
-        "bytes_per_step": size,
-        "floor_ms": scaled(least).median,
-        "rows": {str(n): dict(zip(keys, line[1:], strict=True)) for n, line in zip(floors, lines, strict=True)},
-    }
-
-
-def scaled(seconds: Sequence[float]) -> Spread:
-    """Seconds that count, as milliseconds."""
-    return spread([each * 1e3 for each in seconds[_WARM:]])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.floor", description="Floors of a step on this machine.")
-    add_arguments(parser)
-    parser.add_argument("--rows", nargs="+", type=int, default=(2, 3, 5, 8, 16, 32))
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--prompts", nargs="*", type=int, default=(), help="prompts of so many tokens, too")
-    parser.add_argument("--prompt-repeats", type=int, default=5)
-    args = parser.parse_args()
-    engine = build("none", Options.of(args))
-    results = {**record.models(engine, args.target, None), "floor": report(engine, args.rows, args.repeats)}
-    if args.prompts:
-        results["prompts"] = prompts = prompt_rates(engine, args.prompts, args.prompt_repeats)
-        record.table("prompts", ["tokens", "tokens per second"], list(prompts.items()))
-    record.finish("floor", results, not args.no_save)
-
-
-if __name__ == "__main__":
-    main()
+    experiment = Experiment(
+        variants=[Variant("prompt", measure)],
+        cases=[Case(f"{length} tokens", "", length) for length in lengths],
+        figure="tokens_per_second",
+        rounds=repeats,
+        warm=1,
+    )
+    return experiment.run()[1].groups

@@ -1,6 +1,6 @@
 """Embed a small trained Llama into the shape of a large one without changing its function.
 
-``python -m bench.inflate SOURCE OUT --shape 135m [--vocab 49152] [--positions 8192]`` writes an ordinary checkpoint
+``python -m bench inflate SOURCE OUT --shape 135m [--vocab 49152] [--positions 8192]`` writes an ordinary checkpoint
 directory that costs what a model of the large shape costs and says what the small one says, so that a toy pair measures
 a real engine.
 
@@ -25,10 +25,10 @@ In fp16 the 1e-9 become zero, which leaves the function alone but not the "nothi
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shutil
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +37,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from bench import BadOption
 
 TINY = 1e-9  # size of an exit: far below half a unit in the last place of any hidden state
 WEIGHT = 0.02  # standard deviation of the random weights
@@ -49,7 +51,7 @@ QUERIES_AND_KEYS = ("self_attn.q_proj", "self_attn.k_proj")
 COPIED = ("tokenizer*", "special_tokens*", "chat_template*", "generation_config.json", "vocab.json", "merges.txt")
 
 
-class CannotInflate(ValueError):
+class CannotInflate(BadOption):
     """The checkpoint does not fit into the shape, or is not one this module knows how to embed."""
 
 
@@ -289,7 +291,7 @@ def inflate(
 ) -> int:
     """Write ``source`` embedded into ``shape`` as the checkpoint directory ``out``; the number of its parameters.
 
-    positions: the longest text, if not the source's; behind that the source was taught nothing, but costs are true.
+    positions: the longest text, if not the source's; the source was taught nothing longer, but costs are true.
     """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     small = shape_of(config)
@@ -311,21 +313,21 @@ def inflate(
     return sum(tensor.numel() for tensor in tensors.values())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.inflate", description="Inflate a checkpoint (see bench/).")
-    parser.add_argument("source", type=Path, help="directory of a trained Llama checkpoint")
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="directory of a trained Llama checkpoint, or with --target of a head")
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", default="135m", help=f"{', '.join(SHAPES)}, or hidden=192,layers=4,...")
     parser.add_argument("--vocab", type=int, help="rows of the embedding; the source's by default")
     parser.add_argument("--positions", type=int, help="tokens of the longest text; the source's by default")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    try:
-        parameters = inflate(args.source, args.out, args.shape, args.vocab, args.seed, args.positions)
-    except CannotInflate as error:
-        parser.error(str(error))
+    parser.add_argument("--target", type=Path, help="SOURCE is Medusa heads, an EAGLE-3 or a DFlash head of its source")
+    parser.add_argument("--seed", type=int, help="of the random numbers (0; of a head 1)")
+
+
+def main(args: Namespace) -> None:
+    from bench.inflate_heads import inflate_head  # which is made of what is above
+
+    if args.target:
+        parameters = inflate_head(args.source, args.out, args.target, 1 if args.seed is None else args.seed)
+    else:
+        parameters = inflate(args.source, args.out, args.shape, args.vocab, args.seed or 0, args.positions)
     print(f"{args.out}: {parameters:,} parameters, inflated from {args.source.name}")
-
-
-if __name__ == "__main__":
-    main()

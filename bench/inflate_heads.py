@@ -1,6 +1,6 @@
 """Embed heads into the width of an inflated target, guessing what they guessed before.
 
-``python -m bench.inflate_heads HEAD OUT --target BIG`` takes Medusa heads, an EAGLE-3 or a DFlash head as ``foresay
+``python -m bench inflate HEAD OUT --target BIG`` takes Medusa heads, an EAGLE-3 or a DFlash head as ``foresay
 train`` writes them, and a target that :mod:`bench.inflate` made of theirs. A head then costs what one of the large
 width costs: a layer has the target's heads and inner width, every matrix that reads a hidden state is as wide as it.
 
@@ -19,7 +19,6 @@ source's, so texts part sooner or later and only the shares of what is accepted 
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -179,23 +178,3 @@ def check_width(width: int, small: Shape) -> None:
     """Raise CannotInflate unless the head is as wide as the target's source."""
     if width != small.hidden:
         raise CannotInflate(f"the head is {width} wide, but the target was inflated from one of {small.hidden}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.inflate_heads", description="Inflate heads along with their target (see bench/)."
-    )
-    parser.add_argument("source", type=Path, help="directory of Medusa heads, an EAGLE-3 or a DFlash head")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--target", type=Path, required=True, help="the inflated target they shall fit")
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    try:
-        parameters = inflate_head(args.source, args.out, args.target, args.seed)
-    except CannotInflate as error:
-        parser.error(str(error))
-    print(f"{args.out}: {parameters:,} parameters, inflated from {args.source.name}")
-
-
-if __name__ == "__main__":
-    main()

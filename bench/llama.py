@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: a server for each file and each way of drafting, asked over HTTP just as ours is.
+"""llama.cpp as a peer: a server for each file and each way of drafting, which gets the same requests over HTTP as ours.
 
 Two builds of it: ``llama-server``, compiled for this machine, and the wheel ``xllamacpp``, newer but compiled for any
 machine, whose server runs in a Python of its own (``bench/xllama.py``).

@@ -17,10 +17,12 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from bench import BadOption
+
 OWN = Path(__file__).parent / "prompts.jsonl"
 
 
-class BadPrompts(ValueError):
+class BadPrompts(BadOption):
     """The prompt file holds a line in no known format, or no line at all."""
 
 

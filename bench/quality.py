@@ -1,7 +1,7 @@
-"""What quantising costs in quality: ``python -m bench.quality [--target DIR] [--tokens 200] [--text FILE ..]``.
+"""What quantising costs in quality: ``python -m bench quality [--target DIR] [--tokens 200] [--text FILE ..]``.
 
-The target in fp32 draws texts at temperature 1 behind the prompts of ``bench/prompts.jsonl``; or the texts are pieces
-of files, one behind the other in equal distances. Each way to keep weights and KV, and to multiply, then reads the same
+The target in fp32 draws texts at temperature 1 after the prompts of ``bench/prompts.jsonl``; or the texts are pieces
+of files, at equal distances. Each way to keep weights and KV, and to multiply, then reads the same
 texts: their loss, how often its most likely token is that of fp32, and its KL divergence from it. Rows read the KV that
 is stored, so a text in one pass has the logits that it has token by token. Of a target that is quantised the weights
 stay, and fp32 is what they are multiplied with.
@@ -9,7 +9,7 @@ stay, and fp32 is what they are multiplied with.
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ Text = tuple[list[int], int]
 
 
 def drawn(engine: Engine, prompts: list[list[int]], tokens: int) -> list[Text]:
-    """Prompts and what the engine writes behind them."""
+    """Prompts and what the engine writes after them."""
     params = (SamplingParams(temperature=1.0, seed=n, max_tokens=tokens, ignore_eos=True) for n in range(len(prompts)))
     return [
         (prompt + run(engine, request(prompt, each)).tokens, len(prompt))
@@ -70,7 +70,7 @@ def read(files: Sequence[Path], encode: Encoder, pieces: int, tokens: int) -> li
 
 
 def chances(engine: Engine, texts: list[Text]) -> Tensor:
-    """fp32[N, V]: log chances before each token behind the prompts."""
+    """fp32[N, V]: log chances before each token after the prompts."""
     verifier, found = target_of(engine), []
     for tokens, first in texts:
         table, pieces = PageTable(engine.pool), []
@@ -108,19 +108,16 @@ def _loss(chances: Tensor, ids: Tensor) -> float:
     return -chances.gather(1, ids[:, None]).double().mean().item()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.quality", description="What quantising costs in quality.")
+def options(parser: ArgumentParser) -> None:
     add_arguments(parser)
-    parser.add_argument("--tokens", type=int, default=200, help="tokens of each text behind its prompt, or in all")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of each text after its prompt, or in all")
     parser.add_argument("--text", type=Path, nargs="+", default=[], help="files of text to read (what is drawn)")
     parser.add_argument("--pieces", type=int, default=8, help="texts to read from each file")
-    args = parser.parse_args()
+
+
+def main(args: Namespace) -> None:
     options = Options.of(args)
     encode = Encoder(options.tokenizer)
     texts = read(args.text, encode, args.pieces, args.tokens)
     found = report(options, texts, [encode(prompt) for prompt in load()], args.tokens)
     record.finish("quality", {"target": args.target, **found}, not args.no_save)
-
-
-if __name__ == "__main__":
-    main()

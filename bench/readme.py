@@ -1,4 +1,4 @@
-"""The README's figures, from the newest records of ``bench.peers``: ``python -m bench.readme``.
+"""The README's figures, from the newest records of ``bench peers``: ``python -m bench readme``.
 
 The part of README.md between two marks is written anew; a test holds it against the record.
 """
@@ -6,13 +6,14 @@ The part of README.md between two marks is written anew; a test holds it against
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from bench import BadOption
+from bench.peers import NONE, OURS, TOGETHER
 from bench.record import RESULTS
-from bench.report import markdown, ratio
-from bench.versus import NONE, OURS, TOGETHER
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- performance:begin -->\n", "<!-- performance:end -->\n"
@@ -100,7 +101,7 @@ def _verdicts(entry: Entry) -> list[str]:
 
 def _at_each(times: dict[str, Entry]) -> str:
     """How many times as fast, at each temperature."""
-    said = [f"{ratio(one)} at T = {at}" for at, one in times.items()]
+    said = [f"{x['ratio']:.2f} ({x['low']:.2f} to {x['high']:.2f}) at T = {at}" for at, x in times.items()]
     return ", ".join(said).replace(" at T", " times as fast at T", 1)
 
 
@@ -113,18 +114,24 @@ def _at_once(entry: Entry) -> str:
     return f"{said}\n\n{markdown(['', *counts], rows)}"
 
 
+def markdown(columns: list[str], rows: list[list[str]]) -> str:
+    """A table; the first column is text."""
+    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def rewritten(text: str, part: str) -> str:
     """The README with its figures replaced."""
     before, rest = text.split(BEGIN)
     return before + BEGIN + part + END + rest.split(END)[1]
 
 
-def main() -> None:
+def options(parser: ArgumentParser) -> None:
+    """None."""
+
+
+def main(args: Namespace) -> None:
     records = newest()
     if not records:
-        raise SystemExit("no record of bench.peers on several kinds of prompts yet: bench/README.md has the command")
+        raise BadOption("no record of bench peers on several kinds of prompts yet: bench/README.md has the command")
     README.write_text(rewritten(README.read_text("utf-8"), block(records)), "utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What every benchmark leaves behind: a table for people, one JSON line last, the same in ``bench/results/``."""
+"""What every benchmark leaves: a table for people, one JSON line last, the same in ``bench/results/``."""
 
 from __future__ import annotations
 
@@ -48,25 +48,17 @@ def machine() -> dict[str, Any]:
     }
 
 
-def models(engine: Engine, target: str, draft: str | None) -> dict[str, Any]:
+def models(engine: Engine, **directories: str | None) -> dict[str, Any]:
     """What ran: names without folders, and what the engine says of itself."""
     info = engine.info
-    return {
-        "target": Path(target).name,
-        "draft": Path(draft).name if draft else None,
-        "vocab_size": info.vocab_size,
-        "dtype": info.dtype,
-        "exact": info.exact,
-        "exact_reason": info.exact_reason,
-    }
+    names = {name: Path(path).name if path else None for name, path in directories.items()}
+    of_engine = {name: getattr(info, name) for name in ("vocab_size", "dtype", "exact", "exact_reason")}
+    return names | of_engine
 
 
 def command() -> str:
     """The command line that made this run, without the folders of the machine it ran on."""
-    path = Path(sys.argv[0])
-    module = f"-m bench.{path.parent.name if path.stem == '__main__' else path.stem}"
-    arguments = [Path(a).name if os.sep in a else a for a in sys.argv[1:]]
-    return " ".join(["python", module, *arguments])
+    return " ".join(["python -m bench", *(Path(a).name if os.sep in a else a for a in sys.argv[1:])])
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -93,17 +85,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def finish(bench: str, results: dict[str, Any], save: bool = True, folder: Path | None = None) -> None:
-    """Write ``<date>-<bench>.json`` (unless told not to) and print the same as one JSON line.
-
-    folder: where it is written; None: ``bench/results``.
-    """
+def finish(bench: str, results: dict[str, Any], save: bool = True) -> None:
+    """Write ``bench/results/<date>-<bench>.json``, if it is to be saved, and print the same as one JSON line."""
     now = datetime.now(UTC)
     entry = {"bench": bench, "date": now.isoformat(timespec="seconds"), "command": command(), "machine": machine()}
     entry |= plain(results)
     if save:
-        folder = folder or RESULTS
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{now:%Y%m%d-%H%M%S}-{bench}.json"
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        path = RESULTS / f"{now:%Y%m%d-%H%M%S}-{bench}.json"
         path.write_text(json.dumps(entry, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(entry, separators=(",", ":")))

@@ -1,7 +1,7 @@
 """Replicas on a real Ray, killed, scaled and updated under streams: is anything lost, is any text another one?
 
-    python -m bench.replicas --kills 20
-    python -m bench.replicas --autoscale
+    python -m bench replicas --kills 20
+    python -m bench replicas --autoscale
 
 Two front doors share the replicas of the bundled pair. Every answer is compared with the one that was given before
 anything was disturbed. Needs the extra ``foresay[ray]``.
@@ -9,7 +9,6 @@ anything was disturbed. Needs the extra ``foresay[ray]``.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -17,6 +16,7 @@ import random
 import signal
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -25,8 +25,8 @@ from typing import Any
 
 import aiohttp
 
-from bench.http import running
 from bench.record import finish
+from bench.serving import running
 
 ADMIN = "an admin key of the bench"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}, "maxItems": 60}}}
@@ -174,7 +174,7 @@ async def autoscaled(storm: Storm, streams: int) -> dict[str, Any]:
         return {"up_seconds": up, "down_seconds": await storm.until_replicas(1, SCALING_PATIENCE)}
 
 
-async def storm(ports: list[int], scale: Callable[[int, int], Awaitable[None]], args: argparse.Namespace) -> Any:
+async def storm(ports: list[int], scale: Callable[[int, int], Awaitable[None]], args: Namespace) -> Any:
     """The record of one run."""
     timeout = aiohttp.ClientTimeout(total=None)
     doors = [aiohttp.ClientSession(f"http://127.0.0.1:{port}", timeout=timeout) for port in ports]
@@ -195,7 +195,7 @@ async def storm(ports: list[int], scale: Callable[[int, int], Awaitable[None]], 
         await asyncio.gather(*[door.close() for door in doors])
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: Namespace) -> dict[str, Any]:
     """With a Ray of its own."""
     import ray
     from ray import serve
@@ -227,20 +227,17 @@ def _fields(config: Any) -> dict[str, Any]:
     return {name: getattr(config, name) for name in config.__struct_fields__}
 
 
-def main() -> int:
-    """Run, and say whether anything was lost."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--autoscale", action="store_true", help="instead: what Ray does by itself under load")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--doors", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-save", action="store_true")
-    args = parser.parse_args()
+
+
+def main(args: Namespace) -> int:
+    """Whether anything was lost."""
     results = run(args)
     finish("replicas", results, save=not args.no_save)
     return 1 if results["wrong"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The texts that ``bench.budget`` has written, round after round: recorded ones, and prompts to continue.
+"""The texts of ``bench budget``, round after round: recorded ones, made ones, and prompts to continue.
 
 ::
 
@@ -8,28 +8,35 @@
     repeated  answers to one question again (DIR/*.jsonl), in the ids of another vocabulary
     drawn     prompts of the bench, continued as the target likes
     again     the same, and each once more with the same seed, as clients do that try again or compare
+
+DIR holds ``*.jsonl`` of ``{"prompt_token_ids" or "input_token_ids": [...], "output_token_ids": [...]}``, and ``*.json``
+of tool-calling dialogues (a list of ``{"traj": [{"role": ..., "content": ..., "tool_calls": ...}]}``), which are
+tokenised; each message of the assistant is a request.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 
-from bench import prompts
-from bench.forced import FIRST_TEXT_ID, Recorded, copy_heavy, fresh
-from bench.lookups import requests
+from tokenizers import Tokenizer
 
-#: Of a repeated answer: the end of its prompt that is kept. Of dialogues: the most that stands before the first turn
-#: that is written, the shortest turn that counts, how many of one are written, and the longest text.
+from bench import BadOption, prompts
+from foresay.server.settings.resolved import BUNDLED
+
+FIRST_TEXT_ID = 16  # below lie special tokens, in most vocabularies
+#: Of a repeated answer: the end of its prompt that is kept. Of dialogues: the most tokens before the first turn that is
+#: written, the shortest turn that counts, how many of one are written, and the longest text.
 PROMPT, BEFORE, SHORTEST, TURNS, LONGEST = 256, 1024, 24, 3, 3500
-#: Answers that a round of the repeated ones writes, and where in them they begin: past what is always the same.
+#: Answers that a round of the repeated ones writes, and where in them they begin: after what is always the same.
 REPEATED, BEGIN = 3, 512
 #: Of an edited text, answers of the usual length: a round writes as much of it as of the other copied texts.
 EDITED = 3
 
-#: A prompt, and the answer that is to be written; none where the target says what comes.
+#: A prompt, and the answer that is to be written; an empty one where the target says what comes.
 Asked = tuple[list[int], list[int]]
 #: For each round the requests of each mode, one after the other.
 Workload = Iterator[list[Asked]]
@@ -45,8 +52,8 @@ def workloads(
     """
     rng, most = random.Random(seed), min(vocab, 4096)
     made: dict[str, Workload] = {
-        "fresh": _made(fresh, most, rng, length),
-        "edits": _made(copy_heavy, most, rng, min(EDITED * length, room // 2)),
+        "fresh": _made(lambda: fresh(most, rng, length)),
+        "edits": _made(lambda: copy_heavy(most, rng, min(EDITED * length, room // 2))),
         "drawn": _drawn(tokenizer),
         "again": ([*asked, *asked] for asked in _drawn(tokenizer)),
     }
@@ -59,6 +66,55 @@ def workloads(
             if long := [answer for answer in answers if len(answer[1]) > BEGIN + 1]:
                 made["repeated"] = _repeated(long, rng, length)
     return made
+
+
+def fresh(vocab: int, rng: random.Random, length: int) -> Asked:
+    """Prompt and answer without any token twice: looking back never pays."""
+    tokens = rng.sample(range(FIRST_TEXT_ID, vocab), 2 * length)
+    return tokens[:length], tokens[length:]
+
+
+def copy_heavy(vocab: int, rng: random.Random, length: int) -> Asked:
+    """The prompt quoted in order, one token in ten or so replaced."""
+    prompt = [rng.randrange(FIRST_TEXT_ID, vocab) for _ in range(length)]
+    return prompt, [token if rng.random() < 0.9 else rng.randrange(FIRST_TEXT_ID, vocab) for token in prompt]
+
+
+def edited(text: str, rng: random.Random, rate: float) -> str:
+    """The text with a share ``rate`` of its words, and a fifth of that share of its lines, replaced, left out, or
+    followed by another one."""
+    words = _changed(text.split(" "), rng, rate)
+    return "\n".join(_changed(" ".join(words).split("\n"), rng, rate / 5))
+
+
+def _changed(items: Sequence[str], rng: random.Random, rate: float) -> list[str]:
+    out: list[str] = []
+    for item in items:
+        change = rng.choice(("replaced", "left out", "followed")) if rng.random() < rate else None
+        if change in (None, "followed"):
+            out.append(item)
+        if change in ("replaced", "followed"):
+            out.append(rng.choice(items))
+    return out
+
+
+def requests(file: Path, most: int, longest: int) -> Iterator[Asked]:
+    """The first requests of a file; of their answers the first ``longest`` tokens."""
+    if file.suffix == ".jsonl":
+        for line in file.read_text("utf-8").splitlines()[:most]:
+            row = json.loads(line)
+            yield row.get("prompt_token_ids") or row["input_token_ids"], row["output_token_ids"][:longest]
+        return
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "target" / "tokenizer.json"))
+    for dialogue in json.loads(file.read_text("utf-8"))[:most]:
+        prompt: list[int] = []
+        for message in dialogue["traj"]:
+            calls = [call["function"] for call in message.get("tool_calls") or []]
+            text = f"{message['role']}\n{message.get('content') or ''}{json.dumps(calls) if calls else ''}\n"
+            tokens = tokenizer.encode(text, add_special_tokens=False).ids
+            if message["role"] == "assistant":
+                yield prompt, tokens[:longest]
+            prompt = prompt + tokens
 
 
 def dialogues(asked: Sequence[Asked], longest: int = LONGEST) -> list[list[Asked]]:
@@ -78,6 +134,17 @@ def dialogues(asked: Sequence[Asked], longest: int = LONGEST) -> list[list[Asked
     return found
 
 
+def renamed(asked: list[Asked], vocab: int) -> list[Asked]:
+    """The same texts in ids of this vocabulary, alike everywhere; by first appearance, so that no two are one."""
+    names: dict[int, int] = {}
+    for prompt, output in asked:
+        for token in (*prompt, *output):
+            names.setdefault(token, FIRST_TEXT_ID + len(names))
+    if len(names) + FIRST_TEXT_ID > vocab:
+        raise BadOption(f"the texts hold {len(names)} different tokens, the target has {vocab}: take shorter ones")
+    return [([names[token] for token in prompt], [names[token] for token in output]) for prompt, output in asked]
+
+
 def _drawn(tokenizer: Path) -> Workload:
     """An opening of a story and a question in each round."""
     encode = prompts.Encoder(tokenizer)
@@ -86,27 +153,13 @@ def _drawn(tokenizer: Path) -> Workload:
         yield [(prompt, []) for prompt in islice(texts, 2)]
 
 
-def _made(
-    make: Callable[[str, int, random.Random, int], Recorded], vocab: int, rng: random.Random, length: int
-) -> Workload:
+def _made(make: Callable[[], Asked]) -> Workload:
     while True:
-        text = make("", vocab, rng, length)
-        yield [(text.prompt, text.output)]
+        yield [make()]
 
 
 def _repeated(asked: list[Asked], rng: random.Random, length: int) -> Workload:
-    """Some of the answers in random order, from the same place on."""
+    """Some of the answers in random order, from the same position on."""
     while True:
         chosen = rng.sample(asked, min(REPEATED, len(asked)))
         yield [([*prompt, *output[:BEGIN]][-PROMPT:], output[BEGIN : BEGIN + length]) for prompt, output in chosen]
-
-
-def renamed(asked: list[Asked], vocab: int) -> list[Asked]:
-    """The same texts in ids of this vocabulary, alike everywhere; by first appearance, so that no two are one."""
-    names: dict[int, int] = {}
-    for prompt, output in asked:
-        for token in (*prompt, *output):
-            names.setdefault(token, FIRST_TEXT_ID + len(names))
-    if len(names) + FIRST_TEXT_ID > vocab:
-        raise SystemExit(f"the texts hold {len(names)} different tokens, the target has {vocab}: take shorter ones")
-    return [([names[token] for token in prompt], [names[token] for token in output]) for prompt, output in asked]

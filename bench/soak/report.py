@@ -15,6 +15,8 @@ from bench.soak.storm import Round, Tally
 #: Memory is flat if it rises by less than this in 1,000 requests; of fewer nothing is said.
 FLAT_MB, TOLD_BY = 2.0, 1000
 MOST_FAULTS = 20
+#: What the table shows in parts.
+PARTS = ("counts", "restart_s", "memory", "totals")
 
 
 class Memory(NamedTuple):
@@ -93,31 +95,7 @@ def well(found: dict[str, Any]) -> bool:
 
 
 def show(found: dict[str, Any]) -> None:
-    """The table."""
-    counts, down = found["counts"], found["restart_s"]
-    rows: list[tuple[str, object]] = [
-        ("requests sent", found["requests"]),
-        ("answers compared with plain decoding", found["compared"]),
-        ("  of them beginnings of answers", counts.get("compared beginnings", 0)),
-        ("  wrong", found["wrong"]),
-        *((f"requests that were {name}", counts.get(name, 0)) for name in ("answered", "refused", "left", "cancelled")),
-        ("requests that no engine was there for", counts.get("not taken", 0)),
-        ("other faults", found["other_faults"]),
-        (
-            "kills, failed steps, freezes",
-            ", ".join(str(counts.get(n, 0)) for n in ("kills", "failed steps", "freezes")),
-        ),
-        ("  frozen engines that were replaced", counts.get("frozen engines replaced", 0)),
-        (
-            "seconds until the engine was back, median and longest",
-            "-" if down is None else f"{down['median']:.1f}, {down['longest']:.1f}",
-        ),
-        ("preemptions", found["totals"]["num_preemptions"]),
-        ("prompt tokens that were there already", found["totals"]["prompt_tokens_cached"]),
-        ("longest gap of a stream that no harm touched, ms", found["longest_gap_ms"]),
-        ("pages held at quiet moments", f"{found['pages_at_quiet_moments']} in {found['quiet_moments']}"),
-        ("leaks", found["leaked"]),
-        *((f"{name.removesuffix('_mb')}, MB", one or "too short to tell") for name, one in found["memory"].items()),
-        ("memory is flat", {True: "yes", False: "no", None: "too few requests to tell"}[found["flat"]]),
-    ]
+    """The table: all but what is for the record alone."""
+    rows = [(name, value) for name, value in found.items() if not isinstance(value, dict | list)]
+    rows += [(f"{of}: {name}", value) for of in PARTS for name, value in (found[of] or {}).items()]
     record.table("soak", ["", "figure"], rows)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from bench.http import running
+from bench.serving import running
 from bench.soak.clients import session
 from foresay.server.host.spare import SPARE
 
@@ -27,7 +27,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """What is left when nobody asks. pages: of the KV cache that somebody still holds. Memory in MB."""
+    """What is left when there is no request. pages: of the KV cache that are still held. Memory in MB."""
 
     at: float
     running: int
@@ -56,14 +56,7 @@ class Served:
     @property
     def engine_id(self) -> int | None:
         """The engine process that lives now."""
-        for task in Path(f"/proc/{self.process_id}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                with suppress(OSError):  # one that is dead and not yet buried has no command line
-                    process = Path(f"/proc/{child}")
-                    spare = (process / "comm").read_bytes().strip() == SPARE
-                    if not spare and b"foresay.server.host.process" in (process / "cmdline").read_bytes():
-                        return int(child)
-        return None
+        return engine_of(self.process_id)
 
     # -- harm ----------------------------------------------------------------------------------------------------
 
@@ -116,7 +109,7 @@ class Served:
         return info
 
     async def quiet(self, descriptors: int | None = None) -> Quiet:
-        """Wait until nothing runs, make one step, and read what is held behind it. descriptors: so many may be open."""
+        """Wait until nothing runs, make one step, and read what is held after it. descriptors: so many may be open."""
         await self._until_idle(descriptors)
         # After a cancel there is no step that would tell of the pages, so one is asked for.
         assert await self._step() == 200, "it is ready"
@@ -166,10 +159,22 @@ class Served:
 
     @property
     def mistakes(self) -> list[str]:
-        """What it wrote of errors that nobody foresaw."""
+        """What it wrote of errors that were not foreseen."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         found = [text[one.start() :][:3000] for one in re.finditer(r"Traceback \(most recent", text)]
         return [one for one in found if MADE not in one]
+
+
+def engine_of(server: int) -> int | None:
+    """The engine process of a server that lives now."""
+    for task in Path(f"/proc/{server}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with suppress(OSError):  # one that is dead and not yet buried has no command line
+                process = Path(f"/proc/{child}")
+                spare = (process / "comm").read_bytes().strip() == SPARE
+                if not spare and b"foresay.server.host.process" in (process / "cmdline").read_bytes():
+                    return int(child)
+    return None
 
 
 def resident(process_id: int) -> float:
@@ -183,8 +188,7 @@ def resident(process_id: int) -> float:
 @contextmanager
 def started(flags: list[str], log: Path) -> Iterator[tuple[int, int]]:
     """A server that is ready: the id of its process and its port. Its engines fail when they are told to."""
-    before, failing = os.environ.get("PYTHONPATH", ""), str(Path(__file__).with_name("failing"))
-    if failing not in before.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (before, failing)))
-    with log.open("ab") as errors, running(flags, RETURN_SECONDS, errors) as (process, port):
+    paths = filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).with_name("failing"))))
+    environment = {"PYTHONPATH": os.pathsep.join(paths)}
+    with log.open("ab") as errors, running(flags, RETURN_SECONDS, errors, environment) as (process, port):
         yield process.pid, port

@@ -1,15 +1,14 @@
-"""Train the bundled draft from its target: ``python -m bench.toy.distil --target DIR --data DIR --out DIR``.
+"""Train the bundled draft from its target: ``python -m bench toy.distil --target DIR --data DIR --out DIR``.
 
 A Llama of 0.9 million parameters learns the target's whole next-token distribution (KL divergence) on the training
 text, which is what decides how often both draw the same token under shared noise. ``--data`` is the folder
-``bench.toy.train`` wrote its token streams to.
+``bench toy.train`` wrote its token streams to.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from bench.toy.train import DRAFT, Batches, new_model, optimizers, rate_at, save
+from bench.toy.train import DRAFT, Batches, learn, new_model, save
 
 
 def divergence(draft: Tensor, target: Tensor) -> Tensor:
@@ -41,38 +40,34 @@ def agreement(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder with train.npy and held.npy")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--rate", type=float, default=6e-3)
     parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
-    args = parser.parse_args()
+
+
+def main(args: Namespace) -> None:
     torch.manual_seed(0)
     train, held = np.load(args.data / "train.npy"), np.load(args.data / "held.npy")
     target = LlamaForCausalLM.from_pretrained(args.target, dtype=torch.float32).eval()
     draft = new_model(DRAFT)
-    print(f"{sum(p.numel() for p in draft.parameters()):,} parameters", flush=True)
-    teach, learn = torch.compile(target, dynamic=False), torch.compile(draft, dynamic=False)
-    optimizer, batches, begun, step = optimizers(draft, args.rate), Batches(train, 4), time.monotonic(), 0
-    while (share := (time.monotonic() - begun) / (args.minutes * 60)) < 1:
+    teach, drafted, batches = (
+        torch.compile(target, dynamic=False),
+        torch.compile(draft, dynamic=False),
+        Batches(train, 4),
+    )
+
+    def loss() -> Tensor:
         rows = batches.draw(args.tokens // 256, 256)[:, :-1]
         with torch.no_grad():
             wanted = teach(rows).logits.flatten(0, 1).clone()
-        loss = divergence(learn(rows).logits.flatten(0, 1), wanted).mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        optimizer.step(rate_at(share))
-        step += 1
-        if step % 50 == 1:
-            print(
-                json.dumps({"step": step, "share": round(share, 3), "loss": round(float(loss.detach()), 4)}), flush=True
-            )
-    print(json.dumps(agreement(draft, target, held)), flush=True)
-    save(draft, AutoTokenizer.from_pretrained(args.target, trust_remote_code=False), args.out / "draft")
+        return divergence(drafted(rows).logits.flatten(0, 1), wanted).mean()
 
+    def keep() -> None:
+        print(json.dumps(agreement(draft, target, held)), flush=True)
+        save(draft, AutoTokenizer.from_pretrained(args.target, trust_remote_code=False), args.out / "draft")
 
-if __name__ == "__main__":
-    main()
+    learn(draft, args, loss, keep)

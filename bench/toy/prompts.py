@@ -1,4 +1,4 @@
-"""Prompts to train the bundled heads with: ``python -m bench.toy.prompts --text DIR --out prompts.jsonl``.
+"""Prompts to train the bundled heads with: ``python -m bench toy.prompts --text DIR --out prompts.jsonl``.
 
 Beginnings of paragraphs of the stories and questions of the maths text, three to one, in the form that ``foresay
 train --prompts`` reads. None of them is in ``bench/prompts.jsonl``.
@@ -6,9 +6,9 @@ train --prompts`` reads. None of them is in ``bench/prompts.jsonl``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from bench.toy import data
@@ -29,19 +29,16 @@ def questions(path: Path, count: int, chance: random.Random) -> list[str]:
     return [json.loads(line)["question"].strip() for line in chance.sample(lines, count)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: ArgumentParser) -> None:
     parser.add_argument("--text", type=Path, required=True, help="folder of pd_children_stories.txt, gsm8k_train.jsonl")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=4096)
-    args = parser.parse_args()
+
+
+def main(args: Namespace) -> None:
     chance = random.Random(0)
     books = data.stories(args.text / "pd_children_stories.txt")
     chats = questions(args.text / "gsm8k_train.jsonl", args.count // 4, chance)
     lines: list[dict[str, object]] = [{"messages": [{"role": "user", "content": chat}]} for chat in chats]
     lines += [{"prompt": text} for text in beginnings(books, args.count - len(chats), chance)]
     args.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Train the bundled target from scratch: ``python -m bench.toy.train --text DIR --out DIR --minutes 60``.
+"""Train the bundled target from scratch: ``python -m bench toy.train --text DIR --out DIR --minutes 60``.
 
 A Llama of 7.3 million parameters on public-domain children's stories and grade-school maths. The schedule is a share
 of the time given, so the same command makes the best model a machine can in that time. Matrices learn with Muon
@@ -7,16 +7,18 @@ of the time given, so the same command makes the best model a machine can in tha
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -137,8 +139,7 @@ def held_out_loss(model: LlamaForCausalLM, held: np.ndarray, length: int = 512) 
     return float(torch.stack(losses).mean())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--text", type=Path, required=True, help="folder with pd_children_stories.txt and gsm8k_train.jsonl"
     )
@@ -150,44 +151,48 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
     parser.add_argument("--bf16", action="store_true", help="multiply in bf16: faster where the processor has AMX")
-    args = parser.parse_args()
+
+
+def main(args: Namespace) -> None:
     torch.manual_seed(0)
     tokenizer, train, held = prepare(args.text, args.out)
     print(f"{len(train):,} training tokens, {len(held):,} held out", flush=True)
     model = LlamaForCausalLM.from_pretrained(args.resume, dtype=torch.float32) if args.resume else new_model(TARGET)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    compiled = torch.compile(model, dynamic=False)
-    optimizer = optimizers(model, args.rate)
-    batches, begun, seen, step, saved = Batches(train, args.seed), time.monotonic(), 0, 0, 0.0
-    while (share := (time.monotonic() - begun) / (args.minutes * 60)) < 1:
+    compiled, batches = torch.compile(model, dynamic=False), Batches(train, args.seed)
+
+    def loss() -> Tensor:
         rows = batches.draw(args.tokens // args.length, args.length)
         with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
             logits = compiled(rows[:, :-1]).logits.float()
-        loss = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+    def keep() -> None:
+        print(json.dumps({"held_out_loss": held_out_loss(model, held)}), flush=True)
+        save(model, tokenizer, args.out / "target")
+
+    learn(model, args, loss, keep)
+
+
+def learn(model: LlamaForCausalLM, args: Namespace, loss_of: Callable[[], Tensor], keep: Callable[[], None]) -> None:
+    """Steps until the time is up; a line about every twentieth, and ``keep`` at each eighth of the time and the end."""
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    optimizer, begun, step, kept = optimizers(model, args.rate), time.monotonic(), 0, 0.0
+    while (share := (time.monotonic() - begun) / (args.minutes * 60)) < 1:
+        loss = loss_of()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step(rate_at(share))
-        seen, step = seen + args.tokens, step + 1
+        step += 1
         if step % 20 == 1:
-            took = time.monotonic() - begun
-            print(
-                json.dumps(
-                    {
-                        "step": step,
-                        "share": round(share, 3),
-                        "loss": round(float(loss.detach()), 4),
-                        "tokens_per_second": round(seen / took),
-                    }
-                ),
-                flush=True,
-            )
-        if share - saved > 0.12:
-            saved = share
-            print(json.dumps({"held_out_loss": held_out_loss(model, held)}), flush=True)
-            save(model, tokenizer, args.out / "target")
-    print(json.dumps({"held_out_loss": held_out_loss(model, held), "tokens": seen}), flush=True)
-    save(model, tokenizer, args.out / "target")
-
-
-if __name__ == "__main__":
-    main()
+            speed = round(step * args.tokens / (time.monotonic() - begun))
+            line = {
+                "step": step,
+                "share": round(share, 3),
+                "loss": round(float(loss.detach()), 4),
+                "tokens_per_s": speed,
+            }
+            print(json.dumps(line), flush=True)
+        if share - kept > 0.12:
+            kept = share
+            keep()
+    keep()

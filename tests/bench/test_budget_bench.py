@@ -1,4 +1,4 @@
-"""The texts of ``bench.budget``, and how it judges."""
+"""The texts of ``bench budget``, and how it judges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.budget import Rounds, judged, requests_of
+from bench import BadOption
+from bench.budget import judged, requests_of
 from bench.texts import BEFORE, SHORTEST, TURNS, dialogues, renamed, workloads
 from foresay.server.settings.resolved import BUNDLED
 
@@ -15,7 +16,7 @@ from foresay.server.settings.resolved import BUNDLED
 def test_names_are_alike_everywhere_and_no_two_tokens_get_one() -> None:
     asked = [([900, 5], [900, 70_000]), ([5], [5, 5])]
     assert renamed(asked, 64) == [([16, 17], [16, 18]), ([17], [17, 17])]
-    with pytest.raises(SystemExit, match="3 different tokens, the target has 18"):
+    with pytest.raises(BadOption, match="3 different tokens, the target has 18"):
         renamed(asked, 18)
 
 
@@ -48,13 +49,13 @@ def test_what_is_asked_again_is_asked_alike(tmp_path: Path) -> None:
     assert {request.params.seed for request in requests_of(asked, 8, "salt", 3)} == {3}
 
 
-def rounds(auto: list[float], **fixed: list[float]) -> Rounds:
-    return Rounds({"none": [10.0] * len(auto), **fixed, "auto": auto})
+def rates(auto: list[float], **fixed: list[float]) -> dict[str, list[float]]:
+    return {"none": [10.0] * len(auto), **fixed, "auto": auto}
 
 
 def test_the_best_fixed_choice_is_made_on_one_half_and_scored_on_the_other() -> None:
     """The first is better in the even rounds, which choose; the odd ones score."""
-    told = judged("edits", rounds([30.0, 20.0] * 4, early=[31.0, 25.0] * 4, late=[12.0, 40.0] * 4))
+    told = judged("edits", rates([30.0, 20.0] * 4, early=[31.0, 25.0] * 4, late=[12.0, 40.0] * 4))
     assert [verdict.what for verdict in told] == ["auto / none", "auto / early"]
     assert (told[0].ratio, told[0].holds) == (2.5, True)
     assert told[1].ratio == pytest.approx(0.8)
@@ -62,11 +63,11 @@ def test_the_best_fixed_choice_is_made_on_one_half_and_scored_on_the_other() -> 
 
 
 def test_no_draft_is_one_of_the_fixed_choices() -> None:
-    told = judged("fresh", rounds([9.9] * 6, bad=[5.0] * 6))
+    told = judged("fresh", rates([9.9] * 6, bad=[5.0] * 6))
     assert [(verdict.what, verdict.holds) for verdict in told] == [("auto / none", True), ("auto / none", True)]
 
 
 def test_a_median_that_holds_with_an_interval_that_does_not_fails() -> None:
-    told = judged("fresh", rounds([10.0, 10.0, 10.0, 10.0, 5.0, 5.0, 5.0]))
+    told = judged("fresh", rates([10.0, 10.0, 10.0, 10.0, 5.0, 5.0, 5.0]))
     assert told[0].ratio == 1.0
     assert not told[0].holds

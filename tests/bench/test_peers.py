@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from bench import llama, peers, prompts, readme, report, versus
-from bench.http import ServerFailed, Timed
+from bench import llama, peers, prompts, readme
+from bench.experiment import Case, Sample, Taken
 from bench.record import plain
+from bench.serving import Answer, ServerFailed, exchange
 from tests.server.live import LiveServer
 
+BODY = {"model": None, "prompt": [1, 2, 3], "max_tokens": 16, "seed": 1, "ignore_eos": True}
 GGUF = (Path("w-q4_1.gguf"), Path("w-q4_0.gguf"))
 
 
@@ -74,30 +76,42 @@ def test_code_is_asked_for_as_a_user_would() -> None:
 def test_one_client_times_whoever_serves(tmp_path: Path) -> None:
     with LiveServer(tmp_path / "log", "--draft", "none") as live:
         server = peers.Server("foresay none", int(live.wait_for_url().rpartition(":")[2]), {"model": None})
-        answer = server.ask([1, 2, 3], 0.0, 0, 24, endless=True)
-        with pytest.raises(ServerFailed, match="prompt"):
-            server.ask([1 << 30], 0.0, 0, 24)
+        counted: list[int] = []
         group = [peers.Asked("own", f"{number}", (1, 2, 3 + number)) for number in range(3)]
+        answer = server.ask(group[0], arguments(max_tokens=24), endless=True)
+        whole = exchange(server.port, {**BODY, "stream": False})
+        heard = exchange(server.port, {**BODY, "stream": True}, counted.append)
+        with pytest.raises(ServerFailed, match="prompt"):
+            server.ask(peers.Asked("own", "none", (1 << 30,)), arguments())
         with ThreadPoolExecutor(3) as pool:
-            speed = peers.together(server, group, pool, arguments(max_tokens=8))
-    assert answer.tokens == 24 and 0 < answer.first < answer.whole
+            measured = peers.together(server, pool, arguments(max_tokens=8)).measure(Case("", "", group), 0)
+    assert answer.tokens == 24 and 0 < answer.first < answer.whole <= answer.seconds
     assert answer.speed == pytest.approx(23 / (answer.whole - answer.first))
-    assert speed > 0
+    assert (whole.text, whole.tokens) == (heard.text, heard.tokens) and whole.text
+    assert len(whole.arrivals) == 1 < len(heard.arrivals) == len(counted) and counted[:2] == [1, 2]
+    assert isinstance(measured, Sample) and measured.figures[peers.DECODING] > 0
 
 
-def answers() -> dict[str, dict[str, Timed]]:
+def answers() -> list[Taken]:
     """Of two prompts, and a third that all but one answer with a word."""
 
-    def given(first: float, speed: float, long: int = 2) -> dict[str, Timed]:
-        return {f"{n}": Timed(first, first + 20 / speed, 21) if n < long else Timed(first, 9.0, 2) for n in range(3)}
+    def given(way: str, first: float, speed: float, long: int = 2) -> list[Taken]:
+        made = [
+            Answer("", 21, [], first, first + 20 / speed, 9.0) if n < long else Answer("", 2, [], first, 9.0, 9.0)
+            for n in range(3)
+        ]
+        return [
+            Taken(way, Case("", f"{n}", peers.Asked("chat", f"{n}", ())), 0, peers.sample(answer))
+            for n, answer in enumerate(made)
+        ]
 
-    ours = {"foresay none": given(0.1, 100), "foresay auto": given(0.1, 300), "foresay ngram": given(0.2, 150, 3)}
-    theirs = {"llama.cpp A plain": given(0.4, 50), "llama.cpp B plain": given(0.2, 40)}
-    return ours | theirs | {"llama.cpp B ngram-mod": given(0.3, 75)}
+    ours = [*given("foresay none", 0.1, 100), *given("foresay auto", 0.1, 300), *given("foresay ngram", 0.2, 150, 3)]
+    theirs = [*given("llama.cpp A plain", 0.4, 50), *given("llama.cpp B plain", 0.2, 40)]
+    return [*ours, *theirs, *given("llama.cpp B ngram-mod", 0.3, 75)]
 
 
 def test_the_fastest_of_either_side_are_compared_and_auto_with_the_rest() -> None:
-    found = versus.summary(answers())
+    found = peers.summary(answers())
     assert found["ways"]["foresay none"]["tokens_per_second"].size == 2, "an answer of two tokens has no decode rate"
     pairs = {name: (pair["ours"], pair["theirs"], pair["times"].ratio) for name, pair in found["versus"].items()}
     assert pairs["decoding"] == ("foresay auto", "llama.cpp B ngram-mod", pytest.approx(4.0))
@@ -107,12 +121,12 @@ def test_the_fastest_of_either_side_are_compared_and_auto_with_the_rest() -> Non
         "foresay none": pytest.approx(3.0),
         "foresay ngram": pytest.approx(2.0),
     }
-    alone = versus.summary({way: given for way, given in answers().items() if way == "foresay none"})
+    alone = peers.summary([one for one in answers() if one.variant == "foresay none"])
     assert alone["versus"] == alone["auto_over"] == {}, "nobody to compare with"
 
 
 def test_the_readme_shows_others_in_the_format_that_suits_each_way_best(tmp_path: Path) -> None:
-    found = versus.summary(answers())
+    found = peers.kinds_of(answers())["together"]["0"]
     shape = {"bench": "peers", "target": "w.gguf", "distinct_prompts": 6, "server_threads": 2, "max_tokens": 8}
     machine = {"cores": 2, "cpu": "X", "load_1m": 1.0}
     kinds = {kind: {"0": found, "1": found} for kind in ("together", "chat", "editing")}
@@ -131,4 +145,3 @@ def test_the_readme_shows_others_in_the_format_that_suits_each_way_best(tmp_path
         and "(`auto`) make ours another 3.00 (3.00 to 3.00) times as fast at T = 0, 3.00" in text
     )
     assert "0-peers.json" in text and "1-at_once.json" in text, "the newest of several kinds of prompts"
-    assert "| foresay none | 100.0 (100.0 to 100.0) |" in report.peers(entry)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench.soak import report, storm
-from bench.soak.__main__ import flags, options
 from bench.soak.answers import Said, difference
 from bench.soak.requests import SHARES, Asks, Json
+from bench.soak.run import flags, known
 from bench.soak.served import Served, started
 from bench.soak.storm import Fault, Harm, Judge, Plain, Round, Tally
 
@@ -48,7 +48,7 @@ if "foresay.server.host.process" in sys.orig_argv:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a server without drafts."""
-    with started(flags("none", options(ARGS), ARGS), tmp_path_factory.mktemp("plain") / "log") as (_, port):
+    with started(flags("none", known(ARGS), ARGS), tmp_path_factory.mktemp("plain") / "log") as (_, port):
         yield port
 
 
@@ -74,7 +74,7 @@ async def wave(plain: int, process: int, port: int, log: Path, harms: list[Harm]
 
 @contextmanager
 def drafting(log: Path) -> Iterator[tuple[int, int]]:
-    with started([*flags("ngram:4", options(ARGS), ARGS), "--kv-tokens", "320"], log) as server:
+    with started([*flags("ngram:4", known(ARGS), ARGS), "--kv-tokens", "320"], log) as server:
         yield server
 
 

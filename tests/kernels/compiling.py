@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bench.binder import bound
+from tests.kernels.binder import bound
 
 CAPABILITIES = (80, 90)
 

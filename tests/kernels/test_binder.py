@@ -14,7 +14,6 @@ import triton.language as tl
 from triton.runtime.driver import driver
 
 from bench import shapes
-from bench.binder import DEVICE, Launches, bound
 from bench.gpu import settings
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground, RandomChain
@@ -32,6 +31,7 @@ from foresay.verifier.model.weights import allocate
 from foresay.verifier.ops.kernels import chain, linear
 from foresay.verifier.ops.kernels.chain import capability
 from foresay.verifier.paged_model import PagedModel
+from tests.kernels.binder import DEVICE, Launches, bound
 from tests.kernels.compiling import resource_usage
 
 

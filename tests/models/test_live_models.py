@@ -14,10 +14,10 @@ import aiohttp
 import openai
 import pytest
 
-from bench.switches import MOST_FILES, NAMES, switch
-from bench.switches import settings as settings_of
 from foresay.server.settings.resolved import BUNDLED
 from tests.checking.pairs import make_model
+from tests.models.switching import MOST_FILES, NAMES, switch
+from tests.models.switching import settings as settings_of
 from tests.server.live import LiveServer, openai_client, status_of
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Replicas on a real Ray: killed, scaled and updated under streams. ``python -m bench.replicas`` is the long form."""
+"""Replicas on a real Ray: killed, scaled and updated under streams. ``python -m bench replicas`` is the long form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def test_nothing_is_lost_where_replicas_are_killed_scaled_and_updated():
-    arguments = ["-m", "bench.replicas", "--kills", "2", "--streams", "2", "--no-save"]
+    arguments = ["-m", "bench", "replicas", "--kills", "2", "--streams", "2", "--no-save"]
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads(done.stdout.splitlines()[-1])

@@ -13,7 +13,6 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from bench.vocabularies import renumbered
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.build import build_engine
@@ -31,6 +30,7 @@ from tests.same_tokens.vocabularies import (
     Noted,
     Translated,
     order_without,
+    renumbered,
     with_columns,
     write_marked,
     write_sentencepiece,

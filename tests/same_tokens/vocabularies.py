@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
@@ -57,6 +60,42 @@ def order_without(vocab_size: int, share: float, keep: Sequence[int], seed: int 
     rng = random.Random(seed)
     gone = set(rng.sample([id for id in range(vocab_size) if id not in keep], round(share * vocab_size)))
     return rng.sample([id for id in range(vocab_size) if id not in gone], vocab_size - len(gone))
+
+
+def renumbered(source: Path, destination: Path, order: Sequence[int]) -> Path:
+    """A copy of a checkpoint with a byte-level BPE whose token i is the former token ``order[i]``; others are gone."""
+    shutil.copytree(source, destination)
+    known = {old: new for new, old in enumerate(order)}
+    _change(destination / "tokenizer.json", lambda content: _tokenizer(content, known))
+    for name in ("config.json", "generation_config.json"):
+        _change(destination / name, lambda content: _ends(content, known))
+    _change(destination / "config.json", lambda content: content | {"vocab_size": len(order)})
+    weights = load_file(destination / "model.safetensors")
+    for name in {"model.embed_tokens.weight", "lm_head.weight"}.intersection(weights):
+        weights[name] = weights[name][torch.tensor(order)].contiguous()
+    save_file(weights, destination / "model.safetensors", metadata={"format": "pt"})
+    return destination
+
+
+def _change(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text("utf-8")))), "utf-8")
+
+
+def _tokenizer(content: dict[str, Any], known: dict[int, int]) -> dict[str, Any]:
+    model = content["model"]
+    model["vocab"] = {token: known[id] for token, id in model["vocab"].items() if id in known}
+    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]]
+    model["merges"] = [merge for merge in merges if {*merge, "".join(merge)} <= model["vocab"].keys()]
+    content["added_tokens"] = [t | {"id": known[t["id"]]} for t in content["added_tokens"] if t["id"] in known]
+    model["vocab"] |= {token["content"]: token["id"] for token in content["added_tokens"]}
+    return content
+
+
+def _ends(content: dict[str, Any], known: dict[int, int]) -> dict[str, Any]:
+    ends = content.get("eos_token_id")
+    if ends is not None:
+        content["eos_token_id"] = [known[end] for end in ([ends] if isinstance(ends, int) else ends)]
+    return content
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.binder import on_gpu
 from foresay.verifier.ops.kernels.cpu.traced import asks_for_numbers
+from tests.kernels.binder import on_gpu
 
 DEVICE = torch.device("meta")
 _ATEN = torch.ops.aten
@@ -88,7 +88,7 @@ class Event:
 class Machine(TorchDispatchMode):
     """The simulated device while it is in use.
 
-    binding: what launches went through Triton's binder too (:mod:`bench.binder`); None: none does.
+    binding: what launches went through Triton's binder too (:mod:`tests.kernels.binder`); None: none does.
     captured: while a step is captured, each launch and what it is given, in order. reads: how often values were
     brought to the host. sent: how many copies from pinned memory were begun.
     """

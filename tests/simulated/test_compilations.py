@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from bench.binder import bound
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
+from tests.kernels.binder import bound
 from tests.simulated.device import CURRENT, simulated
 from tests.simulated.test_engine import build_there
 

@@ -1,0 +1,128 @@
+"""Servers in processes of their own, Foresay's and others', and a client that streams a completion from any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from typing import IO, Any
+
+FORESAY = (sys.executable, "-m", "foresay.server.cli.main", "serve")
+
+
+class ServerFailed(RuntimeError):
+    """The server did not start, or answered with an error."""
+
+
+def free_port() -> int:
+    """A port on which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(
+    flags: Sequence[str],
+    patience: float = 300.0,
+    errors: IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """``foresay serve`` with these flags, as :func:`started` has it."""
+    with started([*FORESAY, *flags], "/ready", patience, errors, environment) as (process, port):
+        yield process, port
+
+
+@contextmanager
+def started(
+    command: Sequence[str],
+    path: str,
+    patience: float = 300.0,
+    errors: IO[bytes] | int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The process and port of any server that takes ``--port``, once ``path`` answers 200; it is stopped afterwards.
+
+    errors: where its stderr goes; None: to ours. environment: variables beside ours.
+    """
+    port, env = free_port(), os.environ | (environment or {})
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=errors, env=env)
+    try:
+        _wait_until_ready(process, port, patience, path)
+        yield process, port
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int, patience: float, path: str) -> None:
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise ServerFailed(f"the server left with status {process.returncode}: {process.args!r}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise ServerFailed(f"the server was not ready after {patience:.0f} s: {process.args!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A completion. arrivals: seconds from the request to each line with an event (one, of an answer that is not
+    streamed). first: to the first text; whole: to the event that ends the text; seconds: to the last byte."""
+
+    text: str
+    tokens: int
+    arrivals: list[float]
+    first: float
+    whole: float
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Tokens after the first, per second since then."""
+        return (self.tokens - 1) / (self.whole - self.first)
+
+
+def exchange(port: int, body: Mapping[str, Any], heard: Callable[[int], None] | None = None) -> Answer:
+    """One completion. Nothing but the time of each event is looked at before the end, whichever server it is.
+
+    heard: called with the number of each event as it comes.
+    """
+    asked = dict(body) | ({"stream_options": {"include_usage": True}} if body.get("stream") else {})
+    with closing(HTTPConnection("127.0.0.1", port, timeout=600)) as connection:
+        begun, lines = time.perf_counter(), list[tuple[float, bytes]]()
+        connection.request("POST", "/v1/completions", json.dumps(asked), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise ServerFailed(response.read().decode(errors="replace"))
+        for line in response:
+            if line.startswith((b"data: {", b"{")):
+                lines.append((time.perf_counter() - begun, line))
+                if heard:
+                    heard(len(lines))
+        seconds = time.perf_counter() - begun
+    events = [(at, json.loads(line.removeprefix(b"data: "))) for at, line in lines]
+    choices = [(at, event["choices"][0]) for at, event in events if event.get("choices")]
+    texts = [at for at, choice in choices if choice.get("text")]
+    ends = [at for at, choice in choices if choice.get("finish_reason")]
+    usage = [event["usage"] for _, event in events if event.get("usage")]
+    if not (ends and usage):
+        raise ServerFailed(f"the answer ended with {lines[-1:]}")
+    text = "".join(choice.get("text") or "" for _, choice in choices)
+    arrivals = [at for at, _ in events]
+    return Answer(text, usage[-1]["completion_tokens"], arrivals, (texts or ends)[0], ends[0], seconds)
