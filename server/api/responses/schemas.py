@@ -128,11 +128,8 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     user: Name | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]  # OpenAI's own two meanings
-    # Not supported here, so their ranges are not what is wrong with them.
-    n: int | None = None
-    max_tokens: int | None = None
-    prompt_logprobs: int | None = None
 
+    # Not done here, so their ranges are not what is wrong with them.
     n: Annotated[int | None, not_done(1, by=HERE)] = None
     max_tokens: Annotated[int | None, not_done(by=HERE, instead="use max_output_tokens")] = None
     response_format: Annotated[ResponseFormat | None, not_done(by=HERE, instead="use text.format")] = None
