@@ -1,9 +1,9 @@
 """The engine process as the operating system sees it: how it is started, whether it computes or hangs, how it ends.
 
 An engine process that hangs is told from one that works long. It shows life by frames (between two steps it answers a
-Ping) and by the CPU time it uses: deadlocked it does neither, in a long step the second alone. One that somebody stopped
-is no riddle and is not waited for. Time is what the watchdog itself was awake for, so that a machine that was suspended,
-or a server that was stopped, is no reason to kill anything.
+Ping) and by the CPU time it uses: deadlocked it does neither, in a long step the second alone. One that was stopped by
+a signal is not waited for. Time is what the watchdog itself was awake for, so that a machine that was suspended, or a
+server that was stopped, is no reason to kill anything.
 """
 
 from __future__ import annotations
