@@ -152,9 +152,9 @@ class Guarded:
             return otherwise
 
     def _named(self, error: Exception) -> ForesayError:
-        name = f"the grammar of {self.field}" if self.field else "the grammar"
-        message = f"{name} failed: {str(error) or type(error).__name__}"
-        return InvalidRequest(self.field, message) if isinstance(error, ForesayError) else ForesayError(message)
+        before = "the grammar of " if self.field else "the grammar"
+        failed = InvalidRequest(self.field, f" failed: {str(error) or type(error).__name__}", before)
+        return failed if isinstance(error, ForesayError) else ForesayError(failed.message)
 
 
 class Ahead:

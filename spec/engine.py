@@ -72,7 +72,7 @@ class Engine:
         if request.id in self._sequences:
             raise InvalidRequest("request_id", f"request id {request.id!r} is already running")
         if request.grammar is not None and constraint is None:
-            raise InvalidRequest(request.grammar.param, f"{request.grammar.param}: this engine compiles no grammars")
+            raise InvalidRequest(request.grammar.param, ": this engine compiles no grammars")
         self._sequences[request.id] = sequence = self._sequence(request, constraint)
         sequence.replay()
         self.scheduler.add(sequence)
@@ -123,7 +123,7 @@ class Engine:
         """The most tokens the sequence may reach."""
         prompt, room = request.prompt, self.info.max_model_len
         if not prompt:
-            raise InvalidRequest("prompt", "prompt must hold at least one token")
+            raise InvalidRequest("prompt", " must hold at least one token")
         wanted = request.params.max_tokens
         if len(prompt) + (wanted or 1) > room:
             asked = f" and max_tokens is {wanted}" if wanted else ""
@@ -219,7 +219,7 @@ class Engine:
             finish_reason=sequence.finish_reason,
             stop_token=sequence.stop_token,
             error=None if sequence.error is None else str(sequence.error),
-            error_param=sequence.error.param if isinstance(sequence.error, InvalidRequest) else None,
+            fault=sequence.error.fault if isinstance(sequence.error, InvalidRequest) else None,
             seed=sequence.noise.seed,
             cached_tokens=sequence.cached_tokens,
             queued=sequence.trace.queued,

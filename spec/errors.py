@@ -11,20 +11,75 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: Where a field is: the names of fields and the numbers of entries on the way to it.
+Path = tuple[str | int, ...]
+#: What :class:`InvalidRequest` is made of, where it crosses processes.
+Fault = tuple[Path, str, str]
+
+_STEP = re.compile(r"\[(\d+)\]|\.?(\[[^\d]*\]|[^.\[]+)")
+
+
+def path_of(field: str | Path) -> Path:
+    """``messages[3].content`` as a path."""
+    if not isinstance(field, str):
+        return field
+    return tuple(int(number) if number else name for number, name in _STEP.findall(field))
+
+
+def spelled(path: Path) -> str:
+    """A path as clients read it: ``messages[3].content``."""
+    steps = [f"[{step}]" if isinstance(step, int) else step if step[:1] == "[" else f".{step}" for step in path]
+    return "".join(steps).removeprefix(".")
+
 
 class ForesayError(Exception):
     """Base of every error a user of Foresay can meet."""
 
 
 class InvalidRequest(ForesayError):
-    """A request that cannot be served. ``param`` is the field's name as the client wrote it."""
+    """A request that cannot be served. path: to the field; it may be given as ``messages[3].content``. wrong: what the
+    message says after the field's name, if it begins with a space, a colon or a point; otherwise all of it. before:
+    what the message says before the name.
+    """
 
     code: str | None = None
 
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
-        self.message = message
+    def __init__(self, path: str | Path, wrong: str, before: str = "") -> None:
+        self.path, self.wrong, self.before = path_of(path), wrong, before
+        super().__init__(*self.fault)
+
+    @property
+    def fault(self) -> Fault:
+        """The arguments that make it again."""
+        return self.path, self.wrong, self.before
+
+    @property
+    def param(self) -> str:
+        """The field's name as the client wrote it; empty for the request as a whole."""
+        return spelled(self.path)
+
+    @property
+    def message(self) -> str:
+        """What is wrong, in a sentence."""
+        names = self.before or self.wrong.startswith((" ", ":", "."))
+        return f"{self.before}{self.param}{self.wrong}" if names else self.wrong
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@contextmanager
+def inside(*steps: str | int) -> Iterator[None]:
+    """Errors raised in here are about something inside of the field at ``steps``."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.path = (*steps, *error.path)
+        raise
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -1,6 +1,6 @@
 """How likely tokens were: log-probabilities of the model's own distribution, from raw logits.
 
-Each row is treated alone and its sum has a fixed order (:func:`foresay.spec.sample.row_sum`), so an entry has the same
+Each row is treated alone and its sum has a fixed order (:func:`row_sum`), so an entry has the same
 bits whatever tree, batch or chunk its row was computed in.
 """
 
@@ -11,13 +11,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foresay.spec.request import TokenLogprobs
-from foresay.spec.sample import row_sum, weights_of
+from foresay.spec.sample import weights_of
 from foresay.spec.sequence import SequenceState
 
 #: Stands for minus infinity, which JSON cannot say.
 IMPOSSIBLE = -9999.0
+#: Rows are summed in pieces of this many: a row's sum then never depends on how many rows or threads there are.
+_SUM_CHUNK = 4096
 
 
 def logprobs_of(rows: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprobs]:
@@ -47,6 +50,15 @@ def _likeliest(row: Tensor, count: int) -> list[int]:
     order = row[ids].sort(descending=True, stable=True).indices
     top: list[int] = ids[order][:count].tolist()
     return top
+
+
+def row_sum(values: Tensor) -> Tensor:
+    """fp32[N]: the sum of each row, in an order fixed by the row's length alone."""
+    short = -values.shape[-1] % _SUM_CHUNK
+    if short:
+        values = functional.pad(values, (0, short))
+    chunks = values.view(*values.shape[:-1], -1, _SUM_CHUNK)
+    return chunks.sum(dim=-1).sum(dim=-1)
 
 
 def score_prompt(sequence: SequenceState, logits: Tensor) -> None:

@@ -4,16 +4,15 @@ The noise added to the logits at one absolute position is a function of (request
 never of the batch, the step, the tree or the drafter. So the token sampled at a position is the same however many
 positions one forward pass computes, which is promise 1 at temperature above 0. See docs/same-tokens.md.
 
-The hash is a 32-bit integer mix (multiply, xor-shift), the same in torch and in a Triton kernel, bit for bit. Its
-low 31 bits make a uniform number whose fine end is at 0, where the winners of the exponential race are:
-``E = -log1p(-u)``, ``G = -log(E)``.
+The hash is a 32-bit integer mix (multiply, xor-shift), the same in torch and in kernels, bit for bit. Its low 31 bits
+make a uniform number whose fine end is at 0, where the winners of the exponential race are: ``E = -log1p(-u)``,
+``G = -log(E)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -24,38 +23,25 @@ _MASK64 = (1 << 64) - 1
 _LARGEST_UNIFORM = 1.0 - 2.0**-24
 
 
-def _signed(word: int) -> int:
-    """A 32-bit word as the int32 that has the same bits."""
-    return word - (1 << 32) if word >= 1 << 31 else word
+def hashed(x, low, high):  # type: ignore[no-untyped-def] # Triton would read the types
+    """31 random bits for each token: int32 throughout. low, high: the halves of a position's key.
 
-
-def _shift_xor(x: Tensor, shift: int) -> Tensor:
-    """``x ^= x >>> shift`` in place; torch's ``>>`` keeps the sign, hence the mask."""
-    return x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1))
-
-
-@lru_cache(maxsize=8)
-def _scrambled_ids(vocab_size: int) -> Tensor:
-    """int32[V]: the token ids, mixed once, so that neighbouring ids are far apart before the key goes in."""
-    x = torch.arange(vocab_size, dtype=torch.int32)
-    x.mul_(_signed(0x9E3779B1))
-    _shift_xor(x, 15)
-    x.mul_(_signed(0x85EBCA77))
-    return _shift_xor(x, 13)
+    Tensors of torch go through it, and what kernels of a GPU and of a CPU are written with: where ``>>`` keeps the
+    sign, what follows takes that away.
+    """
+    x = x * -0x61C8864F
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * -0x7A143589
+    x = (x ^ ((x >> 13) & 0x7FFFF) ^ low) * -0x3D4D51C3
+    x = ((x ^ ((x >> 16) & 0xFFFF)) + high) * 0x27D4EB2F
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * 0x165667B1
+    return (x ^ ((x >> 16) & 0xFFFF)) & 0x7FFFFFFF
 
 
 def noise_bits(seed: int, position: int, vocab_size: int) -> Tensor:
     """int32[V]: 31 random bits for every token at one absolute position."""
-    key = mix64(mix64(seed & _MASK64) ^ position)
-    x = _scrambled_ids(vocab_size) ^ _signed(key & 0xFFFFFFFF)
-    x.mul_(_signed(0xC2B2AE3D))
-    _shift_xor(x, 16)
-    x.add_(_signed(key >> 32))
-    x.mul_(_signed(0x27D4EB2F))
-    _shift_xor(x, 15)
-    x.mul_(_signed(0x165667B1))
-    _shift_xor(x, 16)
-    return x.bitwise_and_(0x7FFFFFFF)
+    key = torch.tensor([mix64(mix64(seed & _MASK64) ^ position)], dtype=torch.uint64).view(torch.int32)
+    bits: Tensor = hashed(torch.arange(vocab_size, dtype=torch.int32), key[0], key[1])  # type: ignore[no-untyped-call]
+    return bits
 
 
 def gumbel_row(seed: int, position: int, vocab_size: int) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from foresay.spec.errors import InvalidRequest
+from foresay.spec.errors import Fault, InvalidRequest
 from foresay.spec.sampling import SamplingParams, check_tokens
 from foresay.spec.trace import SequenceTrace, Statistics
 
@@ -75,7 +75,7 @@ class Request(msgspec.Struct, kw_only=True):
             borders = (self.grammar.after, self.grammar.opens)
             check_tokens(self.grammar.param, [token for token in borders if token is not None], vocab_size)
         if self.most_drafted is not None and self.most_drafted < 0:
-            raise InvalidRequest("most_drafted", f"most_drafted must be at least 0, got {self.most_drafted}")
+            raise InvalidRequest("most_drafted", f" must be at least 0, got {self.most_drafted}")
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
@@ -112,8 +112,8 @@ class Origin(msgspec.Struct, array_like=True, frozen=True):
 class Delta(msgspec.Struct, kw_only=True):
     """What one step did for one request. The last delta has a finish_reason and the statistics.
 
-    tokens: the run of tokens emitted. error, error_param: why there will be no more, and the request's field that is to
-    blame, if one is. drafted, accepted: tree nodes below the root, and how many of them were taken.
+    tokens: the run of tokens emitted. error: why there will be no more; fault: the same, if the request is to blame.
+    drafted, accepted: tree nodes below the root, and how many of them were taken.
     logprobs: one entry per emitted token, if asked for. prompt_logprobs: one entry per prompt token (None for the
     first, which nothing precedes), if asked for, once, with the first emitted token. queued: seconds until its turn
     came. origin: of the tokens, if there are any.
@@ -124,7 +124,7 @@ class Delta(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
-    error_param: str | None = None
+    fault: Fault | None = None
     seed: int = 0
     cached_tokens: int = 0
     queued: float = 0.0

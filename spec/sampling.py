@@ -61,7 +61,7 @@ def check_range(field: str, value: float, kind: Any) -> None:
     """Raise :class:`InvalidRequest` naming the field if the number is not one of ``kind``."""
     for meta in ranges_of(kind):
         if not within(meta, value):
-            raise InvalidRequest(field, f"{field} must be {wanted(meta)}, got {value}")
+            raise InvalidRequest(field, f" must be {wanted(meta)}, got {value}")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 check_range(field, value, kind)
         for field, good, right in self._rules():
             if not good:
-                raise InvalidRequest(field, f"{field} must be {right}, got {getattr(self, field)}")
+                raise InvalidRequest(field, f" must be {right}, got {getattr(self, field)}")
         for field, tokens in self._tokens_named():
             check_tokens(field, tokens, vocab_size)
 
@@ -148,4 +148,4 @@ def check_tokens(field: str, tokens: Collection[int], vocab_size: int | None = N
     """Raise :class:`InvalidRequest` naming the field if it holds what is no token of a model."""
     for token in (min(tokens), max(tokens)) if tokens else ():
         if token < 0 or (vocab_size is not None and token >= vocab_size):
-            raise InvalidRequest(field, f"{field} holds {token}, which is not a token of the model")
+            raise InvalidRequest(field, f" holds {token}, which is not a token of the model")

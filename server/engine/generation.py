@@ -62,7 +62,7 @@ MOST_PENDING_TOKENS = 8192
 def _failure(delta: Delta) -> Exception:
     """Why a request ended with an error: by its own fault, or not."""
     message = delta.error or "the engine gave up on this request"
-    return EngineFailed(message) if delta.error_param is None else InvalidRequest(delta.error_param, message)
+    return EngineFailed(message) if delta.fault is None else InvalidRequest(*delta.fault)
 
 
 class Sink(Protocol):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -196,10 +196,42 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 ANYONE = Caller()
-#: Set by the gateway for each HTTP request and each WebSocket connection.
-CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
-#: The id of the HTTP request, or of the one that opened the WebSocket, that the running task serves.
-REQUEST_ID: ContextVar[str] = ContextVar("request_id")
+
+
+@dataclass(slots=True)
+class Meter:
+    """Tokens of one HTTP request, or of everything that came over one WebSocket."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+def _nothing() -> None:
+    """There is nothing to give back."""
+
+
+class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP request that the running task serves, or the one that opened its WebSocket. id: empty where there is
+    none. waited: seconds, for its model. release: gives the model back.
+    """
+
+    caller: Caller = ANYONE
+    id: str = ""
+    meter: Meter = msgspec.field(default_factory=Meter)
+    waited: float = 0.0
+    release: Callable[[], None] = _nothing
+
+
+NO_REQUEST = RequestContext()
+#: Set anew for each HTTP request; tasks that it starts inherit it.
+CONTEXT: ContextVar[RequestContext] = ContextVar("request", default=NO_REQUEST)
+
+
+def serve(**changes: Any) -> None:
+    """From here on the running task serves a request with these changes."""
+    CONTEXT.set(msgspec.structs.replace(CONTEXT.get(), **changes))
+
+
 ID_WANTED = "1 to 128 letters, digits or _ - . : / + = @"
 
 
@@ -211,25 +243,13 @@ def usable_id(given: str) -> bool:
 # -- before a request runs, whichever API it came through --------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Meter:
-    """Tokens of one HTTP request, or of everything that came over one WebSocket."""
-
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-
-
-#: Set for each HTTP request; tasks that it starts inherit it.
-METER: ContextVar[Meter | None] = ContextVar("meter", default=None)
-
-
 @contextmanager
 def admitted(requests: Sequence[Request]) -> Iterator[Callable[[int], None]]:
     """Let the choices of one answer run, at the caller's charge; yields what to call with each count of new tokens.
 
     Raises :class:`~foresay.server.schemas.errors.RateLimited` if the caller has used up what it may.
     """
-    caller, meter = CALLER.get(), METER.get() or Meter()
+    caller, meter = CONTEXT.get().caller, CONTEXT.get().meter
     rate_limiter, usage = caller.rate_limiter, caller.usage
     prompt_tokens = sum(len(request.prompt) for request in requests if request.fork_of is None)
     rate_limiter.enter(len(requests), prompt_tokens)
@@ -260,7 +280,7 @@ class Shared:
     @property
     def own(self) -> int:
         """What the caller holds."""
-        return self._held[CALLER.get().tenant]
+        return self._held[CONTEXT.get().caller.tenant]
 
     def fits(self, amount: int, caller: Caller) -> bool:
         """Whether a caller may hold so much more. One that holds nothing gets whatever is free."""
@@ -270,19 +290,19 @@ class Shared:
 
     def take(self, amount: int, refusal: Callable[[], ApiError]) -> None:
         """Let the caller of this context hold so much more, or raise."""
-        if not self.fits(amount, CALLER.get()):
+        if not self.fits(amount, CONTEXT.get().caller):
             raise refusal()
-        self.change(CALLER.get().tenant, amount)
+        self.change(CONTEXT.get().caller.tenant, amount)
 
     def give(self, amount: int) -> None:
         """The caller holds so much less."""
-        self.change(CALLER.get().tenant, -amount)
+        self.change(CONTEXT.get().caller.tenant, -amount)
 
     @contextmanager
     def holding(self, amount: int, refusal: Callable[[], ApiError]) -> Iterator[None]:
         """Hold so much for a while."""
         self.take(amount, refusal)
-        tenant = CALLER.get().tenant
+        tenant = CONTEXT.get().caller.tenant
         try:
             yield
         finally:
@@ -291,7 +311,7 @@ class Shared:
     @contextmanager
     def growing(self, refusal: Callable[[], ApiError]) -> Iterator[Callable[[int], None]]:
         """Hold for a while what becomes more and more; yields what to call with each part of it."""
-        tenant, held = CALLER.get().tenant, 0
+        tenant, held = CONTEXT.get().caller.tenant, 0
 
         def more(amount: int) -> None:
             nonlocal held

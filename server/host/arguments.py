@@ -24,7 +24,7 @@ def sampling_of(params: SamplingParams | None, fields: Mapping[str, Any], tokeni
     """``params`` with ``fields`` on top, each of its type; bad words that are texts as the tokens that spell them."""
     for name in fields:
         if name not in FIELDS:
-            raise InvalidRequest(name, f"{name} is not a sampling field{nearest(name, (*FIELDS, *BESIDE))}")
+            raise InvalidRequest(name, f" is not a sampling field{nearest(name, (*FIELDS, *BESIDE))}")
     params = msgspec.structs.replace(params or SamplingParams(), **_spelled(fields, tokenizer))
     return SamplingParams(
         **{

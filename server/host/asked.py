@@ -15,7 +15,7 @@ from foresay.server.host import frames
 from foresay.server.host.frames import Channel
 from foresay.server.host.resumption import AGAIN, InFlights
 from foresay.server.schemas.errors import EngineFailed
-from foresay.spec.errors import ConfigurationError, ContextLengthExceeded, ForesayError, InvalidRequest
+from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.request import EngineInfo, Footprint, Request
 from foresay.spec.trace import ShadowReport, StepTrace
 
@@ -205,9 +205,8 @@ class Asked(Observed):
                     self._stepped(trace)
                 for delta in deltas:
                     self._in_flight.take(delta)
-            case frames.Rejected(id, param, message, code):
-                kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
-                self._in_flight.reject(id, kind(param, message))
+            case frames.Rejected(id):
+                self._in_flight.reject(id, frame.error)
             case frames.Shadowed(report):
                 self._tell(self.observe_shadow, report)
 

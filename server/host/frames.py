@@ -21,6 +21,7 @@ import msgspec
 
 from foresay.server.engine.costs import Costs
 from foresay.server.settings.config import EngineConfig
+from foresay.spec.errors import ContextLengthExceeded, Fault, InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Footprint, Request
 from foresay.spec.trace import ShadowReport, StepTrace
 
@@ -112,13 +113,17 @@ class Deltas(msgspec.Struct, tag="deltas"):
 
 
 class Rejected(msgspec.Struct, tag="rejected"):
-    """The engine cannot serve this request: the arguments of the :class:`~foresay.spec.errors.InvalidRequest` it
-    raised."""
+    """The engine cannot serve this request. fault, code: of the error that it raised."""
 
     id: str
-    param: str
-    message: str
+    fault: Fault
     code: str | None = None
+
+    @property
+    def error(self) -> InvalidRequest:
+        """The error."""
+        kind = ContextLengthExceeded if self.code == ContextLengthExceeded.code else InvalidRequest
+        return kind(*self.fault)
 
 
 class Pong(msgspec.Struct, tag="pong"):
@@ -150,7 +155,7 @@ def unpack_up(body: bytes) -> UpFrame | Rejected:
     try:
         frame: UpFrame = _up_decoder.decode(body)
     except (ValueError, RecursionError) as error:
-        return Rejected(_id_in(body), "", f"the engine cannot read this request: {error}")
+        return Rejected(_id_in(body), ((), f"the engine cannot read this request: {error}", ""))
     return frame
 
 

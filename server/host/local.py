@@ -265,9 +265,9 @@ class Engine:
         n = checked_count(typed(1 if n is None else n, int, "n"))
         stop = typed((stop,) if isinstance(stop, str) else stop, tuple[str, ...], "stop")
         if "" in stop:
-            raise InvalidRequest("stop", "stop: a stop string must not be empty")
+            raise InvalidRequest("stop", ": a stop string must not be empty")
         if params is not None and not isinstance(params, SamplingParams):
-            raise InvalidRequest("params", f"params must be SamplingParams, got {type(params).__name__}")
+            raise InvalidRequest("params", f" must be SamplingParams, got {type(params).__name__}")
         params = sampling_of(params, sampling, self.tokenizer)
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(32) if self._seed is None else self._seed)
@@ -304,7 +304,7 @@ def _grammar(structured: Structured, params: SamplingParams) -> Grammar | None:
             fields = typed(structured, dict[str, Any], "structured_outputs")
             structured = msgspec.convert(fields, StructuredOutputs, strict=True)
         except msgspec.ValidationError as error:
-            raise InvalidRequest("structured_outputs", f"structured_outputs: {error}") from None
+            raise InvalidRequest("structured_outputs", f": {error}") from None
     grammar = of_outputs(structured)
     if grammar is not None:
         refuse_lengths(params, grammar.param)

@@ -84,7 +84,7 @@ class Loop:
     def _apply(self, frame: frames.UpFrame | frames.Rejected) -> None:
         match frame:
             case frames.Rejected():
-                log.error("a frame could not be read: %s", frame.message)
+                log.error("a frame could not be read: %s", frame.error)
                 self._link.send(frame)
             case frames.Add(request) if request.grammar is not None:
                 self._pending.begin(request)
@@ -111,7 +111,7 @@ class Loop:
                 raise constraint
             self._engine.add(request, constraint)
         except InvalidRequest as error:
-            self._link.send(frames.Rejected(request.id, error.param, error.message, error.code))
+            self._link.send(frames.Rejected(request.id, error.fault, error.code))
         except Exception as error:  # the others need not know
             log.exception("request %s could not begin", request.id)
             with contextlib.suppress(Exception):

@@ -13,22 +13,21 @@ from copy import copy
 import msgspec
 
 from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
-from foresay.server.gateway.caller import Pace, Shared, admitted
+from foresay.server.gateway.caller import CONTEXT, Pace, Shared, admitted
 from foresay.server.host.imports import import_tokenizers
-from foresay.server.host.models.resident import LEASE, WAITED
 from foresay.server.host.state import ServerState
 from foresay.server.observe.selfcheck.check import CheckedEngine, SelfCheck
 from foresay.server.observe.telemetry.telemetry import Telemetry
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import EngineFailed, QueueFull, Unavailable
-from foresay.server.schemas.shared import MetricsLevel, RequestWarning
+from foresay.server.schemas.shared import MetricsLevel
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import Names
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import Rendered, Room
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer, loader_of
-from foresay.server.text.warned import WarningLog, warning
+from foresay.server.text.warned import Warned, WarningLog, warning
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
 
@@ -47,7 +46,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     exact: bool
     metrics_level: MetricsLevel = "summary"
-    warnings: tuple[RequestWarning, ...] = ()
+    warnings: tuple[Warned, ...] = ()
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -185,9 +184,8 @@ class Service:
             self.telemetry.watching(requests, keeps_text, words) as all_stats,
         ):
             engine = CheckedEngine(self.self_check, self.engine, keeps_text)
-            lease = LEASE.get()
-            over = (lambda: None) if lease is None else lease.release
-            generation = Generation(engine, requests, self.most_pending_tokens, spend, all_stats, over)
+            release = CONTEXT.get().release
+            generation = Generation(engine, requests, self.most_pending_tokens, spend, all_stats, release)
             with self._present(generation), self._deadlines(generation):
                 async with generation:
                     yield generation
@@ -227,7 +225,7 @@ class Service:
     def _deadlines(self, generation: Generation) -> AbstractContextManager[None]:
         first, whole = self.config.first_token_timeout, self.config.request_timeout
         if first is not None:
-            first = max(0.0, first - WAITED.get())
+            first = max(0.0, first - CONTEXT.get().waited)
         return deadlines(generation, first, whole, lambda: self.pace.retry_after(len(self._running)))
 
     async def drain(self, seconds: float) -> None:

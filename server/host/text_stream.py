@@ -55,7 +55,6 @@ class TextStream:
         self._unwanted = False
         self._pieces: deque[str] = deque()
         self._text: list[str] = []
-        self._tokens: list[int] = []
         self._offsets: list[int] = []
         self._drafters: list[str] = []
         self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
@@ -63,7 +62,7 @@ class TextStream:
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def __repr__(self) -> str:
-        return f"<TextStream: {len(self._tokens)} tokens{' so far' if self.completion is None else ''}>"
+        return f"<TextStream: {self._choice.completion_tokens} tokens{' so far' if self.completion is None else ''}>"
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -114,11 +113,9 @@ class TextStream:
         """Turn the tokens of one step into text; called by the engine that steps."""
         if delta.finish_reason == "error":
             message = delta.error or "the engine gave up on this request"
-            blamed = delta.error_param is not None
-            self._error = InvalidRequest(delta.error_param or "", message) if blamed else ForesayError(message)
+            self._error = ForesayError(message) if delta.fault is None else InvalidRequest(*delta.fault)
             return
         piece = self._choice.take(delta)
-        self._tokens += piece.token_ids
         self.steps += piece.steps
         self.tokens += piece.tokens
         self._offsets += piece.offsets
@@ -139,7 +136,7 @@ class TextStream:
         assert seed is not None, "the engine was given a seed"
         self.completion = Completion(
             text="".join(self._text),
-            token_ids=self._tokens,
+            token_ids=self._choice.tokens,
             prompt_token_ids=self._request.prompt,
             finish_reason=reason,
             seed=seed,

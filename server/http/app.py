@@ -27,7 +27,7 @@ from foresay.server.api.common.route import json_response
 from foresay.server.api.ollama import routes as ollama
 from foresay.server.api.openai import chat, completions, tokens
 from foresay.server.api.responses import routes as responses
-from foresay.server.gateway.caller import CALLER, METER, REQUEST_ID, Meter, usable_id
+from foresay.server.gateway.caller import CONTEXT, RequestContext, serve, usable_id
 from foresay.server.host.models.models import MODELS, Models
 from foresay.server.http.auth import AuthMiddleware, opens_socket
 from foresay.server.http.openapi import routes as openapi
@@ -82,7 +82,7 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request an id, and every error the body its module gives it."""
-    REQUEST_ID.set(_request_id(request))
+    serve(id=_request_id(request))
     begun = request[route.BEGUN] = route.Begun()
     try:
         return await handler(request)
@@ -105,7 +105,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         # would log anything else as a mistake.
         raise asyncio.CancelledError from error
     except Exception as error:
-        log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, REQUEST_ID.get())
+        log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, CONTEXT.get().id)
         if begun.response is None:
             return _told(request, error)
         begun.cut(request)
@@ -131,7 +131,7 @@ def _request_id(request: web.Request) -> str:
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
     # Without one where aiohttp itself refuses the request, for what it expects.
-    response.headers["X-Request-Id"] = REQUEST_ID.get("") or _request_id(request)
+    response.headers["X-Request-Id"] = CONTEXT.get().id or _request_id(request)
 
 
 # -- what is logged ----------------------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ HTTP_LOG = logging.getLogger("foresay.http")
 @web.middleware
 async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count the request's tokens and, when it is over, log it."""
-    meter, began = Meter(), time.monotonic()
-    METER.set(meter)
+    CONTEXT.set(RequestContext())
+    began = time.monotonic()
     status = SOCKET_CLOSED if opens_socket(request) else CLIENT_LEFT
     try:
         response = await handler(request)
@@ -161,15 +161,16 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
     finally:
         request.app[MODELS].server.connections.answered(status)
         if ACCESS_LOG.isEnabledFor(logging.INFO):
-            ACCESS_LOG.info("%s", access_line(request, status, 1000 * (time.monotonic() - began), meter))
+            ACCESS_LOG.info("%s", access_line(request, status, 1000 * (time.monotonic() - began)))
 
 
-def access_line(request: web.Request, status: int, milliseconds: float, meter: Meter) -> str:
+def access_line(request: web.Request, status: int, milliseconds: float) -> str:
     """The line: the path as it came, so that no character of it ends the line."""
-    who = CALLER.get().name or "-"
+    context = CONTEXT.get()
+    who, id, meter = context.caller.name or "-", context.id or "-", context.meter
     tokens = f"in={meter.prompt_tokens} out={meter.output_tokens}"
     path = request.rel_url.raw_path
-    return f"{request.method} {path} {status} {milliseconds:.0f}ms {tokens} key={who} id={REQUEST_ID.get('-')}"
+    return f"{request.method} {path} {status} {milliseconds:.0f}ms {tokens} key={who} id={id}"
 
 
 class _Shortened(logging.Filter):

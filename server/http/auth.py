@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import web
 
-from foresay.server.gateway.caller import ANYONE, CALLER, Caller, Limits, RateLimiter, TokenBucket
+from foresay.server.gateway.caller import ANYONE, CONTEXT, Caller, Limits, RateLimiter, TokenBucket, serve
 from foresay.server.gateway.key_store import KeyStore
 from foresay.server.gateway.keys import HashedKey
 from foresay.server.host.models.models import MODELS
@@ -219,16 +219,15 @@ class AuthMiddleware:
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let the request through to its route, with CALLER set, or refuse it."""
-        CALLER.set(ANYONE)
+        """Let the request through to its route, with its caller in the context, or refuse it."""
         self.origins.check(request)
         self.origins.check_host(request)
         preflight = self.origins.preflight(request)
         if preflight is not None:
             return preflight
-        CALLER.set(self._caller(request))
+        serve(caller=self._caller(request))
         _check_plain(request)
-        rate_limiter = CALLER.get().rate_limiter
+        rate_limiter = CONTEXT.get().caller.rate_limiter
         most = self.largest_body or request.app[MODELS].largest_body
         if (request.content_length or 0) > most:
             raise TooLarge(most)
@@ -243,7 +242,7 @@ class AuthMiddleware:
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add what the gateway says about a response before its headers go out."""
         response.headers.update(self.origins.headers(request))
-        response.headers.update(rate_headers(CALLER.get().rate_limiter))
+        response.headers.update(rate_headers(CONTEXT.get().caller.rate_limiter))
         response.headers["Server"] = "foresay"
         response.headers["X-Content-Type-Options"] = "nosniff"
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from aiohttp import web
 
 from foresay.server.engine.generation import EngineStatus
-from foresay.server.gateway.caller import CALLER, Caller, Shared
+from foresay.server.gateway.caller import CONTEXT, Caller, Shared
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.models import residency
 from foresay.server.host.models.models import Models
@@ -56,7 +56,7 @@ class SharedThreads(ThreadPoolExecutor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` as soon as its caller, that of the running context, may hold a thread; RuntimeError behind a
         :meth:`shutdown`."""
-        job = _Job(CALLER.get(), partial(fn, *args, **kwargs), Future())
+        job = _Job(CONTEXT.get().caller, partial(fn, *args, **kwargs), Future())
         with self._lock:
             if self._shut:
                 raise RuntimeError("this pool of threads is shut down")

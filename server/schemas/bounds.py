@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from foresay.spec.errors import InvalidRequest
+from foresay.spec.errors import InvalidRequest, Path
 from foresay.spec.sampling import wanted, within
 
 LARGEST_BODY = 4 << 20
@@ -61,8 +61,9 @@ def largest_body(longest: int) -> int:
     return max(LARGEST_BODY, BYTES_A_TOKEN * longest)
 
 
-def weigh(json: bytes, field: str = "", what: str = "The body") -> int:
+def weigh(json: bytes, field: str | Path = (), what: str = "The body") -> int:
     """The texts, lists and objects in some JSON. Raises :class:`InvalidRequest` if they are too many or too deep.
+    what: it is called, before the field's name.
 
     Text that is no JSON may pass: the decoder says what is wrong with it.
     """
@@ -72,9 +73,9 @@ def weigh(json: bytes, field: str = "", what: str = "The body") -> int:
         brackets = b"".join(plain.split(b'"')[::2]).translate(None, _NO_BRACKETS)
         parts += brackets.count(b"[") + brackets.count(b"{")
     if parts > MOST_PARTS:
-        raise InvalidRequest(field, f"{what} has {TOO_MANY}")
+        raise InvalidRequest(field, f" has {TOO_MANY}", what)
     if _depth(brackets) > MOST_DEPTH:
-        raise InvalidRequest(field, f"{what} is {TOO_DEEP}")
+        raise InvalidRequest(field, f" is {TOO_DEEP}", what)
     return parts
 
 
@@ -87,46 +88,46 @@ def _depth(brackets: bytes) -> int:
     return int(np.cumsum(np.where(opens, 1, -1)).max(initial=0))
 
 
-def check_count(given: Sized | None, most: int, field: str, what: str = "entries") -> None:
+def check_count(given: Sized | None, most: int, field: str | Path, what: str = "entries") -> None:
     """Raise for more than ``most`` entries; of a text: characters."""
     if given is not None and len(given) > most:
-        raise InvalidRequest(field, _holds(field, given, most, what))
+        raise InvalidRequest(field, _holds(given, most, what))
 
 
-def _holds(field: str, given: Sized, most: int, what: str) -> str:
-    return f"{field} holds {len(given):,} {what}; at most {most:,} are allowed"
+def _holds(given: Sized, most: int, what: str) -> str:
+    return f" holds {len(given):,} {what}; at most {most:,} are allowed"
 
 
-def check_bytes(given: Any, most: int, field: str) -> None:
+def check_bytes(given: Any, most: int, field: str | Path) -> None:
     """Raise for a value that takes more than ``most`` bytes as JSON."""
     size = 0 if given is None else len(msgspec.json.encode(given))
     if size > most:
-        raise InvalidRequest(field, f"{field} has {size:,} bytes as JSON; at most {most:,} are allowed")
+        raise InvalidRequest(field, f" has {size:,} bytes as JSON; at most {most:,} are allowed")
 
 
 # -- ranges that the types of fields declare ---------------------------------------------------------------------------
 
 
-def out_of_range(path: str, kind: Any, given: Any) -> InvalidRequest | None:
+def out_of_range(path: Path, kind: Any, given: Any) -> InvalidRequest | None:
     """What is wrong with a value of the right type that its declared range does not hold; None if that is not it.
 
-    path: of the field, as msgspec has it. given: all of the request, as plain objects.
+    path: to the field. given: all of the request, as plain objects.
     """
-    for name in path.split("."):
+    for name in path:
         if not isinstance(given, Mapping) or name not in given:
             return None
         given = given[name]
         kind = next((one.type for of in _alternatives(kind) for one in _fields(of) if one.encode_name == name), None)
-    message = beyond(path, kind, given)
-    return None if message is None else InvalidRequest(path, message)
+    wrong = beyond(kind, given)
+    return None if wrong is None else InvalidRequest(path, wrong)
 
 
-def beyond(field: str, kind: Any, value: Any) -> str | None:
+def beyond(kind: Any, value: Any) -> str | None:
     """What is wrong with a value of the right type that no range of ``kind`` holds; None if that is not it."""
     for part in _alternatives(kind):
         for meta in getattr(part, "__metadata__", ()):
-            if isinstance(meta, Meta) and (message := _beyond(field, part.__origin__, meta, value)) is not None:
-                return message
+            if isinstance(meta, Meta) and (wrong := _beyond(part.__origin__, meta, value)) is not None:
+                return wrong
     return None
 
 
@@ -139,13 +140,13 @@ def _fields(kind: Any) -> tuple[msgspec.structs.FieldInfo, ...]:
     return msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
 
 
-def _beyond(path: str, kind: Any, meta: Meta, value: Any) -> str | None:
+def _beyond(kind: Any, meta: Meta, value: Any) -> str | None:
     if meta.max_length is not None:
         fits = not isinstance(value, getattr(kind, "__origin__", kind)) or len(value) <= meta.max_length
         items = "characters" if kind is str else (meta.extra or {}).get("items", "entries")
-        return None if fits else _holds(path, value, meta.max_length, items)
+        return None if fits else _holds(value, meta.max_length, items)
     try:
         number = msgspec.convert(value, kind) if kind in (int, float) else None
     except msgspec.ValidationError:  # its type is what is wrong
         return None
-    return None if number is None or within(meta, number) else f"{path} must be {wanted(meta)}, got {number}"
+    return None if number is None or within(meta, number) else f" must be {wanted(meta)}, got {number}"

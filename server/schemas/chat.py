@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from foresay.server.schemas.bounds import shown
-from foresay.server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage
+from foresay.server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage, not_done
 from foresay.server.schemas.tokens import ChatLogprobs, PromptLogprobs, Provenance
 from foresay.spec.sampling import Positive
 
@@ -124,8 +124,8 @@ class Message(msgspec.Struct, kw_only=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
-    function_call: Any = None
-    audio: Any = None
+    function_call: Annotated[Any, not_done("none", "auto")] = None
+    audio: Annotated[Any, not_done()] = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -143,17 +143,17 @@ class ChatRequest(GenerationRequest, kw_only=True):
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
 
-    echo: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
-    documents: Any = None
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
+    echo: Annotated[Any, not_done(False)] = None
+    functions: Annotated[Any, not_done([])] = None
+    function_call: Annotated[Any, not_done("none", "auto")] = None
+    modalities: Annotated[Any, not_done(["text"])] = None
+    audio: Annotated[Any, not_done()] = None
+    verbosity: Annotated[Any, not_done()] = None
+    web_search_options: Annotated[Any, not_done()] = None
+    chat_template: Annotated[Any, not_done()] = None
+    documents: Annotated[Any, not_done([])] = None
+    media_io_kwargs: Annotated[Any, not_done({})] = None
+    mm_processor_kwargs: Annotated[Any, not_done({})] = None
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):

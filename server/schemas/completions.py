@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from foresay.server.schemas.bounds import shown
-from foresay.server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage
+from foresay.server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage, not_done
 from foresay.server.schemas.tokens import CompletionLogprobs, PromptLogprobs, Provenance
 from foresay.spec.sampling import Logprobs
 
@@ -22,7 +22,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     top_logprobs: int | None = None
     max_tokens: Annotated[int, Meta(ge=0, extra={"wanted": "at least 1"})] | None = None
 
-    suffix: Any = None
+    suffix: Annotated[Any, not_done("")] = None
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):

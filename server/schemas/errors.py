@@ -34,7 +34,7 @@ from typing import ClassVar
 import msgspec
 
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
-from foresay.spec.errors import ForesayError, InvalidRequest
+from foresay.spec.errors import ForesayError, InvalidRequest, Path, path_of
 
 #: What OpenAI's and Anthropic's clients look at before they try again.
 NO_RETRY = {"X-Should-Retry": "false"}
@@ -209,13 +209,13 @@ class TookTooLong(ApiError):
     status, type, code, more = 504, "timeout_error", "request_timeout", NO_RETRY
 
 
-def complaint(error: msgspec.ValidationError) -> tuple[str, str]:
-    """What msgspec complains of, and where: ``Expected `int`, got `str` - at `$.stop[0]``` is of ``stop[0]``.
+def complaint(error: msgspec.ValidationError) -> tuple[str, Path]:
+    """What msgspec complains of, and where: ``Expected `int`, got `str` - at `$.stop[0]``` is of ``("stop", 0)``.
 
     It quotes values, which may look like another complaint; where it is comes last, and holds no value.
     """
     message, _, path = str(error).rpartition(" - at `$")
-    return (message, path.removeprefix(".").removesuffix("`")) if message else (path, "")
+    return (message, path_of(path.removesuffix("`"))) if message else (path, ())
 
 
 class Mistake(ApiError):

@@ -1,8 +1,8 @@
 """What completions and chat share on the wire, as OpenAI and vLLM spell it, and what every answer carries.
 
-Optional request fields default to None and accept null. Fields that the server knows but does not do are typed ``Any``
-and listed with their harmless values in ``NOT_SUPPORTED``; fields not named here at all are ignored. In responses,
-``UNSET`` fields are left out. Field by field: docs/compatibility.md.
+Optional request fields default to None and accept null. Fields that the server knows but does not do are annotated with
+:func:`not_done`; fields not named here at all are ignored. In responses, ``UNSET`` fields are left out. Field by field:
+docs/compatibility.md.
 """
 
 from __future__ import annotations
@@ -25,6 +25,27 @@ from foresay.spec.sampling import (
     TopP,
 )
 from foresay.spec.shape import MAX_NODES
+
+NOT_DONE = "Known but not supported."
+
+
+def not_done(*harmless: object, by: str = "this server", instead: str = "") -> Meta:
+    """The annotation of a field that is known and not done. harmless: the values besides null that ask for nothing; all
+    others are refused. instead: what to do. To ignore such a field would be to break a promise in silence.
+    """
+    return _refused(harmless, f" is not supported by {by}{instead and f'; {instead}'}")
+
+
+def renamed_to(name: str) -> Meta:
+    """The annotation of a field that is called otherwise now."""
+    return _refused((), f" is no longer a field; use {name}")
+
+
+def _refused(harmless: tuple[object, ...], wrong: str) -> Meta:
+    values = [value for at, value in enumerate(harmless) if value not in harmless[:at]]  # 1 is 1.0
+    words = {"enum": [None, *values], "default": None, "description": NOT_DONE}
+    typed = [(type(value), value) for value in harmless]  # 0 is not False
+    return Meta(extra={"harmless": typed, "wrong": wrong}, extra_json_schema=words)
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -161,77 +182,31 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    priority: Any = None
-    logits_processors: Any = None
-    prompt_embeds: Any = None
-    kv_transfer_params: Any = None
-    vllm_xargs: Any = None
-    truncation_side: Any = None
-    thinking_token_budget: Any = None
-    repeat_penalty: Any = None
-    no_repeat_ngram_size: Any = None
-    typical_p: Any = None
-    mirostat: Any = None
-    xtc_probability: Any = None
-    dry_multiplier: Any = None
-    n_predict: Any = None
-    grammar: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    json_schema: Any = None
+    use_beam_search: Annotated[Any, not_done(False)] = None
+    length_penalty: Annotated[Any, not_done(1, 1.0)] = None
+    guided_json: Annotated[Any, renamed_to("structured_outputs.json")] = None
+    guided_regex: Annotated[Any, renamed_to("structured_outputs.regex")] = None
+    guided_choice: Annotated[Any, renamed_to("structured_outputs.choice")] = None
+    guided_grammar: Annotated[Any, renamed_to("structured_outputs.grammar")] = None
+    priority: Annotated[Any, not_done(0)] = None
+    logits_processors: Annotated[Any, not_done([])] = None
+    prompt_embeds: Annotated[Any, not_done()] = None
+    kv_transfer_params: Annotated[Any, not_done()] = None
+    vllm_xargs: Annotated[Any, not_done({})] = None
+    truncation_side: Annotated[Any, not_done("left")] = None
+    thinking_token_budget: Annotated[Any, not_done()] = None
+    repeat_penalty: Annotated[Any, not_done(1, 1.0, instead="write repetition_penalty")] = None
+    no_repeat_ngram_size: Annotated[Any, not_done(0)] = None
+    typical_p: Annotated[Any, not_done(1, 1.0)] = None
+    mirostat: Annotated[Any, not_done(0)] = None
+    xtc_probability: Annotated[Any, not_done(0, 0.0)] = None
+    dry_multiplier: Annotated[Any, not_done(0, 0.0)] = None
+    n_predict: Annotated[Any, not_done(instead="write max_tokens")] = None
+    grammar: Annotated[Any, not_done("", instead="write structured_outputs.grammar")] = None
+    regex: Annotated[Any, not_done("", instead="write structured_outputs.regex")] = None
+    ebnf: Annotated[Any, not_done("", instead="write structured_outputs.grammar")] = None
+    json_schema: Annotated[Any, not_done(instead="write response_format")] = None
 
-
-#: Known fields the server does not do, with the values that ask for nothing (null always does). See the class above.
-NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "priority": (0,),
-    "logits_processors": ([],),
-    "prompt_embeds": (),
-    "kv_transfer_params": (),
-    "vllm_xargs": ({},),
-    "truncation_side": ("left",),
-    "thinking_token_budget": (),
-    "repeat_penalty": (1, 1.0),
-    "no_repeat_ngram_size": (0,),
-    "typical_p": (1, 1.0),
-    "mirostat": (0,),
-    "xtc_probability": (0, 0.0),
-    "dry_multiplier": (0, 0.0),
-    "n_predict": (),
-    "grammar": ("",),
-    "regex": ("",),
-    "ebnf": ("",),
-    "json_schema": (),
-    "suffix": ("",),
-    "echo": (False,),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "verbosity": (),
-    "web_search_options": (),
-    "chat_template": (),
-    "documents": ([],),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-}
-
-#: Other servers' names for what has another name here. To ignore them would be to break a promise in silence.
-WRITE_INSTEAD: dict[str, str] = {
-    "repeat_penalty": "repetition_penalty",
-    "n_predict": "max_tokens",
-    "grammar": "structured_outputs.grammar",
-    "ebnf": "structured_outputs.grammar",
-    "regex": "structured_outputs.regex",
-    "json_schema": "response_format",
-}
 
 # -- what responses share ------------------------------------------------------------------------------------------
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from foresay.server.schemas.shared import FinishReason, RequestWarning
+from foresay.server.schemas.shared import FinishReason
 from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
 from foresay.server.text.detokenize import Detokenizer, StopSearch
 from foresay.server.text.parts import OutputParser, Part, PlainText, TokenText, ToolCallPart, joined, step_of, tokens_of
 from foresay.server.text.tokenizer import Tokenizer
+from foresay.server.text.warned import Warned
 from foresay.spec.names import PREDICTION
 from foresay.spec.request import Delta, Origin, Request, TokenLogprobs
 from foresay.spec.trace import Statistics
@@ -71,7 +72,7 @@ class Choice:
 
     context: prompt tokens whose text precedes the answer's (empty where the answer starts a new text). parser: splits
     the text into parts. warnings: what of the request is done otherwise than asked. words: the first ones of its
-    prompt, for those who may see it.
+    prompt, for those who may see it. tokens: those of the answer so far, the one that ended it among them.
     """
 
     def __init__(
@@ -82,13 +83,13 @@ class Choice:
         eos_token_ids: Sequence[int],
         context: Sequence[int] = (),
         parser: OutputParser | None = None,
-        warnings: tuple[RequestWarning, ...] = (),
+        warnings: tuple[Warned, ...] = (),
         words: str = "",
     ) -> None:
         self.request, self.words = request, words
         self.tokenizer = tokenizer
         self.warnings = warnings
-        self.completion_tokens = 0
+        self.tokens: list[int] = []
         self.reasoning_tokens = 0
         self.accepted_prediction_tokens = self.rejected_prediction_tokens = 0
         self.cached_tokens = 0
@@ -104,6 +105,11 @@ class Choice:
         self._length = 0
         self._called = False
         self._cut = False
+
+    @property
+    def completion_tokens(self) -> int:
+        """How many tokens the answer has so far."""
+        return len(self.tokens)
 
     @property
     def finished(self) -> bool:
@@ -141,7 +147,7 @@ class Choice:
         """
         count, begins = 0, []
         for count, token in enumerate(delta.tokens, start=1):
-            self.completion_tokens += 1
+            self.tokens.append(token)
             if self._options.by_token:
                 begins.append((len(piece.text), len(piece.parts)))
             piece.offsets.append(self._length)

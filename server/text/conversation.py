@@ -32,9 +32,8 @@ from foresay.server.schemas.chat import (
     Tool,
     ToolCall,
 )
-from foresay.server.schemas.shared import RequestWarning
-from foresay.server.text.warned import tools_left_out
-from foresay.spec.errors import InvalidRequest
+from foresay.server.text.warned import Warned, tools_left_out
+from foresay.spec.errors import InvalidRequest, Path, inside
 
 #: Characters of a list's entry, and of the text that these are found in.
 _MOST_WORDS, _LOOKED_THROUGH = 80, 400
@@ -59,12 +58,13 @@ def last_words(request: ChatRequest) -> str:
 def messages(request: ChatRequest) -> list[dict[str, Any]]:
     """The conversation as chat templates take it."""
     if not request.messages:
-        raise InvalidRequest("messages", "messages must not be empty")
+        raise InvalidRequest("messages", " must not be empty")
     check_count(request.messages, MOST_MESSAGES, "messages")
     _check_arguments(request.messages)
     rendered, called = [], frozenset[str]()
     for index, message in enumerate(request.messages):
-        rendered.append(_message(message, f"messages[{index}]", called))
+        with inside("messages", index):
+            rendered.append(_message(message, called))
         if message.role != "tool":
             called = frozenset(call.id for call in message.tool_calls or ())
     return rendered
@@ -93,71 +93,70 @@ def _check_arguments(messages: list[Message]) -> None:
     """Raise if there is too much in the JSON that arguments of calls are."""
     parts = 0
     for index, message in enumerate(messages):
-        field = f"messages[{index}].tool_calls"
+        field = ("messages", index, "tool_calls")
         check_count(message.tool_calls, MOST_CALLS, field)
         for call in message.tool_calls or ():
-            parts += weigh(call.function.arguments.encode(), field, f"The text of arguments in {field}")
+            parts += weigh(call.function.arguments.encode(), field, "The text of arguments in ")
             if parts > MOST_PARTS:
                 raise InvalidRequest(field, f"The arguments in messages have {TOO_MANY}")
 
 
-def _message(message: Message, place: str, called: frozenset[str]) -> dict[str, Any]:
+def _message(message: Message, called: frozenset[str]) -> dict[str, Any]:
     """One message. called: ids of the calls that a message of role ``tool`` may be the result of."""
     role = ROLES.get(message.role)
     if role is None:
-        raise InvalidRequest(f"{place}.role", f"{place}.role must be one of {', '.join(ROLES)}, got {message.role!r}")
-    rendered: dict[str, Any] = {"role": role, "content": _said(message, place)}
+        raise InvalidRequest("role", f" must be one of {', '.join(ROLES)}, got {message.role!r}")
+    rendered: dict[str, Any] = {"role": role, "content": _said(message)}
     if message.name is not None:
         rendered["name"] = message.name
     if message.role == "tool":
-        rendered["tool_call_id"] = _answered(message, place, called)
+        rendered["tool_call_id"] = _answered(message, called)
     elif message.role == "assistant":
-        rendered |= _of_assistant(message, place)
+        rendered |= _of_assistant(message)
     elif message.tool_calls:
-        raise InvalidRequest(f"{place}.tool_calls", f"{place}.tool_calls: only the assistant calls tools")
+        raise InvalidRequest("tool_calls", ": only the assistant calls tools")
     return rendered
 
 
-def _said(message: Message, place: str) -> str:
+def _said(message: Message) -> str:
     if message.content is None:
         if message.role == "assistant" and (message.tool_calls or message.reasoning_content):
             return ""
-        raise InvalidRequest(f"{place}.content", f"{place}.content is required")
-    return _content(message.content, f"{place}.content")
+        raise InvalidRequest("content", " is required")
+    return _content(message.content)
 
 
-def _content(content: str | list[ContentPart], place: str) -> str:
+def _content(content: str | list[ContentPart]) -> str:
     if isinstance(content, str):
         return content
     for index, part in enumerate(content):
         if part.type != "text" or part.text is None:
-            raise InvalidRequest(f"{place}[{index}]", f"{place}[{index}]: only parts of type text are supported")
+            raise InvalidRequest(("content", index), ": only parts of type text are supported")
     return "\n".join(part.text or "" for part in content)
 
 
-def _answered(message: Message, place: str, called: frozenset[str]) -> str:
-    field = f"{place}.tool_call_id"
+def _answered(message: Message, called: frozenset[str]) -> str:
     if message.tool_call_id is None:
-        raise InvalidRequest(field, f"{field} is required in a message of role tool")
+        raise InvalidRequest("tool_call_id", " is required in a message of role tool")
     if message.tool_call_id not in called:
-        raise InvalidRequest(field, f"{field}: the assistant's message before it has no call {message.tool_call_id!r}")
+        wrong = f": the assistant's message before it has no call {message.tool_call_id!r}"
+        raise InvalidRequest("tool_call_id", wrong)
     return message.tool_call_id
 
 
-def _of_assistant(message: Message, place: str) -> dict[str, Any]:
+def _of_assistant(message: Message) -> dict[str, Any]:
     """What only the assistant says: reasoning (templates decide whether the model sees it again) and calls."""
     rendered: dict[str, Any] = {}
     if message.reasoning_content is not None:
         rendered["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
-        calls = enumerate(message.tool_calls)
-        rendered["tool_calls"] = [_call(call, f"{place}.tool_calls[{index}]") for index, call in calls]
+        rendered["tool_calls"] = [_call(call, index) for index, call in enumerate(message.tool_calls)]
     return rendered
 
 
-def _call(call: ToolCall, place: str) -> dict[str, Any]:
+def _call(call: ToolCall, index: int) -> dict[str, Any]:
     if call.type != "function":
-        raise InvalidRequest(f"{place}.type", f"{place}.type must be function, got {call.type!r}")
+        raise InvalidRequest(("tool_calls", index, "type"), f" must be function, got {call.type!r}")
     function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -179,22 +178,22 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """The functions the model may call; none where it must not call any.
 
-    listed: all functions the prompt tells of. places: their fields in the request, if not simply those of the tools in
+    listed: all functions the prompt tells of. places: which of the request's tools they are, if not simply those in
     order. functions: those that may be called. required: at least one call must be made. parallel: more than one may
     be. warnings: about tools that cannot be run here.
     """
 
     listed: tuple[Function, ...] = ()
-    places: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
     functions: tuple[Function, ...] = ()
     required: bool = False
     parallel: bool = True
-    warnings: tuple[RequestWarning, ...] = ()
+    warnings: tuple[Warned, ...] = ()
 
-    def place_of(self, function: Function) -> str:
+    def path_of(self, function: Function) -> Path:
         """The field of one of the listed functions."""
         index = self.listed.index(function)
-        return self.places[index] if self.places else f"tools[{index}].function"
+        return "tools", self.places[index] if self.places else index, "function"
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -209,20 +208,21 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 def offered(request: ChatRequest) -> Offer:
     """What the request offers, checked; errors name the field."""
     check_count(request.tools, MOST_TOOLS, "tools")
-    given = [(f"tools[{index}]", tool) for index, tool in enumerate(request.tools or ())]
+    given = list(enumerate(request.tools or ()))
     functions = {place: _function(tool, place) for place, tool in given if tool.type == FUNCTION}
-    warnings = tools_left_out([(place, tool.type) for place, tool in given if tool.type != FUNCTION])
+    warnings = tools_left_out([(("tools", place), tool.type) for place, tool in given if tool.type != FUNCTION])
     names: dict[str, None] = {}
     for place, function in functions.items():
         if function.name in names:
-            raise InvalidRequest(f"{place}.function.name", f"tools: there are two functions named {function.name!r}")
+            twice = f"tools: there are two functions named {function.name!r}"
+            raise InvalidRequest(("tools", place, "function", "name"), twice)
         names[function.name] = None
     mode, chosen = _choice(request, names)
     if mode == "none" or not functions:
         return Offer(warnings=warnings)
     return Offer(
         listed=tuple(functions.values()),
-        places=tuple(f"{place}.function" for place in functions),
+        places=tuple(functions),
         functions=tuple(function for function in functions.values() if function.name in chosen),
         required=mode == "required",
         parallel=request.parallel_tool_calls is not False and not isinstance(request.tool_choice, FunctionChoice),
@@ -230,13 +230,13 @@ def offered(request: ChatRequest) -> Offer:
     )
 
 
-def _function(tool: Tool, place: str) -> Function:
+def _function(tool: Tool, place: int) -> Function:
+    path = ("tools", place, "function")
     if tool.function is None:
-        raise InvalidRequest(f"{place}.function", f"{place}.function is required")
+        raise InvalidRequest(path, " is required")
     if not _NAME.fullmatch(tool.function.name):
-        field = f"{place}.function.name"
         wanted = "1 to 128 letters, digits or _ - . : /"
-        raise InvalidRequest(field, f"{field} must be {wanted}, got {tool.function.name!r}")
+        raise InvalidRequest((*path, "name"), f" must be {wanted}, got {tool.function.name!r}")
     return tool.function
 
 
@@ -251,32 +251,32 @@ def _choice(
             return "none", names
         case "required":
             if not names:
-                raise InvalidRequest("tool_choice", "tool_choice is required, but there are no tools to call")
+                raise InvalidRequest("tool_choice", " is required, but there are no tools to call")
             return "required", names
         case FunctionChoice(function=function):
-            return "required", {_known(function.name, names, "tool_choice.function.name")}
+            return "required", {_known(function.name, names, ("tool_choice", "function", "name"))}
         case AllowedChoice(allowed_tools=allowed):
-            place = "tool_choice.allowed_tools"
+            path = ("tool_choice", "allowed_tools")
             if allowed.mode not in ("auto", "required"):
-                raise InvalidRequest(f"{place}.mode", f"{place}.mode must be auto or required, got {allowed.mode!r}")
-            chosen = {_allowed(tool, names, f"{place}.tools[{index}]") for index, tool in enumerate(allowed.tools)}
+                raise InvalidRequest((*path, "mode"), f" must be auto or required, got {allowed.mode!r}")
+            chosen = {_allowed(tool, names, (*path, "tools", index)) for index, tool in enumerate(allowed.tools)}
             if not chosen:
-                raise InvalidRequest(f"{place}.tools", f"{place}.tools must not be empty")
+                raise InvalidRequest((*path, "tools"), " must not be empty")
             return ("auto" if allowed.mode == "auto" else "required"), chosen
         case other:
             modes = ", ".join(MODES)
-            raise InvalidRequest("tool_choice", f"tool_choice must be {modes} or name a function, got {other!r}")
+            raise InvalidRequest("tool_choice", f" must be {modes} or name a function, got {other!r}")
 
 
-def _allowed(tool: NamedTool, names: Collection[str], place: str) -> str:
+def _allowed(tool: NamedTool, names: Collection[str], path: Path) -> str:
     if tool.type != "function":
-        raise InvalidRequest(f"{place}.type", f"{place}.type must be function, got {tool.type!r}")
-    return _known(tool.function.name, names, f"{place}.function.name")
+        raise InvalidRequest((*path, "type"), f" must be function, got {tool.type!r}")
+    return _known(tool.function.name, names, (*path, "function", "name"))
 
 
-def _known(name: str, names: Collection[str], field: str) -> str:
+def _known(name: str, names: Collection[str], path: Path) -> str:
     if name not in names:
-        raise InvalidRequest(field, f"{field}: there is no tool named {name!r}")
+        raise InvalidRequest(path, f": there is no tool named {name!r}")
     return name
 
 

@@ -37,7 +37,7 @@ def choices(request: GenerationRequest) -> int:
     count = 1 if request.n is None else request.n
     if request.best_of not in (None, 1, count):
         raise InvalidRequest(
-            "best_of", f"best_of must be n ({count}): every answer that is written is returned, none is chosen"
+            "best_of", f" must be n ({count}): every answer that is written is returned, none is chosen"
         )
     return count
 
@@ -59,10 +59,10 @@ def logprobs(request: GenerationRequest) -> int | None:
         if request.logprobs:
             return request.top_logprobs or 0
         if request.top_logprobs:
-            raise InvalidRequest("top_logprobs", "top_logprobs is only allowed with logprobs: true")
+            raise InvalidRequest("top_logprobs", " is only allowed with logprobs: true")
         return None
     if request.top_logprobs is not None:
-        raise InvalidRequest("top_logprobs", "top_logprobs belongs to chat; here logprobs is the number of tokens")
+        raise InvalidRequest("top_logprobs", " belongs to chat; here logprobs is the number of tokens")
     return request.logprobs if isinstance(request, CompletionRequest) else None
 
 
@@ -84,13 +84,13 @@ def check_told(request: GenerationRequest, prompts: Sequence[Sized], count: int)
     if tokens * each > MOST_PROMPT_ENTRIES:
         field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
         told = f"{tokens:,} tokens of prompts, over all choices, with {each} entries each are {tokens * each:,}"
-        raise InvalidRequest(field, f"{field}: {told}; at most {MOST_PROMPT_ENTRIES:,} are returned")
+        raise InvalidRequest(field, f": {told}; at most {MOST_PROMPT_ENTRIES:,} are returned")
     echoes = isinstance(request, CompletionRequest) and bool(request.echo)
     repeated = tokens if echoes or request.return_token_ids else 0
     if repeated > max(MOST_REPEATED_TOKENS, *map(len, prompts)):
         field = "echo" if echoes else "return_token_ids"
         told = f"all choices would repeat {repeated:,} tokens of their prompts"
-        raise InvalidRequest(field, f"{field}: {told}; at most {MOST_REPEATED_TOKENS:,} are repeated")
+        raise InvalidRequest(field, f": {told}; at most {MOST_REPEATED_TOKENS:,} are repeated")
 
 
 def logit_bias(request: GenerationRequest) -> dict[int, float]:
@@ -99,7 +99,7 @@ def logit_bias(request: GenerationRequest) -> dict[int, float]:
     biases: dict[int, float] = {}
     for name, bias in (request.logit_bias or {}).items():
         if not (name.isascii() and name.isdigit() and len(name) < _LONGEST_ID):
-            raise InvalidRequest("logit_bias", f"logit_bias: keys must be token ids, got {name!r}")
+            raise InvalidRequest("logit_bias", f": keys must be token ids, got {name!r}")
         biases[int(name)] = bias
     return biases
 
@@ -115,7 +115,7 @@ def spelled_words(given: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int
     check_count("".join(given), MOST_BAD_CHARACTERS, "bad_words", "characters")
     words = [word.lstrip() for word in given]
     if "" in words:
-        raise InvalidRequest("bad_words", "bad_words must not hold empty words")
+        raise InvalidRequest("bad_words", " must not hold empty words")
     newline = tokenizer.encode("\n", False)
     spelled = [tuple(ids) for word in words for ids in _spelled(word, newline, tokenizer) if ids]
     return tuple(dict.fromkeys(spelled))
@@ -134,7 +134,7 @@ def truncated(request: GenerationRequest, prompt: list[int], room: int) -> list[
     if most is None:
         return prompt
     if most != -1 and most < 1:
-        raise InvalidRequest("truncate_prompt_tokens", f"truncate_prompt_tokens must be -1 or positive, got {most}")
+        raise InvalidRequest("truncate_prompt_tokens", f" must be -1 or positive, got {most}")
     return prompt[-(max(room, 1) if most == -1 else most) :]
 
 
@@ -188,11 +188,9 @@ def typed(value: object, kind: Any, field: str) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         message, _ = complaint(error)
-        raise InvalidRequest(
-            field, beyond(field, kind, value) or f"{field}: {message[0].lower()}{message[1:]}"
-        ) from None
+        raise InvalidRequest(field, beyond(kind, value) or f": {message[0].lower()}{message[1:]}") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(field, f"{field}: {error}") from None
+        raise InvalidRequest(field, f": {error}") from None
 
 
 def _plain(value: Any) -> Any:

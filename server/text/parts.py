@@ -97,21 +97,28 @@ class PlainText:
         return []
 
 
+def continues(part: Part, more: Part) -> bool:
+    """Whether ``more`` is of the same text, thought or call as ``part``."""
+    if isinstance(part, ToolCallPart) and isinstance(more, ToolCallPart):
+        return part.index == more.index
+    return type(part) is type(more)
+
+
+def said_by(part: Part) -> str:
+    """A part's text; of a call its arguments."""
+    return part.arguments if isinstance(part, ToolCallPart) else part.text
+
+
 def joined(parts: list[Part]) -> list[Part]:
     """The same parts with neighbours of one kind merged."""
     merged: list[Part] = []
     for part in parts:
-        last = merged[-1] if merged else None
-        match last, part:
-            case TextPart(before), TextPart(text):
-                merged[-1] = TextPart(before + text)
-            case ReasoningPart(before), ReasoningPart(text):
-                merged[-1] = ReasoningPart(before + text)
-            case ToolCallPart(index=one), ToolCallPart(index=other, id=None, name=None) if one == other:
-                assert isinstance(last, ToolCallPart)
-                merged[-1] = msgspec.structs.replace(last, arguments=last.arguments + part.arguments)
-            case _:
-                merged.append(part)
+        if not merged or not continues(merged[-1], part):
+            merged.append(part)
+            continue
+        last, text = merged[-1], said_by(merged[-1]) + said_by(part)
+        changed = {"arguments": text} if isinstance(last, ToolCallPart) else {"text": text}
+        merged[-1] = msgspec.structs.replace(last, **changed)
     return merged
 
 

@@ -210,7 +210,7 @@ def _twin(backend: Tokenizer, added: list[AddedToken]) -> Tokenizer:
 
 def _indistinct() -> InvalidRequest:
     return InvalidRequest(
-        "messages", "messages: a text spells a control token of this model, whose tokenizer cannot read it as text"
+        "messages", ": a text spells a control token of this model, whose tokenizer cannot read it as text"
     )
 
 

@@ -230,7 +230,7 @@ class Tokenizer:
             raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
         # A template's own variables are the client's; chat_template, tools and the like are not passed on unchecked.
         for name in sorted(set(template_kwargs or ()) & set(signature(self._templates.apply_chat_template).parameters)):
-            raise InvalidRequest("chat_template_kwargs", f"chat_template_kwargs must not hold {name}")
+            raise InvalidRequest("chat_template_kwargs", f" must not hold {name}")
         given = (messages, list(tools) or None, dict(template_kwargs or {}))
         (told, offered, variables), mark = self._control.sealed(given, self.templates)
         others = {name: offered for name in TOOLS_VARIABLES[1:] if offered and name in self.templates}

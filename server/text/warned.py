@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import time
 from collections.abc import Iterable, Sequence
 
-from foresay.server.gateway.caller import REQUEST_ID
+import msgspec
+
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.schemas.shared import RequestWarning, WarningCode
+from foresay.spec.errors import Path, path_of, spelled
 
 HEADER = "X-Foresay-Warnings"
 #: Proxies refuse headers of more than some kilobytes; the answer's body has all of it.
@@ -36,19 +38,37 @@ _SENTENCES: dict[WarningCode, str] = {
 }
 
 
-def warning(code: WarningCode, param: str, **said: object) -> RequestWarning:
-    """What is done otherwise than field ``param`` asks. said: what the sentence needs; texts are shortened and quoted,
-    but for ``name``."""
+class Warned(msgspec.Struct, frozen=True):
+    """What is done otherwise than the field at ``path`` asks. said: in a sentence, after the field's name."""
+
+    code: WarningCode
+    path: Path
+    said: str
+
+    @property
+    def message(self) -> str:
+        """All of the sentence."""
+        return f"{spelled(self.path)}: {self.said}"
+
+    @property
+    def told(self) -> RequestWarning:
+        """As a client reads it."""
+        return RequestWarning(code=self.code, param=spelled(self.path), message=self.message)
+
+
+def warning(code: WarningCode, field: str | Path, **said: object) -> Warned:
+    """What is done otherwise than ``field`` asks. said: what the sentence needs; texts are shortened and quoted, except
+    ``name``."""
     words = {name: _quoted(word) if isinstance(word, str) and name != "name" else word for name, word in said.items()}
-    return RequestWarning(code=code, param=param, message=f"{param}: {_SENTENCES[code].format(**words)}")
+    return Warned(code, path_of(field), _SENTENCES[code].format(**words))
 
 
-def tools_left_out(tools: Sequence[tuple[str, str]]) -> tuple[RequestWarning, ...]:
+def tools_left_out(tools: Sequence[tuple[str | Path, str]]) -> tuple[Warned, ...]:
     """Of tools that cannot be run here. tools: the field and the type of each."""
     told = [warning("tool_left_out", place, kind=kind) for place, kind in tools[:MOST_TOOLS_NAMED]]
     if more := len(tools) - len(told):
-        message = f"tools: {more:,} more of types that cannot be run here; the model does not see them"
-        told.append(RequestWarning(code="tool_left_out", param="tools", message=message))
+        said = f"{more:,} more of types that cannot be run here; the model does not see them"
+        told.append(Warned("tool_left_out", ("tools",), said))
     return tuple(told)
 
 
@@ -57,12 +77,12 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= _LONGEST_WORD else f"{text[:_LONGEST_WORD]}..")
 
 
-def together(warnings: Iterable[RequestWarning]) -> tuple[RequestWarning, ...]:
+def together(warnings: Iterable[Warned]) -> tuple[Warned, ...]:
     """Each of them once."""
     return tuple(dict.fromkeys(warnings))
 
 
-def headers(warnings: Sequence[RequestWarning]) -> dict[str, str]:
+def headers(warnings: Sequence[Warned]) -> dict[str, str]:
     """The header of a response: a JSON list of sentences, as many as fit."""
     if not warnings:
         return {}
@@ -82,13 +102,13 @@ class WarningLog:
     """Writes warnings into the log: of each code and field one a minute, however often agents repeat themselves."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str], float] = {}
+        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
 
-    def note(self, warnings: Iterable[RequestWarning]) -> None:
+    def note(self, warnings: Iterable[Warned]) -> None:
         """Write what has not been said lately."""
         now = time.monotonic()
         for one in warnings:
-            about = one.code, re.sub(r"\[\d+\]", "", one.param)
+            about = one.code, tuple(step for step in one.path if isinstance(step, str))
             if now - self._told.get(about, -QUIET_SECONDS) >= QUIET_SECONDS:
                 self._told[about] = now
-                log.warning("request %s: %s", REQUEST_ID.get("-"), one.message)
+                log.warning("request %s: %s", CONTEXT.get().id or "-", one.message)

@@ -25,8 +25,8 @@ from foresay.spec.sample import sample
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.ops.children import best_children
 from foresay.verifier.ops.records import RowSampling
+from foresay.verifier.ops.sample import best_children
 from tests.combinations import alternating
 from tests.same_tokens.heads import SHAPES, head_of
 from tests.same_tokens.models import Pair, engine_of

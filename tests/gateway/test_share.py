@@ -17,7 +17,7 @@ import pytest
 from foresay.server.api.about import dashboard
 from foresay.server.api.common import route
 from foresay.server.api.responses.store import Responses, SocketLimits
-from foresay.server.gateway.caller import CALLER, Caller, RateLimiter, Shared
+from foresay.server.gateway.caller import Caller, RateLimiter, Shared, serve
 from foresay.server.gateway.key_store import KeyStore
 from foresay.server.host.models.models import MODELS
 from foresay.server.http.auth import AuthMiddleware
@@ -32,7 +32,7 @@ PATH = "/v1/responses"
 
 
 def took(shared: Shared, caller: Caller, amount: int = 1) -> bool:
-    CALLER.set(caller)
+    serve(caller=caller)
     try:
         shared.take(amount, lambda: Busy("no"))
     except Busy:
@@ -56,7 +56,7 @@ def test_no_key_holds_more_than_stays_free():
     shared, alice, bob = Shared(12), keyed("alice"), keyed("bob")
     assert sum(took(shared, alice) for _ in range(20)) == 6
     assert sum(took(shared, bob) for _ in range(20)) == 3
-    CALLER.set(alice)
+    serve(caller=alice)
     shared.give(2)
     assert not took(shared, alice)
     assert sum(took(shared, bob) for _ in range(20)) == 1, "now both have a third"
@@ -76,7 +76,7 @@ def test_it_adds_up_whatever_happens():
     for _ in range(5000):
         caller, amount = rng.choice(callers), rng.randrange(1, 200)
         if held[caller.tenant] >= amount and rng.random() < 0.5:
-            CALLER.set(caller)
+            serve(caller=caller)
             shared.give(amount)
             held[caller.tenant] -= amount
         else:
@@ -93,7 +93,7 @@ def beside(most: int) -> Iterator[Callable[[Caller, Callable[[], Any]], asyncio.
     with SharedThreads(most) as threads:
 
         def run(caller: Caller, work: Callable[[], Any]) -> asyncio.Future[Any]:
-            CALLER.set(caller)
+            serve(caller=caller)
             return asyncio.get_running_loop().run_in_executor(threads, work)
 
         yield run

@@ -91,10 +91,6 @@ async def test_any_text(fields: dict[str, Any]):
 @pytest.mark.parametrize(
     ("fields", "param", "reason"),
     [
-        ({"guided_json": {}}, "guided_json", "use structured_outputs.json"),
-        ({"guided_regex": "a"}, "guided_regex", "use structured_outputs.regex"),
-        ({"guided_choice": ["a"]}, "guided_choice", "use structured_outputs.choice"),
-        ({"guided_grammar": "a"}, "guided_grammar", "use structured_outputs.grammar"),
         ({"response_format": {"type": "structural_tag"}}, "response_format.type", "must be text, json_object"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
         (

@@ -177,8 +177,8 @@ def test_what_does_not_compile_is_rejected_by_its_field(running: tuple[Server, S
     server.send(frames.Add(request("bad", "start: foo")))
     rejected = server.next()
     assert isinstance(rejected, frames.Rejected)
-    assert (rejected.id, rejected.param) == ("bad", "the.field")
-    assert "unknown name" in rejected.message
+    assert (rejected.id, rejected.error.param) == ("bad", "the.field")
+    assert "unknown name" in rejected.error.message
 
 
 def test_a_model_without_a_compiler_says_so():

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.children import best_children as reference
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
+from foresay.verifier.ops.sample import best_children as reference
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},
@@ -83,6 +83,20 @@ class ChildrenCases:
         token_ids = torch.randperm(152_000, generator=torch.Generator().manual_seed(2))[:200]
         kinds = KINDS[1::2]
         assert_found_alike(find, rows_of([2.0] * len(kinds), 200), kinds, 6, token_ids)
+
+    @pytest.mark.parametrize(
+        ("kind", "kept", "left"),
+        [({"min_p": 0.3}, 63, 63), ({"min_p": 0.3}, 64, 200), ({"top_k": 64}, 99, 64), ({"top_k": 65}, 9, 200)],
+        ids=str,
+    )
+    @pytest.mark.usefixtures("small_pieces")
+    def test_filters_that_keep_about_as_much_as_a_list_holds(self, kind, kept, left, find) -> None:
+        logits = rows_of([0.1], 200)
+        logits[:, :kept] += 3.0
+        chances = assert_found_alike(find, logits, [kind], MOST_CHILDREN)
+        total = float(chances.exp().sum())
+        assert chances.isfinite().sum() == min(left, MOST_CHILDREN)
+        assert (abs(total - 1) < 1e-4) == (left <= MOST_CHILDREN), "they are a part of what is left"
 
     @pytest.mark.usefixtures("small_pieces")
     def test_the_likeliest_all_in_one_block(self, find) -> None:

@@ -112,7 +112,7 @@ def test_a_kernel_is_compiled_once_for_any_number_of_rows(target) -> None:
     """But a product for 16, 32 and 64 of them, and attention by blocks and by splits. And for any context and
     temperature."""
     one_shape = {"linear_tiles": 3 * 5, "norm_rows": 1, "embedded_rows": 1, "both_rows": 1, "rotate_and_store_rows": 1}
-    sampled = {"tree_partials": 2, "tree_merge": 1, "scan": 1, "weigh": 1, "settle": 1}
+    sampled = {"tree_partials": 2, "tree_merge": 1, "scan": 1, "decide": 1}
     laid_out = {"lay_out_rows": 1, "walk_trees": 1}
     with bound() as launches:
         for rows in (1, 2, 3, 8, 16, 20, 33, 64):

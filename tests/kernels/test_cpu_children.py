@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.children import best_children
-from foresay.verifier.ops.kernels.cpu import children
+from foresay.verifier.ops.kernels.cpu import candidates
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Launcher, recording
 from foresay.verifier.ops.kernels.cpu.threads import give_way, use, wanted
 from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
+from foresay.verifier.ops.sample import best_children
 from tests.kernels.children_cases import KINDS, ChildrenCases, Find, asked, part_of, rows_of
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "PIECE", 64)
+    monkeypatch.setattr(candidates, "PIECE", 64)
 
 
 @pytest.fixture
@@ -72,14 +72,14 @@ def test_neither_rows_nor_threads_change_a_bit(any_processor, kinds, make) -> No
 def test_fewer_threads_may_merge_than_list(monkeypatch) -> None:
     """As when a core is taken between two entries."""
     logits, sampling = rows_of([2.0] * len(KINDS), 1000), asked(KINDS)
-    expected, merging = best_children(logits, sampling, MOST_CHILDREN), children._merging
+    expected, merging = best_children(logits, sampling, MOST_CHILDREN), candidates._deciding
     use(4)
 
     def by_one(*shape: object) -> Launcher:
         use(1)
         return merging(*shape)
 
-    monkeypatch.setattr(children, "_merging", by_one)
+    monkeypatch.setattr(candidates, "_deciding", by_one)
     assert equal(best_children(logits, sampling, MOST_CHILDREN), expected)
 
 

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.children import best_children
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.kernels.cpu import sample as pieces
+from foresay.verifier.ops.kernels.cpu import candidates as pieces
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.records import RowSampling
-from foresay.verifier.ops.sample import sample_rows
+from foresay.verifier.ops.sample import best_children, sample_rows
 from tests.kernels.on_device import test_sample
 from tests.kernels.on_device.test_sample import *  # noqa: F403
 from tests.kernels.on_device.test_sample import Drawing, asked, rows_of, wanted

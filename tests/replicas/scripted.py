@@ -33,7 +33,7 @@ class Sent:
 
     def fail(self, error: Exception) -> None:
         if isinstance(error, InvalidRequest):
-            rejected = frames.Rejected(self._id, error.param, error.message, error.code)
+            rejected = frames.Rejected(self._id, error.fault, error.code)
             self._connection.sendall(pack(rejected))
         else:
             self.put(Delta(id=self._id, tokens=[], finish_reason="error", error=str(error)))

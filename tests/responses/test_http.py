@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from foresay.server.api.responses.events import OutputTextDelta
 from foresay.server.api.responses.store import MOST_EVENTS, Responses
-from foresay.server.gateway.caller import CALLER, Caller
+from foresay.server.gateway.caller import Caller, serve
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.live import openai_client
 from tests.server.scripted import END, INFO, ScriptedEngine
@@ -237,7 +237,7 @@ async def test_a_tool_is_called_and_its_result_read(able):
 async def test_a_tenant_sees_only_its_own(tokenizer):
     @web.middleware
     async def by_header(request: web.Request, handler: Any) -> Any:
-        CALLER.set(Caller(tenant=request.headers["X-Tenant"]))
+        serve(caller=Caller(tenant=request.headers["X-Tenant"]))
         return await handler(request)
 
     async with serving(saying(tokenizer), tokenizer, middleware=by_header) as (http, _):

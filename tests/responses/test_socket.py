@@ -14,7 +14,7 @@ from openai.types.responses import ResponsesServerEvent
 from openai.types.responses.responses_server_event import ResponseWsError
 
 from foresay.server.api.responses.store import Responses, SocketLimits
-from foresay.server.gateway.caller import CALLER, Caller
+from foresay.server.gateway.caller import Caller, serve
 from foresay.server.text.choice import Choice
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.scripted import END
@@ -285,7 +285,7 @@ async def test_an_engine_that_refuses_is_an_error_and_one_that_breaks_a_failed_r
 async def test_the_callers_tenant_goes_with_every_message(tokenizer):
     @web.middleware
     async def by_header(request: web.Request, handler: Any) -> Any:
-        CALLER.set(Caller(tenant=request.headers.get("X-Tenant", "")))
+        serve(caller=Caller(tenant=request.headers.get("X-Tenant", "")))
         return await handler(request)
 
     engine = saying(tokenizer)

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from foresay.server.api.responses.store import Responses, SocketLimits
-from foresay.server.gateway.caller import CALLER, Caller, RateLimiter
+from foresay.server.gateway.caller import Caller, RateLimiter, serve
 from foresay.server.http.auth import AuthMiddleware
 from tests.responses.bare import BINARY, PING, Bare
 from tests.responses.serving import STORY, saying, serving
@@ -211,7 +211,7 @@ async def test_a_key_that_is_taken_away_closes_with_1008(tokenizer):
 
     @web.middleware
     async def known(request: web.Request, handler: Any) -> Any:
-        CALLER.set(Caller(name="key", tenant="t", rate_limiter=rate_limiter))
+        serve(caller=Caller(name="key", tenant="t", rate_limiter=rate_limiter))
         return await handler(request)
 
     async with serving(saying(tokenizer), tokenizer, middleware=known) as (http, _), http.ws_connect(PATH) as socket:

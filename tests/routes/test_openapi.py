@@ -17,7 +17,8 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31
 
 from foresay.server.api.common.route import Route
 from foresay.server.http.app import ROUTE_MODULES
-from foresay.server.http.openapi.routes import NOT_DONE, document, encoded
+from foresay.server.http.openapi.routes import document, encoded
+from foresay.server.schemas.shared import NOT_DONE
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import settings_of
 from foresay.server.settings.load import load

@@ -21,7 +21,8 @@ from schemathesis.checks import (
 
 from foresay.server.api.common.route import Route
 from foresay.server.http.app import ROUTE_MODULES
-from foresay.server.http.openapi.routes import NOT_DONE, document
+from foresay.server.http.openapi.routes import document
+from foresay.server.schemas.shared import NOT_DONE
 from tests.routes.running import scripted_server
 from tests.server.live import LiveServer
 from tests.server.scripted import END

@@ -15,11 +15,10 @@ from openai.resources.responses import Responses
 from tokenizers import processors
 
 from foresay.server.api.common.validation import refused_fields
-from foresay.server.api.responses.schemas import RESPONSES_NOT_SUPPORTED, ResponseRequest
+from foresay.server.api.responses.schemas import ResponseRequest
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.completions import CompletionRequest
 from foresay.server.schemas.shared import GenerationRequest
-from foresay.server.text.grammars.fields import OLD_NAMES
 from foresay.server.text.tokenizer import Tokenizer
 from tests.server.conftest import TEMPLATE, byte_level_tokenizer
 from tests.server.scripted import END, ScriptedEngine, served
@@ -84,7 +83,7 @@ def test_every_field_of_the_structs_and_of_the_official_client_has_a_row(path):
     of_client = set(inspect.signature(CREATE[path]).parameters) - OF_CALLS
     known = set(model.__struct_fields__)
     assert said(path) == known | of_client
-    assert said(path, "refused") == set(refused_fields(model)) | set(OLD_NAMES)
+    assert said(path, "refused") == set(refused_fields(model))
     assert said(path, "ignored") == (of_client - known) | WITHOUT_EFFECT
 
 
@@ -109,8 +108,9 @@ async def test_refused_fields_are_refused_by_name_and_ignored_ones_ignored(token
 def test_responses_have_rows_for_what_is_not_shared():
     known = set(ResponseRequest.__struct_fields__) | (set(inspect.signature(Responses.create).parameters) - OF_CALLS)
     rows = table("`POST /v1/responses`")
-    assert set(rows) == (known - set(table(SHARED))) | set(RESPONSES_NOT_SUPPORTED)
-    assert {field for field, what in rows.items() if what == "refused"} == set(RESPONSES_NOT_SUPPORTED)
+    own = set(refused_fields(ResponseRequest)) - set(refused_fields(GenerationRequest))
+    assert set(rows) == (known - set(table(SHARED))) | own
+    assert {field for field, what in rows.items() if what == "refused"} == own
 
 
 #: For each supported field a value that shows, and what has to be said besides to see it.

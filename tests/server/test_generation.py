@@ -153,7 +153,7 @@ DOWN: list[frames.DownFrame] = [
     frames.Ready(INFO),
     frames.Failed("no", True),
     frames.Deltas([delta("r", [1, 2], finish_reason="stop", seed=2**64 - 1)]),
-    frames.Rejected("r", "prompt", "no", "code"),
+    frames.Rejected("r", (("prompt",), "no", ""), "code"),
 ]
 
 
@@ -218,7 +218,7 @@ def test_a_frame_that_cannot_be_served_fails_its_request_and_never_the_engine():
         while "good" not in found:
             for frame in map(frames.unpack_down, splitter.feed(ours.recv(1 << 16))):
                 if isinstance(frame, frames.Rejected):
-                    found[frame.id] = frame.message
+                    found[frame.id] = frame.error.message
                 elif isinstance(frame, frames.Deltas):
                     found |= {one.id: one.error for one in frame.deltas if one.finish_reason is not None}
         ours.sendall(frames.pack(frames.Stop()))

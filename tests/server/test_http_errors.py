@@ -100,7 +100,15 @@ async def test_a_request_whose_own_options_leave_no_token_is_told_so_as_its_faul
     engine = ScriptedEngine(tokenizer.encode("abc"))
 
     async def say(request, sink):
-        sink.put(Delta(id=request.id, tokens=[], finish_reason="error", error="none is left", error_param="bad_words"))
+        sink.put(
+            Delta(
+                id=request.id,
+                tokens=[],
+                finish_reason="error",
+                error="none is left",
+                fault=(("bad_words",), "none is left", ""),
+            )
+        )
 
     engine._say = say  # type: ignore[method-assign]
     async with served(engine, tokenizer) as client:

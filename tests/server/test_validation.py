@@ -8,10 +8,9 @@ import pytest
 from foresay.server.api.common import validation
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.completions import CompletionRequest
-from foresay.server.schemas.shared import NOT_SUPPORTED
 from foresay.server.text import conversation
 from foresay.server.text.tokenizer import SamplingDefaults
-from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
+from foresay.spec.errors import ContextLengthExceeded, InvalidRequest, inside, path_of, spelled
 from foresay.spec.sampling import SamplingParams
 
 NO_DEFAULTS = SamplingDefaults()
@@ -50,13 +49,19 @@ def test_known_fields_that_ask_for_something_are_refused_by_name(kind, field):
     assert error.param == field
     assert field in error.message
     kind(**{field: None})
-    for harmless in NOT_SUPPORTED[field]:
-        kind(**{field: harmless})
+    harmless, _ = validation.refused_fields(CompletionRequest if kind is completion else ChatRequest)[field]
+    for _, value in harmless:
+        kind(**{field: value})
 
 
-def test_every_refused_field_is_known_to_an_endpoint():
-    known = {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, "tool_calls"}
-    assert set(NOT_SUPPORTED) <= known
+def test_what_is_refused_says_what_to_write_instead():
+    wrong = {
+        field: refused(lambda field=field: chat(**{field: "a"})).message for field in ("n_predict", "guided_regex")
+    }
+    assert wrong == {
+        "n_predict": "n_predict is not supported by this server; write max_tokens",
+        "guided_regex": "guided_regex is no longer a field; use structured_outputs.regex",
+    }
 
 
 def test_a_harmless_value_of_another_type_is_still_refused():
@@ -227,3 +232,43 @@ def test_prompts_are_checked_against_the_model():
         error = refused(lambda tokens=tokens, fields=fields: check(tokens, **fields))
         assert isinstance(error, ContextLengthExceeded)
         assert "maximum context length is 10" in error.message
+
+
+@pytest.mark.parametrize("field", ["", "stop", "messages[3].content[0]", "logit_bias[...]", "a.b.c[1][2]"])
+def test_a_path_is_spelled_as_clients_read_it(field):
+    assert spelled(path_of(field)) == field
+
+
+def test_an_error_has_its_message_from_its_path():
+    def raises() -> None:
+        with inside("messages", 1), inside("content"):
+            raise InvalidRequest((), " is required")
+
+    error = refused(raises)
+    assert (error.path, error.message) == (("messages", 1, "content"), "messages[1].content is required")
+    assert InvalidRequest("a", "whole").message == str(InvalidRequest("a", "whole")) == "whole"
+    assert InvalidRequest("a", ": no", "this: ").message == "this: a: no"
+    assert InvalidRequest(*error.fault).message == error.message
+
+
+def test_a_client_is_told_its_own_names():
+    names = validation.Names({"messages.*": "input", "max_tokens": "options.most", "tools": "offered"})
+    names["tools", 0, "function"] = ("input", 2)
+    found = {
+        "messages[1].role": "input",
+        "messages": "input",
+        "max_tokens": "options.most",
+        "max_tokens_too": "max_tokens_too",
+        "tools[0].function.name": "input[2].name",
+        "tools[1].function": "offered[1].function",
+    }
+    assert {field: spelled(names.of(path_of(field))) for field in found} == found
+
+    def raises() -> None:
+        with names:
+            raise InvalidRequest("max_tokens", " must be less than what max_tokens says")
+
+    error = refused(raises)
+    assert (error.param, error.message) == ("options.most", "options.most must be less than what max_tokens says")
+    with names.also({"stop": "ends"}) as more:
+        assert more.of(("stop",)) == ("ends",) and names.of(("stop",)) == ("stop",)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.spec.logprobs import row_sum
 from foresay.spec.noise import Noise, gumbel_row
-from foresay.spec.sample import BROKEN, first_largest, keep_top_k, keep_top_p_min_p, row_sum, sample
+from foresay.spec.sample import BROKEN, keep_top_k, keep_top_p_min_p, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.seeds import derive_seed
 from tests.spec.laws import ALPHA, chi_square_tail, gumbel, kept, law, pair_tail, reference_draw
@@ -67,19 +68,12 @@ def _tail(sampling: SamplingParams, noise: Tensor, logits: Tensor = LOGITS) -> f
     return chi_square_tail(torch.bincount(samples, minlength=len(logits)), law(logits, sampling))
 
 
-@pytest.fixture
-def _short_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of 14 numbers need not be filled up to 4,096 with zeros before they are summed, a million times."""
-    monkeypatch.setattr("foresay.spec.sample._SUM_CHUNK", 16)
-
-
 @pytest.fixture(scope="module")
 def million() -> Tensor:
     """The noise of a million positions (and a few, to make a round number of windows)."""
     return gumbel(20260, range(2**20), len(LOGITS))
 
 
-@pytest.mark.usefixtures("_short_sums")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WARPS)
 def test_a_million_draws_follow_the_law(name: str, million: Tensor) -> None:
@@ -87,7 +81,6 @@ def test_a_million_draws_follow_the_law(name: str, million: Tensor) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_short_sums")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.soak if name in ("top-p", "top-p and min-p") else ()) for name in FILTERS],
@@ -96,13 +89,11 @@ def test_a_million_filtered_draws_follow_the_law(name: str, million: Tensor) -> 
     assert _tail(FILTERS[name], million, STEEP) > ALPHA
 
 
-@pytest.mark.usefixtures("_short_sums")
 @pytest.mark.parametrize("name", STRICT)
 def test_strict_filters_follow_the_law(name: str) -> None:
     assert _tail(STRICT[name], gumbel(20261, range(3_000), len(LOGITS))) > ALPHA
 
 
-@pytest.mark.usefixtures("_short_sums")
 @pytest.mark.parametrize("name", WARPS)
 def test_many_seeds_at_one_position_follow_the_law(name: str) -> None:
     assert _tail(WARPS[name], gumbel(range(10_000), 11, len(LOGITS))) > ALPHA
@@ -244,15 +235,6 @@ def test_small_rows_with_many_ties_draw_what_the_spelled_out_filters_draw(vocab_
     for name, sampling in (WARPS | FILTERS | {f"strict {name}": params for name, params in STRICT.items()}).items():
         expected = [reference_draw(row, sampling, rows) for row, rows in zip(logits, noise, strict=True)]
         assert sample(logits, sampling, noise).tolist() == expected, name
-
-
-@pytest.mark.parametrize("vocab_size", [1, 97, 128, 4096, 49152])
-def test_the_first_largest_is_found(vocab_size: int) -> None:
-    generator = torch.Generator().manual_seed(vocab_size)
-    values = torch.randint(0, 3 + vocab_size // 40, (10, vocab_size), generator=generator).float()
-    assert torch.equal(first_largest(values), torch.tensor([row.tolist().index(row.max()) for row in values]))
-    values[7, vocab_size // 2 :] = math.nan
-    assert int(first_largest(values)[7]) == vocab_size // 2
 
 
 @pytest.mark.parametrize(("vocab_size", "rows"), [(97, 64), (4096, 64), (49152, 24), (151936, 9)])

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from foresay.spec.sample import BROKEN
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.children import best_children
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.lay_out import lay_out
 from foresay.verifier.ops.recent import advance, text_ends
 from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
-from foresay.verifier.ops.sample import sample_rows
+from foresay.verifier.ops.sample import best_children, sample_rows
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},

@@ -180,6 +180,11 @@ class RowSampling:
             columns.write(row, asked, seed, positions[row])
         return made.to(torch.device(device))
 
+    def of_row(self, n: int) -> SamplingParams:
+        """How one row is sampled."""
+        temperature, top_p, min_p = (float(each[n]) for each in (self.temperature, self.top_p, self.min_p))
+        return SamplingParams(temperature=temperature, top_k=int(self.top_k[n]), top_p=top_p, min_p=min_p)
+
     def to(self, device: torch.device) -> RowSampling:
         """The same there."""
         return RowSampling(*(getattr(self, each.name).to(device) for each in fields(self)))

@@ -1,19 +1,22 @@
-"""The sample at every row of a pass, each row with sampling parameters, seed and position of its own.
+"""The sample at every row of a pass, and the likeliest children of each node of a draft with the noise of that sample.
 
-What :func:`foresay.spec.sample.sample` does for the nodes of one request, for the nodes of several requests at once and
-without a number on the host: so that it can be part of a captured graph.
+What :func:`foresay.spec.sample.sample` does for the rows of one request, for rows that each have sampling parameters, a
+seed and a position of their own, and without a number on the host: so that it can be part of a captured graph.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foresay.spec.noise import gumbel_row
-from foresay.spec.sample import BROKEN, sample
+from foresay.spec.sample import BROKEN, keep_top_k, keep_top_p_min_p, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import compiled
-from foresay.verifier.ops.records import RowSampling
+from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
 
 
 def sample_rows(
@@ -26,39 +29,83 @@ def sample_rows(
     first column. count: int64[1], how many rows are sampled, read when it runs (of compiled kernels; None: all).
     Returns int64[N], tokens of the target, ``BROKEN`` for a row that holds NaN, plus infinity or nothing finite.
     """
-    if logits.is_cuda:
-        from foresay.verifier.ops.kernels import sample as kernels
-
-        return kernels.sample_rows(logits, sampling, token_ids)
-    if compiled(logits):
-        return _compiled(logits, sampling, token_ids, count)
+    if logits.is_cuda or compiled(logits):
+        return _by_kernels(logits, sampling, 1, token_ids, True, count)[0].flatten()
     sampled = [_sample_row(row, sampling, n, token_ids) for n, row in enumerate(logits.split(1))]
     return torch.cat(sampled) if sampled else torch.empty(0, dtype=torch.int64)
 
 
-def _compiled(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, count: Tensor | None) -> Tensor:
-    from foresay.verifier.ops.kernels.cpu import sample as kernels
-    from foresay.verifier.ops.kernels.cpu.launch import counted, room
+def best_children(
+    logits: Tensor, sampling: RowSampling, count: int, token_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest of each row's ``logit / T + noise``, largest first, ties to the first column.
 
-    sampled = room((len(logits),), torch.int64)
-    kernels.sample_rows(logits.contiguous(), sampling, token_ids, sampled, counted(count, len(logits)))
-    return sampled
+    logits: fp32[N, V]; NaN and plus infinity count as minus infinity. count: 1 to 64. token_ids: as above.
+
+    A row at temperature 0 has neither noise nor filters. Otherwise top-k, top-p and min-p leave tokens out, as they do
+    of the sample. But a row keeps all tokens of which top-p and min-p keep the 64 likeliest, or top-k, by ties, more
+    than it says; and a top-k above 64 is no filter.
+
+    Returns int64[N, count], tokens of the target, and fp32[N, count], log chances: the log softmax of what was ranked.
+    A place for which no token is left has token 0 and minus infinity.
+    """
+    assert 1 <= count <= MOST_CHILDREN, "one node has 1 to 64 children"
+    if logits.is_cuda or compiled(logits):
+        return _by_kernels(logits, sampling, count, token_ids, False, None)
+    if not len(logits):
+        return torch.zeros(0, count, dtype=torch.int64), torch.zeros(0, count)
+    noisy = torch.cat([_noisy_row(row, sampling, n, token_ids) for n, row in enumerate(logits.split(1))])
+    short = max(0, count - noisy.shape[1])
+    best, columns = functional.pad(noisy, (0, short), value=-math.inf).sort(dim=-1, descending=True, stable=True)
+    best, columns = best[:, :count], columns[:, :count]
+    left = best > -math.inf
+    columns = columns.where(left, 0)
+    tokens = columns if token_ids is None else token_ids[columns]
+    chances = best - noisy.logsumexp(dim=-1, keepdim=True)
+    return tokens.where(left, 0), chances.where(left, -math.inf)
+
+
+def _by_kernels(
+    logits: Tensor, sampling: RowSampling, count: int, token_ids: Tensor | None, exact: bool, live: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Tokens and log chances, [N, count]; or, ``exact``, one sample of each of the first ``live`` rows."""
+    if logits.is_cuda:
+        from foresay.verifier.ops.kernels import candidates as of_gpu
+
+        return of_gpu.candidates(logits, sampling, count, token_ids, exact)
+    from foresay.verifier.ops.kernels.cpu import candidates as of_cpu
+
+    return of_cpu.candidates(logits, sampling, count, token_ids, exact, live)
+
+
+# -- references -------------------------------------------------------------------------------------------------------
 
 
 def _sample_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | None) -> Tensor:
-    asked = SamplingParams(
-        temperature=float(sampling.temperature[n]),
-        top_k=int(sampling.top_k[n]),
-        top_p=float(sampling.top_p[n]),
-        min_p=float(sampling.min_p[n]),
-    )
-    noise = None if asked.greedy else noise_of(sampling, n, row.shape[1], token_ids)[None]
+    asked = sampling.of_row(n)
+    noise = None if asked.greedy else _noise_of(sampling, n, row.shape[1], token_ids)
     sampled = sample(row, asked, noise)
     return sampled if token_ids is None else token_ids[sampled].where(sampled != BROKEN, BROKEN)
 
 
-def noise_of(sampling: RowSampling, n: int, columns: int, token_ids: Tensor | None = None) -> Tensor:
-    """fp32[V]: the noise of row n at each column; a token's noise does not depend on the size of the vocabulary."""
+def _noisy_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | None) -> Tensor:
+    asked, row = sampling.of_row(n), row.where(row < math.inf, -math.inf)
+    if asked.greedy:
+        return row
+    return _filtered(row / asked.temperature, asked) + _noise_of(sampling, n, row.shape[1], token_ids)
+
+
+def _filtered(scaled: Tensor, asked: SamplingParams) -> Tensor:
+    """One row, minus infinity for what the filters take out."""
+    limit = asked.top_k if 0 < asked.top_k <= MOST_CHILDREN else 0
+    listed = keep_top_k(scaled, limit)
+    kept = keep_top_p_min_p(listed, asked.top_p, asked.min_p)
+    decided = listed.isfinite().sum() <= limit if limit else kept.isfinite().sum() < MOST_CHILDREN
+    return kept if decided else scaled
+
+
+def _noise_of(sampling: RowSampling, n: int, columns: int, token_ids: Tensor | None) -> Tensor:
+    """fp32[1, V]: the noise of row n at each column; a token's does not depend on the size of the vocabulary."""
     vocab_size = columns if token_ids is None else int(token_ids.max()) + 1
     noise = gumbel_row(int(sampling.seeds[n]), int(sampling.positions[n]), vocab_size)
-    return noise if token_ids is None else noise[token_ids]
+    return (noise if token_ids is None else noise[token_ids])[None]

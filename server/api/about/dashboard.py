@@ -17,7 +17,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.route import EVENTS, Route, json_response
-from foresay.server.gateway.caller import CALLER, Shared
+from foresay.server.gateway.caller import CONTEXT, Shared
 from foresay.server.host.models.models import MODELS, Entry, Models
 from foresay.server.host.service import Service
 from foresay.server.observe.telemetry.report import HistoryReport, Point, RequestDetail, RequestSummary, Snapshot
@@ -93,7 +93,7 @@ class Feed:
         return response
 
     async def _write(self, response: web.StreamResponse, models: Models, telemetry: Telemetry, after: int) -> None:
-        rate_limiter = CALLER.get().rate_limiter
+        rate_limiter = CONTEXT.get().caller.rate_limiter
         while not self._closing.is_set() and not rate_limiter.revoked:
             points, after = await telemetry.points(after)
             frame = Frame(await self._snapshot(telemetry), points, listed(models))
@@ -215,19 +215,19 @@ async def feed(http: web.Request) -> web.StreamResponse:
     """The same as it changes, an event a second. ``since``: the first second that is news."""
     given = http.query.get("since", "0")
     if not given.isdecimal() or len(given) > 12:
-        raise InvalidRequest("since", f"since must be a number of seconds since 1970, got {given!r}")
+        raise InvalidRequest("since", f" must be a number of seconds since 1970, got {given!r}")
     return await http.app[FEED].serve(http, http.app[MODELS], _chosen(http).service, int(given) - 1)
 
 
 async def requests(http: web.Request) -> web.Response:
     """The last requests of the key that asks, the newest first."""
-    return json_response(_chosen(http).service.telemetry.requests(CALLER.get().tenant))
+    return json_response(_chosen(http).service.telemetry.requests(CONTEXT.get().caller.tenant))
 
 
 async def request(http: web.Request) -> web.Response:
     """One request of the key that asks: each of its steps, and its text with the origin of every token."""
     id = http.match_info["request_id"]
-    detail = _chosen(http).service.telemetry.request(CALLER.get().tenant, id)
+    detail = _chosen(http).service.telemetry.request(CONTEXT.get().caller.tenant, id)
     if detail is None:
         raise RequestNotFound(
             f"Request {id[:200]!r} is not kept: it belongs to another key, or it was dropped to make room"

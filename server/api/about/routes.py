@@ -12,7 +12,7 @@ import foresay
 from foresay.server.api.about.dashboard import PAGE, served, wants_page
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.engine.generation import unavailable
-from foresay.server.gateway.caller import CALLER, Caller
+from foresay.server.gateway.caller import CONTEXT, Caller
 from foresay.server.gateway.key_store import KeyStore
 from foresay.server.host.models.models import MODELS, Entry, Models
 from foresay.server.observe.telemetry.report import Replica
@@ -223,7 +223,7 @@ async def model(request: web.Request) -> web.Response:
 
 async def usage(request: web.Request) -> web.Response:
     """What the key that was sent has used since the server started."""
-    return json_response(KeyUsage.of(CALLER.get()))
+    return json_response(KeyUsage.of(CONTEXT.get().caller))
 
 
 async def usages(request: web.Request) -> web.Response:

@@ -150,9 +150,7 @@ async def _changed(models: Models, entry: Entry, settings: Mapping[str, Any], te
         tell("checking the files", None)
         if not await asyncio.to_thread(_the_same, model.config, config):
             if config.replicas is not None:
-                raise InvalidRequest(
-                    "target", f"target: replicas cannot change their model; deploy {config.target} instead"
-                )
+                raise InvalidRequest("target", f": replicas cannot change their model; deploy {config.target} instead")
             await models.renew(entry, model.successor(config), not writes_alone(config), tell)
             return 0
     if config.max_model_len is not None and config.max_model_len < info.max_model_len:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from aiohttp import web
@@ -13,6 +13,7 @@ from foresay.server.api.anthropic.schemas import (
     EVENTS,
     AnswerBlock,
     AssistantTurn,
+    BlockDelta,
     BlockMore,
     BlockStart,
     BlockStop,
@@ -35,17 +36,18 @@ from foresay.server.api.anthropic.schemas import (
     ToolUseBlock,
 )
 from foresay.server.api.common.answer import Answer, parsed_arguments
+from foresay.server.api.common.items import Item, Items
 from foresay.server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, chat_choices, chat_prompt
-from foresay.server.api.common.validation import converted, in_words, naming, reword
-from foresay.server.gateway.caller import REQUEST_ID
+from foresay.server.api.common.validation import converted, naming
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Origin, Service
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.text.choice import Choice, Piece
-from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
+from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 FRAMING = Framing("text/event-stream; charset=utf-8", named_event, ping=b'event: ping\ndata: {"type":"ping"}\n\n')
 
@@ -84,11 +86,11 @@ class MessagesAnswer(Answer):
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """Blocks begun, continued and completed by a piece; behind the last one, why it ended."""
-        events = [event for part in piece.parts for event in self._blocks.take(part)]
+        events = self._blocks.take(piece.parts)
         if piece.finish_reason is not None:
             ending = Ending(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
             events += self._blocks.close()
-            late, metrics = list(self._replaced()) or UNSET, self._metrics()
+            late, metrics = [one.told for one in self._replaced()] or UNSET, self._metrics()
             events.append(MessageDelta(delta=ending, usage=self._counts(), metrics=metrics, warnings=late))
         return events
 
@@ -98,8 +100,10 @@ class MessagesAnswer(Answer):
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
         """The message with all of its blocks."""
-        parts = joined([part for piece in pieces[0] for part in piece.parts])
-        message = self._message([whole_block(part) for part in parts])
+        for piece in pieces[0]:
+            self._blocks.take(piece.parts)
+        self._blocks.close()
+        message = self._message(self._blocks.whole)
         message.stop_reason, message.stop_sequence = self._stop_reason(), self._stop_sequence()
         message.metrics = self._metrics()
         return message
@@ -138,61 +142,43 @@ class MessagesAnswer(Answer):
         return "end_turn" if self._stop_sequence() is None else "stop_sequence"
 
 
-class Blocks:
-    """The blocks of a stream: which number is open, and what kind it is."""
+class Blocks(Items[msgspec.Struct]):
+    """The blocks of a message. whole: those that are complete."""
 
     def __init__(self) -> None:
-        self._index = -1
-        self._open: tuple[type, int] | None = None
+        super().__init__()
+        self.whole: list[AnswerBlock] = []
 
-    def take(self, part: Part) -> list[msgspec.Struct]:
-        """The events of a part: another kind, or another call, closes one block and begins the next."""
-        kind = (type(part), part.index if isinstance(part, ToolCallPart) else 0)
-        events: list[msgspec.Struct] = []
-        if kind != self._open:
-            events += self.close()
-            self._index, self._open = self._index + 1, kind
-            events.append(BlockStart(self._index, _empty_block(part)))
-        delta = _delta(part)
-        return [*events, BlockMore(self._index, delta)] if delta is not None else events
+    def opens(self, item: Item) -> list[msgspec.Struct]:
+        """The block without its text."""
+        return [BlockStart(item.index, _block(item))]
 
-    def close(self) -> list[msgspec.Struct]:
-        """The end of the block that is open, if one is."""
-        if self._open is None:
-            return []
-        self._open = None
-        return [BlockStop(self._index)]
+    def grows(self, item: Item, more: str) -> list[msgspec.Struct]:
+        """More of its text."""
+        return [BlockMore(item.index, DELTAS[type(item.first)](more))] if more else []
+
+    def closes(self, item: Item) -> list[msgspec.Struct]:
+        """The end of the block."""
+        self.whole.append(_block(item))
+        return [BlockStop(item.index)]
 
 
-def _empty_block(part: Part) -> AnswerBlock:
-    match part:
+DELTAS: dict[type[Part], Callable[[str], BlockDelta]] = {
+    TextPart: TextDelta,
+    ReasoningPart: ThinkingDelta,
+    ToolCallPart: InputDelta,
+}
+
+
+def _block(item: Item) -> AnswerBlock:
+    """A block, as far as it is known."""
+    match item.first:
         case TextPart():
-            return TextBlock(text="")
+            return TextBlock(text=item.text)
         case ReasoningPart():
-            return ThinkingBlock(thinking="")
+            return ThinkingBlock(thinking=item.text)
         case ToolCallPart(id=id, name=name):
-            return ToolUseBlock(id=id or "", name=name or "", input={})
-
-
-def _delta(part: Part) -> TextDelta | ThinkingDelta | InputDelta | None:
-    match part:
-        case TextPart(text):
-            return TextDelta(text)
-        case ReasoningPart(text):
-            return ThinkingDelta(text)
-        case ToolCallPart(arguments=arguments):
-            return InputDelta(arguments) if arguments else None
-
-
-def whole_block(part: Part) -> AnswerBlock:
-    """A complete block."""
-    match part:
-        case TextPart(text):
-            return TextBlock(text=text)
-        case ReasoningPart(text):
-            return ThinkingBlock(thinking=text)
-        case ToolCallPart(id=id, name=name, arguments=arguments):
-            return ToolUseBlock(id=id or "", name=name or "", input=parsed_arguments(arguments))
+            return ToolUseBlock(id=id or "", name=name or "", input=parsed_arguments(item.text))
 
 
 async def messages(http: web.Request, body: MessagesRequest) -> web.StreamResponse:
@@ -205,10 +191,10 @@ async def _messages(http: web.Request, service: Service, body: MessagesRequest) 
     text, _ = service.opened()
     conversation = Conversation(body, text.chat_format)
     fields = conversation.told() | drawing(body)
-    with in_words(conversation.names):
+    with conversation.names as names:
         request = converted(fields, ChatRequest)
-        choices = reword(await chat_choices(service, request), conversation.names)
-        origin = service.origin(REQUEST_ID.get(), body.model)
+        choices = names.warned(await chat_choices(service, request))
+        origin = service.origin(CONTEXT.get().id, body.model)
         origin = msgspec.structs.replace(origin, warnings=(*origin.warnings, *conversation.warnings))
         return await answered(http, service, request, choices, MessagesAnswer, origin)
 
@@ -219,7 +205,7 @@ async def count_tokens(http: web.Request, body: CountTokensRequest) -> web.Respo
         text, _ = service.opened()
         conversation = Conversation(body, text.chat_format)
         fields = conversation.told()
-        with in_words(conversation.names):
+        with conversation.names:
             tokens = await chat_prompt(service, converted(fields, ChatRequest))
     return json_response(TokenCount(len(tokens)))
 

@@ -20,12 +20,11 @@ from foresay.server.api.anthropic.schemas import (
     ToolUseBlock,
     Turn,
 )
-from foresay.server.api.common.validation import thinking
+from foresay.server.api.common.validation import Names, thinking
 from foresay.server.schemas.bounds import MOST_TOOLS, check_count
-from foresay.server.schemas.shared import RequestWarning
 from foresay.server.text.parsers.chat_format import ChatFormat
-from foresay.server.text.warned import warning
-from foresay.spec.errors import InvalidRequest
+from foresay.server.text.warned import Warned, warning
+from foresay.spec.errors import InvalidRequest, Path
 
 #: Of Anthropic's efforts, those that templates with a word for it know.
 EFFORTS = ("low", "medium", "high")
@@ -57,27 +56,27 @@ _NAMES = {
 
 
 class Conversation:
-    """A conversation on its way to a chat request. names: the client's name of each field that gets another one.
+    """A conversation on its way to a chat request. names: the client's names of the fields that get others.
     warnings: what the chat request does not say.
     """
 
     def __init__(self, body: CountTokensRequest, chat_format: ChatFormat) -> None:
-        self.names = dict(_NAMES)
+        self.names = Names(_NAMES)
         self._body = body
         self._chat_format = chat_format
         self._messages: list[Json] = []
         self._found: set[str] = set()  # deferred tools that the conversation has come upon
-        self.warnings: tuple[RequestWarning, ...] = ()
+        self.warnings: tuple[Warned, ...] = ()
 
     def told(self) -> Json:
         """The fields of the chat request; errors are in the client's words already."""
         body = self._body
         if not body.messages:
-            raise InvalidRequest("messages", "messages must not be empty")
+            raise InvalidRequest("messages", " must not be empty")
         if body.system:
-            self._say("system", _text(body.system), "system", "system")
+            self._say("system", _text(body.system), ("system",), ("system",))
         for index, turn in enumerate(body.messages):
-            self._turn(turn, f"messages[{index}]")
+            self._turn(turn, ("messages", index))
         for message in self._messages:
             if isinstance(message.get("content"), list):
                 message["content"] = "\n".join(message["content"])
@@ -92,39 +91,38 @@ class Conversation:
             request["response_format"] = {"type": "json_schema", "json_schema": shape}
         return request | self._effort()
 
-    def _turn(self, turn: Turn, place: str) -> None:
+    def _turn(self, turn: Turn, path: Path) -> None:
         blocks: list[Block] = list(turn.content) if isinstance(turn.content, list) else [TextBlock(text=turn.content)]
         if not blocks:
-            raise InvalidRequest(f"{place}.content", f"{place}.content must not be empty")
+            raise InvalidRequest((*path, "content"), " must not be empty")
         match turn.role:
             case "user":
-                self._user(blocks, place)
+                self._user(blocks, path)
             case "assistant":
-                self._assistant(blocks, place)
+                self._assistant(blocks, path)
             case "system":
-                self._system(blocks, place)
+                self._system(blocks, path)
 
-    def _system(self, blocks: list[Block], place: str) -> None:
+    def _system(self, blocks: list[Block], path: Path) -> None:
         for index, block in enumerate(blocks):
             if not isinstance(block, TextBlock):
-                at = f"{place}.content[{index}]"
-                raise InvalidRequest(at, f"{at}: a system message holds only text")
-            self._say("system", block.text, place)
+                raise InvalidRequest((*path, "content", index), ": a system message holds only text")
+            self._say("system", block.text, path)
 
-    def _user(self, blocks: list[Block], place: str) -> None:
+    def _user(self, blocks: list[Block], path: Path) -> None:
         """Results of tools are messages of their own; text between them is the user's."""
         for index, block in enumerate(blocks):
-            at = f"{place}.content[{index}]"
+            at = (*path, "content", index)
             match block:
                 case TextBlock(text=text):
-                    self._say("user", text, place)
+                    self._say("user", text, path)
                 case ToolResultBlock(tool_use_id=id, content=content):
                     self._found.update(part.tool_name for part in content or () if isinstance(part, ToolReference))
-                    self._add(at, f"{at}.content", role="tool", tool_call_id=id, content=_text(content or ""))
+                    self._add(at, (*at, "content"), role="tool", tool_call_id=id, content=_text(content or ""))
                 case _:
-                    raise InvalidRequest(at, f"{at}: only the assistant may send this block")
+                    raise InvalidRequest(at, ": only the assistant may send this block")
 
-    def _assistant(self, blocks: list[Block], place: str) -> None:
+    def _assistant(self, blocks: list[Block], path: Path) -> None:
         message: Json = {"role": "assistant"}
         texts: list[str] = []
         thoughts: list[str] = []
@@ -138,27 +136,26 @@ class Conversation:
                     call = {"name": name, "arguments": msgspec.json.encode(given).decode()}
                     message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": call})
                 case ToolResultBlock():
-                    at = f"{place}.content[{index}]"
-                    raise InvalidRequest(at, f"{at}: only the user may send this block")
+                    raise InvalidRequest((*path, "content", index), ": only the user may send this block")
         if thoughts:
             message["reasoning_content"] = "".join(thoughts)
         if texts or "tool_calls" not in message:
             message["content"] = "".join(texts)
-        self._add(place, f"{place}.content", **message)
+        self._add(path, (*path, "content"), **message)
 
-    def _say(self, role: str, text: str, place: str, content_place: str | None = None) -> None:
+    def _say(self, role: str, text: str, path: Path, content_path: Path = ()) -> None:
         """Add text to the last message if it is of the same role, which makes neighbours one turn."""
         last = self._messages[-1] if self._messages else {}
         if last.get("role") == role:
             last["content"].append(text)
         else:
-            self._add(place, content_place or f"{place}.content", role=role, content=[text])
+            self._add(path, content_path or (*path, "content"), role=role, content=[text])
 
-    def _add(self, place: str, content_place: str, **message: Any) -> None:
-        index = len(self._messages)
-        self.names[f"messages[{index}]"] = place
-        self.names[f"messages[{index}].content"] = content_place
-        self.names[f"messages[{index}].tool_call_id"] = f"{place}.tool_use_id"
+    def _add(self, path: Path, content_path: Path, **message: Any) -> None:
+        here = ("messages", len(self._messages))
+        self.names[here] = path
+        self.names[*here, "content"] = content_path
+        self.names[*here, "tool_call_id"] = (*path, "tool_use_id")
         self._messages.append(message)
 
     def _tools(self) -> Json:
@@ -168,9 +165,9 @@ class Conversation:
         shown = [(at, tool) for at, tool in enumerate(body.tools) if not tool.defer_loading or tool.name in self._found]
         check_count(shown, MOST_TOOLS, "tools")  # before anything is made of each
         for index, (at, _) in enumerate(shown):
-            self.names[f"tools[{index}]"] = self.names[f"tools[{index}].function"] = f"tools[{at}]"
-            self.names[f"tools[{index}].function.parameters"] = f"tools[{at}].input_schema"
-        return {"tools": [_tool(tool, f"tools[{at}]") for at, tool in shown]} | _choice(body.tool_choice)
+            self.names["tools", index] = self.names["tools", index, "function"] = ("tools", at)
+            self.names["tools", index, "function", "parameters"] = ("tools", at, "input_schema")
+        return {"tools": [_tool(tool, at) for at, tool in shown]} | _choice(body.tool_choice)
 
     def _effort(self) -> Json:
         """How much the model is to think and say."""
@@ -183,11 +180,11 @@ class Conversation:
         return {}
 
 
-def _tool(tool: ToolDefinition, place: str) -> Json:
+def _tool(tool: ToolDefinition, index: int) -> Json:
     if tool.type not in (None, "custom"):
         return {"type": tool.type}
     if tool.name is None:
-        raise InvalidRequest(f"{place}.name", f"{place}.name is required")
+        raise InvalidRequest(("tools", index, "name"), " is required")
     function: Json = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     if tool.strict is not None:
         function["strict"] = tool.strict
@@ -198,7 +195,7 @@ def _choice(choice: ChoiceOfTool | None) -> Json:
     if choice is None:
         return {}
     if choice.type == "tool" and choice.name is None:
-        raise InvalidRequest("tool_choice.name", "tool_choice.name is required with type tool")
+        raise InvalidRequest("tool_choice.name", " is required with type tool")
     wanted: Json = {"tool_choice": {"any": "required"}.get(choice.type, choice.type)}
     if choice.type == "tool":
         wanted["tool_choice"] = {"type": "function", "function": {"name": choice.name}}

@@ -32,7 +32,7 @@ from foresay.server.schemas.tokens import (
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.options import stream_interval
 from foresay.server.text.tokenizer import Tokenizer
-from foresay.server.text.warned import together, warning
+from foresay.server.text.warned import Warned, together, warning
 from foresay.spec.request import TokenLogprobs
 
 #: What carries the fields about its own making.
@@ -119,7 +119,7 @@ class Answer(ABC):
         self._unclosed = len(choices)
 
     @property
-    def warnings(self) -> tuple[RequestWarning, ...]:
+    def warnings(self) -> tuple[Warned, ...]:
         """What is done otherwise than asked, as far as it is known."""
         return together(
             (*self.origin.warnings, *(one for choice in self.choices for one in choice.warnings), *self._replaced())
@@ -168,14 +168,14 @@ class Answer(ABC):
         return statistics.metrics(self.choices, level, self.origin.exact) or UNSET
 
     def _warnings(self) -> list[RequestWarning] | UnsetType:
-        return list(self.warnings) or UNSET
+        return [one.told for one in self.warnings] or UNSET
 
-    def _replaced(self) -> Iterator[RequestWarning]:
+    def _replaced(self) -> Iterator[Warned]:
         """Where another engine went on, if the text may be another one from there."""
         for index, choice in enumerate(self.choices):
             if (told := choice.statistics) is not None:
                 places = told.changed if self.origin.exact else told.resumed
-                yield from (warning("resumed", f"choices[{index}]", at_token=at_token) for at_token in places)
+                yield from (warning("resumed", ("choices", index), at_token=at_token) for at_token in places)
 
     def _closes(self, piece: Piece) -> bool:
         """Whether the chunk of this piece is the answer's last one. To be asked once for each piece, in order."""

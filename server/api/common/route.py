@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.validation import decoded
-from foresay.server.gateway.caller import REQUEST_ID
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS
 from foresay.server.schemas.bounds import BODY_PACE
 from foresay.server.schemas.errors import ApiError, Mistake, SlowBody, TooLarge, described
@@ -165,7 +165,7 @@ async def begin(request: web.Request, response: web.StreamResponse) -> None:
 def told(error: Exception) -> tuple[int, ErrorBody]:
     """As :func:`described`; of what nobody expected, only where it is to be found."""
     if not isinstance(error, ApiError | InvalidRequest):
-        error = Mistake(f"Internal server error; the server's log says more about request {REQUEST_ID.get('')}")
+        error = Mistake(f"Internal server error; the server's log says more about request {CONTEXT.get().id}")
     return described(error)
 
 

@@ -31,7 +31,7 @@ from foresay.server.engine.generation import Generation
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.models.resident import Keep, Patience
 from foresay.server.host.service import Service
-from foresay.server.schemas.errors import ApiError, described
+from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody
 from foresay.server.text.choice import Piece, merged
 from foresay.server.text.parts import joined
@@ -163,20 +163,28 @@ async def stream(request: web.Request, answer: Answer, generation: Generation, p
     """Write one event batch per engine step; a comment every ``ping`` seconds while there is nothing to say."""
     events = EventStream.of(request, answer.framing, headers(answer.warnings))
     said = batches(answer, generation, lambda: ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
-    try:
+    async with _Telling(events, lambda error: answer.broken(told(error)[1])):
         async for chunks, last in said:
             await events.send(chunks, last)
-    except (ApiError, InvalidRequest) as error:
-        if not events.started:
-            raise
-        await events.send([answer.broken(described(error)[1])])
-    except ConnectionError:
-        raise
-    except Exception as error:
-        if events.started:
-            await events.fail(answer.broken(told(error)[1]))
-        raise
     return await events.end()
+
+
+class _Telling:
+    """What is raised in a block of it is told in the stream, if that has begun; a mistake of ours is raised as well."""
+
+    def __init__(self, events: EventStream, broken: Callable[[Exception], msgspec.Struct]) -> None:
+        self._events, self._broken = events, broken
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not self._events.started or not isinstance(error, Exception) or isinstance(error, ConnectionError):
+            return False
+        if isinstance(error, ApiError | InvalidRequest):
+            await self._events.send([self._broken(error)])
+            return True
+        await self._events.fail(self._broken(error))
+        return False
 
 
 class Paced:
@@ -306,31 +314,8 @@ async def leased(
     events = EventStream.of(http, framing)
     ping = models.find(name).service.ping_seconds
     patience = Patience(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
-    try:
-        async with models.lease(name, patience, keep) as service:
-            return await answer(service)
-    except (ApiError, InvalidRequest) as error:
-        if not events.started:
-            raise
-        await events.send([_broken(http, error, broken)])
-        return await events.end()
-    except ConnectionError:
-        raise
-    except Exception as error:
-        if events.started:
-            await events.fail(_broken(http, error, broken))
-        raise
-
-
-def _broken(
-    http: web.Request,
-    error: Exception,
-    broken: Callable[[int, ErrorBody], msgspec.Struct] | None,
-) -> msgspec.Struct:
-    """The error in the middle of a stream."""
-    status, body = told(error)
-    if broken is not None:
-        return broken(status, body)
     shape = error_shape(http)
-    chunk: msgspec.Struct = body if shape is None else shape.make(status, body)
-    return chunk
+    make = broken or (shape.make if shape else lambda status, body: body)
+    async with _Telling(events, lambda error: make(*told(error))), models.lease(name, patience, keep) as service:
+        return await answer(service)
+    return await events.end()

@@ -22,12 +22,12 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import json_response
 from foresay.server.api.common.streaming import collect, stream
-from foresay.server.gateway.caller import CALLER, REQUEST_ID
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import Origin, Service
 from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.completions import CompletionRequest
-from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, RequestWarning, Speculation
+from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, Speculation
 from foresay.server.text import conversation
 from foresay.server.text.choice import Choice, TextOptions
 from foresay.server.text.grammars.answers import Beginning, chat_grammar
@@ -36,7 +36,7 @@ from foresay.server.text.options import bad_words, check_choices, check_told, fo
 from foresay.server.text.options import choices as choices_of
 from foresay.server.text.parts import OutputParser, PlainText
 from foresay.server.text.prompt import Rendered, Room
-from foresay.server.text.warned import headers, warning
+from foresay.server.text.warned import Warned, headers, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import NONE, canonical
 from foresay.spec.request import EngineInfo, Grammar, Request
@@ -56,33 +56,31 @@ async def prediction_of(service: Service, body: GenerationRequest, prompts: int 
     try:
         return await service.encode(text, False, room=Room("prediction.content", most + 1))
     except ContextLengthExceeded:
-        message = f"prediction.content has more tokens than the answer may have ({most})"
-        raise InvalidRequest("prediction.content", message) from None
+        wrong = f" has more tokens than the answer may have ({most})"
+        raise InvalidRequest("prediction.content", wrong) from None
 
 
 def predicted_text(prediction: Prediction) -> str:
     """The text, its parts joined."""
     if prediction.type != CONTENT:
-        raise InvalidRequest("prediction.type", f"prediction.type must be {CONTENT}, got {prediction.type!r}")
+        raise InvalidRequest("prediction.type", f" must be {CONTENT}, got {prediction.type!r}")
     if isinstance(prediction.content, str):
         return prediction.content
     for index, part in enumerate(prediction.content):
         if part.type != TEXT:
-            field = f"prediction.content[{index}].type"
-            raise InvalidRequest(field, f"{field} must be {TEXT}, got {part.type!r}")
+            field = ("prediction", "content", index, "type")
+            raise InvalidRequest(field, f" must be {TEXT}, got {part.type!r}")
     return "".join(part.text for part in prediction.content)
 
 
 def _check_company(body: GenerationRequest, prompts: int) -> None:
     """Raise for what contradicts a prediction."""
     if body.speculation is not None and body.speculation.off:
-        raise InvalidRequest(
-            "prediction", "prediction and speculation.off cannot be combined: one drafts, the other does not"
-        )
+        raise InvalidRequest("prediction", " and speculation.off cannot be combined: one drafts, the other does not")
     if prompts > 1:
-        raise InvalidRequest("prediction", f"prediction is for a single answer, but prompt holds {prompts} prompts")
+        raise InvalidRequest("prediction", f" is for a single answer, but prompt holds {prompts} prompts")
     if scores_only(body):
-        raise InvalidRequest("prediction", "prediction and max_tokens 0 cannot be combined: no tokens are generated")
+        raise InvalidRequest("prediction", " and max_tokens 0 cannot be combined: no tokens are generated")
 
 
 #: Methods that name no drafter: whatever the server would do, and decoding plainly.
@@ -98,11 +96,11 @@ def wishes(asked: Speculation | None, info: EngineInfo) -> dict[str, Any]:
     if method not in known:
         raise InvalidRequest(
             "speculation.method",
-            f'speculation.method must be one of {", ".join(known)} on this server, got "{asked.method}"',
+            f' must be one of {", ".join(known)} on this server, got "{asked.method}"',
         )
     if asked.off and (method not in (ANYBODY, NOBODY) or most):
         other = "max_tokens" if most else "method"
-        raise InvalidRequest("speculation.off", f"speculation.off turns drafting off: leave out either {other} or off")
+        raise InvalidRequest("speculation.off", f" turns drafting off: leave out either {other} or off")
     named = method if method in info.drafters and len(info.drafters) > 1 else ""
     return {
         "speculate": not asked.off and method != NOBODY and most != 0,
@@ -130,7 +128,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     parser: Callable[[str], OutputParser] = lambda request_id: PlainText()
     grammar: Grammar | None = None
     predicted: list[int] | None = None
-    warnings: tuple[RequestWarning, ...] = ()
+    warnings: tuple[Warned, ...] = ()
     strict: bool = False
     words: str = ""
 
@@ -197,7 +195,7 @@ class Told(NamedTuple):
 
     prompt: Rendered
     offer: conversation.Offer
-    warnings: tuple[RequestWarning, ...]
+    warnings: tuple[Warned, ...]
 
 
 async def rendered(service: Service, body: ChatRequest) -> Told:
@@ -212,9 +210,7 @@ def _rendered(service: Service, body: ChatRequest) -> Told:
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt is not False
     if continues and body.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message", "continue_final_message and add_generation_prompt cannot be combined"
-        )
+        raise InvalidRequest("continue_final_message", " and add_generation_prompt cannot be combined")
     bounds.check_bytes(body.chat_template_kwargs, bounds.MOST_TEMPLATE_BYTES, "chat_template_kwargs")
     given = body.chat_template_kwargs or {}
     if body.reasoning_effort is not None:
@@ -232,7 +228,7 @@ def _rendered(service: Service, body: ChatRequest) -> Told:
             raise
         with suppress(InvalidRequest):
             prompt = render(folded)
-            warnings = (warning("system_moved", f"messages[{index}]") for index in moved)
+            warnings = (warning("system_moved", ("messages", index)) for index in moved)
             return Told(prompt, offer, (*offer.warnings, *warnings))
         raise
 
@@ -291,7 +287,7 @@ def _text_options(body: GenerationRequest) -> TextOptions:
 
 def _fitted(
     service: Service, body: GenerationRequest, prepared: Prepared, params: SamplingParams, given: list[int]
-) -> tuple[list[int], SamplingParams, tuple[RequestWarning, ...]]:
+) -> tuple[list[int], SamplingParams, tuple[Warned, ...]]:
     """A prompt and its parameters as they fit the context together, and what to say of it."""
     info = service.opened()[1]
     prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
@@ -304,7 +300,7 @@ def _fitted(
 
 def _salt(body: GenerationRequest) -> str:
     """Prompts share their KV only within one tenant, and within one ``cache_salt`` of it."""
-    tenant, given = CALLER.get().tenant, body.cache_salt or ""
+    tenant, given = CONTEXT.get().caller.tenant, body.cache_salt or ""
     return f"{tenant}:{given}" if tenant else given
 
 
@@ -317,7 +313,7 @@ async def answered(
     origin: Origin | None = None,
 ) -> web.StreamResponse:
     """Run the choices of a request and send their answer, streamed or whole. origin: by default as it says."""
-    answer = kind(origin or service.origin(body.request_id or REQUEST_ID.get(), body.model), choices, body)
+    answer = kind(origin or service.origin(body.request_id or CONTEXT.get().id, body.model), choices, body)
     service.warned.note(answer.warnings)
     async with service.generation(answer.choices) as generation:
         if body.stream:

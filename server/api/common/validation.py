@@ -7,12 +7,13 @@ their value asks for nothing. An empty field name means the body as a whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import fields as fields_of
 from msgspec.structs import replace
 
 from foresay.server.gateway.caller import ID_WANTED, usable_id
@@ -20,14 +21,14 @@ from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.completions import CompletionRequest
 from foresay.server.schemas.errors import complaint
-from foresay.server.schemas.shared import NOT_SUPPORTED, WRITE_INSTEAD, ErrorDetail, GenerationRequest, RequestWarning
+from foresay.server.schemas.shared import ErrorDetail, GenerationRequest
 from foresay.server.text import options
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import Room
 from foresay.server.text.tokenizer import SamplingDefaults
-from foresay.server.text.warned import warning
-from foresay.spec.errors import InvalidRequest
+from foresay.server.text.warned import Warned, warning
+from foresay.spec.errors import InvalidRequest, Path, inside, path_of
 from foresay.spec.sampling import SEED_RANGE, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -54,7 +55,7 @@ def decoded(body: bytes, kind: type[S]) -> S:
     except msgspec.ValidationError as error:
         raise named(error, kind, lambda: msgspec.json.decode(body)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest("", f"The body is not valid JSON: {error}") from None
+        raise InvalidRequest((), f"The body is not valid JSON: {error}") from None
     return checked(request)
 
 
@@ -73,62 +74,47 @@ def checked(request: S) -> S:
         _check(request)
     if isinstance(request, ChatRequest):
         for index, message in enumerate(request.messages):
-            refuse_unsupported(message, f"messages[{index}].")
+            with inside("messages", index):
+                refuse(message)
     return request
 
 
 def _check(request: GenerationRequest) -> None:
-    refuse_unsupported(request)
+    refuse(request)
     if request.request_id is not None and not usable_id(request.request_id):
-        raise InvalidRequest("request_id", f"request_id must be {ID_WANTED}, got {request.request_id!r}")
+        raise InvalidRequest("request_id", f" must be {ID_WANTED}, got {request.request_id!r}")
     if request.stream_options is not None and not request.stream:
-        raise InvalidRequest("stream_options", "stream_options is only allowed with stream: true")
+        raise InvalidRequest("stream_options", " is only allowed with stream: true")
 
 
 def named(error: msgspec.ValidationError, kind: type[msgspec.Struct], given: Callable[[], Any]) -> InvalidRequest:
     """Msgspec's complaint as an error that names the field. given: reads all of the request, as plain objects."""
-    message, field = complaint(error)
+    message, path = complaint(error)
     with suppress(msgspec.DecodeError):  # not every number of a wrong body can be read
-        if (beyond := bounds.out_of_range(field, kind, given())) is not None:
+        if (beyond := bounds.out_of_range(path, kind, given())) is not None:
             return beyond
     missing = re.fullmatch(r"Object missing required field `(\w+)`", message)
     if missing:
-        field = f"{field}.{missing[1]}" if field else missing[1]
-        return InvalidRequest(field, f"{field} is required")
-    if not field:
-        return InvalidRequest("", f"The body must be a JSON object: {message}")
-    return InvalidRequest(field, f"{field}: {message[0].lower()}{message[1:]}")
+        return InvalidRequest((*path, missing[1]), " is required")
+    if not path:
+        return InvalidRequest((), f"The body must be a JSON object: {message}")
+    return InvalidRequest(path, f": {message[0].lower()}{message[1:]}")
 
 
-def refuse_unsupported(record: msgspec.Struct, prefix: str = "") -> None:
-    """Raise for the first field that every API knows and none does, and whose value asks for something."""
-    harmless = {field: NOT_SUPPORTED[field] for field in refused_fields(type(record))}
-    refuse(record, harmless, prefix, hints={field: f"write {other}" for field, other in WRITE_INSTEAD.items()})
-
-
-def refuse(
-    record: msgspec.Struct,
-    harmless: Mapping[str, tuple[object, ...]],
-    prefix: str = "",
-    by: str = "this server",
-    hints: Mapping[str, str] | None = None,
-) -> None:
-    """Raise for the first field whose value asks for something that is not done. harmless: by field, the values that
-    ask for nothing; null always does. hints: what to do instead.
-    """
-    for name, values in harmless.items():
-        value = getattr(record, name, None)
-        if value is not None and not any(type(value) is type(good) and value == good for good in values):
-            hint = f"; {hints[name]}" if hints and name in hints else ""
-            raise InvalidRequest(prefix + name, f"{prefix}{name} is not supported by {by}{hint}")
+def refuse(record: msgspec.Struct) -> None:
+    """Raise for the first field that is known and not done, and whose value asks for something."""
+    for name, (harmless, wrong) in refused_fields(type(record)).items():
+        value = getattr(record, name)
+        if value is not None and (type(value), value) not in harmless:
+            raise InvalidRequest(name, wrong)
 
 
 @lru_cache(maxsize=32)
-def refused_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of a struct that the server knows but does not do: no type is asked of them."""
-    return tuple(
-        field.name for field in msgspec.structs.fields(kind) if field.type is Any and field.name in NOT_SUPPORTED
-    )
+def refused_fields(kind: type[msgspec.Struct]) -> dict[str, tuple[list[tuple[type, object]], str]]:
+    """Of the fields of a struct that are known and not done: the values that ask for nothing, by type, and what
+    is wrong with all others."""
+    fields = [(field.name, one.extra) for field in fields_of(kind) for one in getattr(field.type, "__metadata__", ())]
+    return {name: (extra["harmless"], extra["wrong"]) for name, extra in fields if extra and "wrong" in extra}
 
 
 def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:
@@ -138,9 +124,9 @@ def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, voca
     if options.scores_only(request):
         most = 1  # the engine writes at least one token; the choice drops it
         if request.min_tokens:
-            raise InvalidRequest("min_tokens", f"min_tokens must be at most max_tokens (0), got {request.min_tokens}")
+            raise InvalidRequest("min_tokens", f" must be at most max_tokens (0), got {request.min_tokens}")
     if most is not None and most < 1:
-        raise InvalidRequest(field, f"{field} must be at least 1, got {most}")
+        raise InvalidRequest(field, f" must be at least 1, got {most}")
     drawn = {name: _first(getattr(request, name), getattr(defaults, name, None), None) for name in _SAME}
     params = SamplingParams(
         **{name: value for name, value in drawn.items() if value is not None},
@@ -164,7 +150,7 @@ def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
     for stop in stops:
         bounds.check_count(stop, bounds.MOST_NAME, "stop", "characters")
     if "" in stops:
-        raise InvalidRequest("stop", "stop strings must not be empty")
+        raise InvalidRequest("stop", " strings must not be empty")
     return stops
 
 
@@ -176,24 +162,24 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
     kinds = set(map(type, prompt))
     if not prompt or len(kinds) > 1:
         raise InvalidRequest(
-            "prompt", "prompt must be a string, token ids, a list of strings or a list of lists of token ids"
+            "prompt", " must be a string, token ids, a list of strings or a list of lists of token ids"
         )
     if int in kinds:
         return [cast("list[int]", prompt)]
     if len(prompt) > MOST_PROMPTS:
-        raise InvalidRequest("prompt", f"prompt holds {len(prompt)} prompts; at most {MOST_PROMPTS} are allowed")
+        raise InvalidRequest("prompt", f" holds {len(prompt)} prompts; at most {MOST_PROMPTS} are allowed")
     return [entry for entry in prompt if not isinstance(entry, int)]
 
 
 def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_size: int, longest: int) -> None:
     """Raise unless the prompt is made of the model's tokens and fits, with the output asked for, into its context."""
     if not tokens:
-        raise InvalidRequest(field, f"{field} must not be empty")
+        raise InvalidRequest(field, " must not be empty")
     Room(field, longest).check(len(tokens), params.max_tokens or 1)
     check_tokens(tokens, field, vocab_size)
     room = longest - len(tokens)
     if params.min_tokens > room:
-        raise InvalidRequest("min_tokens", f"min_tokens must be at most {room}, the room left after the prompt")
+        raise InvalidRequest("min_tokens", f" must be at most {room}, the room left after the prompt")
 
 
 def capped(request: GenerationRequest, params: SamplingParams, most: int | None, room: int) -> SamplingParams:
@@ -205,13 +191,13 @@ def capped(request: GenerationRequest, params: SamplingParams, most: int | None,
     for field in ("max_completion_tokens", "max_tokens", "min_tokens"):
         asked = getattr(request, field, None)
         if asked is not None and asked > most:
-            raise InvalidRequest(field, f"{field} must be at most {most} on this server, got {asked}")
+            raise InvalidRequest(field, f" must be at most {most} on this server, got {asked}")
     return msgspec.structs.replace(params, max_tokens=max(1, min(most, room)))
 
 
 def clamped(
     request: GenerationRequest, params: SamplingParams, room: int, strict: bool
-) -> tuple[SamplingParams, tuple[RequestWarning, ...]]:
+) -> tuple[SamplingParams, tuple[Warned, ...]]:
     """``params`` with no more output tokens than there is ``room`` for behind the prompt, and what to say of it.
 
     strict: leave them, so that :func:`check_prompt` refuses. So it does a prompt that has no room at all, and one that
@@ -228,7 +214,7 @@ def clamped(
 def check_tokens(tokens: list[int], field: str, vocab_size: int) -> None:
     """Raise unless all are tokens of the model."""
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        raise InvalidRequest(field, f"{field} holds a token id outside 0 .. {vocab_size - 1}")
+        raise InvalidRequest(field, f" holds a token id outside 0 .. {vocab_size - 1}")
 
 
 def _most_tokens(request: GenerationRequest, defaults: SamplingDefaults) -> tuple[str, int | None]:
@@ -247,34 +233,46 @@ def _first(*values: T | None) -> T:
     return next((value for value in values[:-1] if value is not None), values[-1])  # type: ignore[return-value]
 
 
-@contextmanager
-def in_words(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors raised inside name fields as ``names`` says: from the chat request's name to the client's."""
-    try:
-        yield
-    except InvalidRequest as error:
-        error.param, error.message = renamed(error.param, error.message, names)
-        raise
+class Names:
+    """What a client calls the fields of a chat request that was made of its own: a name for the beginning of a path,
+    the longest one that is known; with ``.*`` behind it for all that it begins. Errors raised in a ``with`` block of it
+    have the client's path.
+    """
 
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = {path_of(field): path_of(name) for field, name in names.items()}
 
-def reword(choices: Sequence[Choice], names: Mapping[str, str]) -> Sequence[Choice]:
-    """The choices, their warnings in the same words."""
-    for choice in choices:
-        said = [(one, renamed(one.param, one.message, names)) for one in choice.warnings]
-        choice.warnings = tuple(replace(one, param=param, message=message) for one, (param, message) in said)
-    return choices
+    def __setitem__(self, path: Path, name: Path) -> None:
+        self._names[path] = name
 
+    def also(self, names: Mapping[str, str] | Mapping[Path, Path]) -> Names:
+        """These names and more."""
+        more = Names({})
+        more._names = self._names | {path_of(field): path_of(name) for field, name in names.items()}
+        return more
 
-def renamed(param: str, message: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """Field and message with the longest known beginning of the field replaced: all of the field where the beginning
-    is known with a ``*`` behind it."""
-    ends = [len(param), *(place for place in reversed(range(len(param))) if param[place] in ".[")]
-    for end in ends:
-        whole, beginning = names.get(f"{param[:end]}*"), names.get(param[:end])
-        if whole is not None or beginning is not None:
-            name = whole if whole is not None else f"{beginning}{param[end:]}"
-            return name, message.replace(param, name)
-    return param, message
+    def __enter__(self) -> Names:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, InvalidRequest):
+            error.path = self.of(error.path)
+
+    def of(self, path: Path) -> Path:
+        """The client's path."""
+        for end in range(len(path), 0, -1):
+            beginning = path[:end]
+            if (whole := self._names.get((*beginning, "*"))) is not None:
+                return whole
+            if (name := self._names.get(beginning)) is not None:
+                return (*name, *path[end:])
+        return path
+
+    def warned(self, choices: Sequence[Choice]) -> Sequence[Choice]:
+        """The choices, whose warnings name the client's fields."""
+        for choice in choices:
+            choice.warnings = tuple(replace(one, path=self.of(one.path)) for one in choice.warnings)
+        return choices
 
 
 def naming(error: ErrorDetail) -> str:
@@ -287,9 +285,9 @@ def thinking(chat_format: ChatFormat, wanted: bool, field: str) -> dict[str, Any
     other.
     """
     if wanted and chat_format.thinks is None:
-        raise InvalidRequest(field, f"{field}: this model does not think before it answers")
+        raise InvalidRequest(field, ": this model does not think before it answers")
     if "enable_thinking" in chat_format.words:
         return {"chat_template_kwargs": {"enable_thinking": wanted}}
     if not wanted and chat_format.thinks is not None:
-        raise InvalidRequest(field, f"{field}: this model always thinks before it answers")
+        raise InvalidRequest(field, ": this model always thinks before it answers")
     return {}

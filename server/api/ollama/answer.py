@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.answer import Answer, parsed_arguments
+from foresay.server.api.common.items import Item, Items
 from foresay.server.api.common.route import LINES
 from foresay.server.api.common.validation import naming
 from foresay.server.api.ollama.schemas import (
@@ -25,7 +26,7 @@ from foresay.server.api.ollama.schemas import (
     OllamaProgress,
     OllamaToolCall,
 )
-from foresay.server.host.models.resident import WAITED
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import Origin
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.settings.resolved import tagged
@@ -63,7 +64,7 @@ class OllamaAnswer(Answer):
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """A line for what a piece says, if it says anything."""
-        calls = self._calls.take(piece.parts, last=piece.finish_reason is not None)
+        calls = self._calls.of(piece.parts, last=piece.finish_reason is not None)
         text, thought = text_of(piece.parts), thought_of(piece.parts)
         if not (text or thought or calls or piece.logprobs):
             return []
@@ -76,7 +77,7 @@ class OllamaAnswer(Answer):
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
         """The answer in one line."""
         parts = joined([part for piece in pieces[0] for part in piece.parts])
-        line = self._line(text_of(parts), thought_of(parts), self._calls.take(parts, last=True))
+        line = self._line(text_of(parts), thought_of(parts), self._calls.of(parts, last=True))
         return self._ended(self._scored(line, pieces[0]))
 
     def broken(self, error: ErrorBody) -> msgspec.Struct:
@@ -91,8 +92,10 @@ class OllamaAnswer(Answer):
     def _ended(self, line: OllamaProgress) -> OllamaProgress:
         choice, statistics = self._choice, self._choice.statistics
         line.done, line.done_reason = True, "length" if choice.finish_reason == "length" else "stop"
-        line.total_duration = int((WAITED.get() + time.perf_counter() - self._began) * NANOSECONDS)
-        line.load_duration = int(WAITED.get() * NANOSECONDS)  # mostly 0: the model was there before the request came
+        line.total_duration = int((CONTEXT.get().waited + time.perf_counter() - self._began) * NANOSECONDS)
+        line.load_duration = int(
+            CONTEXT.get().waited * NANOSECONDS
+        )  # mostly 0: the model was there before the request came
         line.prompt_eval_count, line.eval_count = len(choice.request.prompt), choice.completion_tokens
         if statistics is not None:
             line.prompt_eval_duration = int(statistics.time_to_first_token * NANOSECONDS)
@@ -117,32 +120,19 @@ class OllamaGenerate(OllamaAnswer):
         return OllamaGenerateLine(model=self.model, created_at=moment(), done=False, response=text, thinking=thinking)
 
 
-class Calls:
+class Calls(Items[OllamaToolCall]):
     """Calls of tools, which Ollama tells whole: a call is complete when the next one begins or the answer ends."""
 
-    def __init__(self) -> None:
-        self._open: ToolCallPart | None = None
-
-    def take(self, parts: Sequence[Part], last: bool) -> list[OllamaToolCall]:
+    def of(self, parts: Sequence[Part], last: bool) -> list[OllamaToolCall]:
         """The calls that are complete after ``parts``."""
-        complete: list[OllamaToolCall] = []
-        for part in parts:
-            if not isinstance(part, ToolCallPart):
-                continue
-            if self._open is not None and self._open.index == part.index:
-                arguments = self._open.arguments + part.arguments
-                self._open = msgspec.structs.replace(self._open, arguments=arguments)
-            else:
-                complete += self._close()
-                self._open = part
-        return complete + self._close() if last else complete
+        complete = self.take(part for part in parts if isinstance(part, ToolCallPart))
+        return [*complete, *self.close()] if last else complete
 
-    def _close(self) -> list[OllamaToolCall]:
-        call, self._open = self._open, None
-        if call is None:
-            return []
-        function = OllamaFunction(name=call.name or "", arguments=parsed_arguments(call.arguments))
-        return [OllamaToolCall(id=call.id or UNSET, function=function)]
+    def closes(self, item: Item) -> list[OllamaToolCall]:
+        """The call."""
+        assert isinstance(item.first, ToolCallPart), "nothing else is taken"
+        function = OllamaFunction(name=item.first.name or "", arguments=parsed_arguments(item.text))
+        return [OllamaToolCall(id=item.first.id or UNSET, function=function)]
 
 
 # -- what is said about the models: only what is true of them ----------------------------------------------------------

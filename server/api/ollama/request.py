@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from foresay.server.api.common import validation
-from foresay.server.api.common.validation import thinking
+from foresay.server.api.common.validation import Names, thinking
 from foresay.server.api.ollama.schemas import (
     EFFORTS,
     OllamaChatRequest,
@@ -22,23 +22,9 @@ from foresay.server.schemas.bounds import MOST_CALLS, check_count
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.settings.units import seconds_of
 from foresay.server.text.parsers.chat_format import ChatFormat
-from foresay.spec.errors import InvalidRequest
+from foresay.spec.errors import InvalidRequest, inside
 
 Json = dict[str, Any]
-
-#: Options that are known and not served, with the values that ask for nothing.
-OPTIONS_REFUSED: dict[str, tuple[object, ...]] = {
-    "typical_p": (1, 1.0),
-    "tfs_z": (1, 1.0),
-    "mirostat": (0,),
-    "penalize_newline": (True,),
-}
-FIELDS_REFUSED: dict[str, tuple[object, ...]] = {
-    "suffix": ("",),
-    "template": ("",),
-    "context": ([],),
-    "images": ([],),
-}
 
 #: Seconds: who names more means for ever.
 _FOREVER = 1e9
@@ -47,12 +33,16 @@ _FOREVER = 1e9
 _SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 _OPTIONS = {name: name for name in _SAME} | {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 #: The client's names of what the chat request calls otherwise.
-NAMES = {field: f"options.{name}" for field, name in _OPTIONS.items()} | {
-    "response_format": "format",
-    "response_format.json_schema.schema": "format",
-    "chat_template_kwargs": "think",
-    "reasoning_effort": "think",
-}
+NAMES = Names(
+    {field: f"options.{name}" for field, name in _OPTIONS.items()}
+    | {
+        "response_format": "format",
+        "response_format.json_schema.schema": "format",
+        "chat_template_kwargs": "think",
+        "reasoning_effort": "think",
+    }
+)
+NAMES_OF_PROMPT = NAMES.also({"messages": "prompt"})
 
 
 def chat_of(body: OllamaChatRequest, chat_format: ChatFormat) -> ChatRequest:
@@ -73,24 +63,26 @@ def chat_of_prompt(body: OllamaGenerateRequest, chat_format: ChatFormat) -> Chat
 def fields_of_raw(body: OllamaGenerateRequest) -> Json:
     """What a completion request says of a prompt that goes to the model as it is, the prompt left out."""
     if body.system:
-        raise InvalidRequest("system", "system and raw cannot be combined")
+        raise InvalidRequest("system", " and raw cannot be combined")
     if body.think:
-        raise InvalidRequest("think", "think and raw cannot be combined")
+        raise InvalidRequest("think", " and raw cannot be combined")
     listed = body.top_logprobs or 0
     if listed and not body.logprobs:
-        raise InvalidRequest("top_logprobs", "top_logprobs is only allowed with logprobs: true")
+        raise InvalidRequest("top_logprobs", " is only allowed with logprobs: true")
     return _shared(body) | {"logprobs": listed if body.logprobs else None, "top_logprobs": None}
 
 
 def refuse_unsupported(body: OllamaRequest) -> None:
     """Raise for a known field whose value asks for something the server does not do."""
-    validation.refuse(body, FIELDS_REFUSED, "")
+    validation.refuse(body)
     if isinstance(body, OllamaChatRequest):
         for index, message in enumerate(body.messages or ()):
-            validation.refuse(message, FIELDS_REFUSED, f"messages[{index}].")
+            with inside("messages", index):
+                validation.refuse(message)
     if body.options is not None:
-        validation.refuse(body.options, OPTIONS_REFUSED, "options.")
-        _check_window(body.options)
+        with inside("options"):
+            validation.refuse(body.options)
+            _check_window(body.options)
 
 
 def keep_alive(body: OllamaRequest) -> Keep:
@@ -101,7 +93,7 @@ def keep_alive(body: OllamaRequest) -> Keep:
     try:
         seconds = given if not isinstance(given, str) else 0.0 if given == "0" else seconds_of(given)
     except ValueError as error:
-        raise InvalidRequest("keep_alive", f"keep_alive: {error}") from None
+        raise InvalidRequest("keep_alive", f": {error}") from None
     return seconds if 0 <= seconds < _FOREVER else None
 
 
@@ -109,8 +101,7 @@ def _check_window(options: OllamaOptions) -> None:
     """repeat_penalty counts the whole text; a window means nothing without it, and is refused with it."""
     penalized = options.repeat_penalty not in (None, 1.0)
     if penalized and options.repeat_last_n not in (None, -1):
-        field = "options.repeat_last_n"
-        raise InvalidRequest(field, f"{field} must be -1: repeat_penalty counts the whole text on this server")
+        raise InvalidRequest("repeat_last_n", " must be -1: repeat_penalty counts the whole text on this server")
 
 
 def _shared(body: OllamaRequest) -> Json:
@@ -133,14 +124,14 @@ def _format(wanted: str | Json | None) -> Json | None:
     if wanted == "json":
         return {"type": "json_object"}
     if isinstance(wanted, str):
-        raise InvalidRequest("format", f"format must be json or a JSON schema, got {wanted!r}")
+        raise InvalidRequest("format", f" must be json or a JSON schema, got {wanted!r}")
     return {"type": "json_schema", "json_schema": {"name": "format", "schema": wanted, "strict": True}}
 
 
 def _thinking(think: bool | str | None, chat_format: ChatFormat) -> Json:
     if isinstance(think, str):
         if think not in EFFORTS:
-            raise InvalidRequest("think", f"think must be true, false, low, medium or high, got {think!r}")
+            raise InvalidRequest("think", f" must be true, false, low, medium or high, got {think!r}")
         return thinking(chat_format, True, "think") | {"reasoning_effort": think}
     return {} if think is None else thinking(chat_format, think, "think")
 
@@ -150,7 +141,7 @@ def _messages(messages: list[OllamaMessage]) -> list[Json]:
     told: list[Json] = []
     waiting: list[tuple[str, str]] = []
     for index, message in enumerate(messages):
-        check_count(message.tool_calls, MOST_CALLS, f"messages[{index}].tool_calls")
+        check_count(message.tool_calls, MOST_CALLS, ("messages", index, "tool_calls"))
         one: Json = {"role": message.role, "content": message.content}
         if message.thinking is not None:
             one["reasoning_content"] = message.thinking

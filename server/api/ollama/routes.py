@@ -13,7 +13,6 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.route import LINES, ErrorShape, Route, Stream, json_response
 from foresay.server.api.common.streaming import Answering, leased
 from foresay.server.api.common.turns import answered, chat_choices, completion_choices
-from foresay.server.api.common.validation import in_words, reword
 from foresay.server.api.ollama import request as ollama
 from foresay.server.api.ollama.answer import (
     OllamaAnswer,
@@ -40,7 +39,7 @@ from foresay.server.api.ollama.schemas import (
     ShowRequest,
     Tags,
 )
-from foresay.server.gateway.caller import REQUEST_ID
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS, Entry
 from foresay.server.host.service import Service, Text
 from foresay.server.schemas.completions import CompletionRequest
@@ -68,9 +67,9 @@ async def chat(http: web.Request, body: OllamaChatRequest) -> web.StreamResponse
 async def _chat(http: web.Request, service: Service, body: OllamaChatRequest) -> web.StreamResponse:
     text, _ = service.opened()
     ollama.refuse_unsupported(body)
-    with in_words(ollama.NAMES):
+    with ollama.NAMES as names:
         request = ollama.chat_of(body, text.chat_format)
-        choices = reword(await chat_choices(service, request), ollama.NAMES)
+        choices = names.warned(await chat_choices(service, request))
         return await _answered(http, service, OllamaChat, body, request, choices)
 
 
@@ -87,7 +86,7 @@ async def _generate(
 ) -> web.StreamResponse:
     text, _ = service.opened()
     ollama.refuse_unsupported(body)
-    with in_words(names := ollama.NAMES | {"messages": "prompt"}):
+    with ollama.NAMES_OF_PROMPT as names:
         request: GenerationRequest
         if not body.raw and text.tokenizer.has_template:
             request = chat = ollama.chat_of_prompt(body, text.chat_format)
@@ -95,7 +94,7 @@ async def _generate(
         else:
             request = raw = await _raw(service, body, prompt)
             choices = await completion_choices(service, raw, validation.prompts(raw))
-        return await _answered(http, service, OllamaGenerate, body, request, reword(choices, names))
+        return await _answered(http, service, OllamaGenerate, body, request, names.warned(choices))
 
 
 async def _nothing_said(http: web.Request, body: OllamaRequest, done: OllamaProgress) -> web.StreamResponse:
@@ -137,7 +136,7 @@ async def _answered(
     request: GenerationRequest,
     choices: Sequence[Choice],
 ) -> web.StreamResponse:
-    origin = msgspec.structs.replace(service.origin(REQUEST_ID.get(), body.model), model=body.model)
+    origin = msgspec.structs.replace(service.origin(CONTEXT.get().id, body.model), model=body.model)
     return await answered(http, service, request, choices, kind, origin)
 
 
@@ -171,7 +170,7 @@ async def show(http: web.Request, body: ShowRequest) -> web.Response:
     """More about a model, which need not be loaded for that."""
     name = body.model or body.name
     if name is None:
-        raise InvalidRequest("model", "model is required")
+        raise InvalidRequest("model", " is required")
     entry = http.app[MODELS].find(name)
     await entry.model.peek()
     return json_response(_shown(entry))

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from foresay.server.schemas.bounds import Stop, Stops, shown
-from foresay.server.schemas.shared import Metrics, RequestWarning
+from foresay.server.schemas.shared import Metrics, RequestWarning, not_done
 from foresay.server.schemas.tokens import ChatTokenLogprob
 from foresay.spec.sampling import Logprobs, MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
 
@@ -35,11 +35,11 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
 
-    typical_p: Any = None
-    tfs_z: Any = None
-    mirostat: Any = None
+    typical_p: Annotated[Any, not_done(1, 1.0)] = None
+    tfs_z: Annotated[Any, not_done(1, 1.0)] = None
+    mirostat: Annotated[Any, not_done(0)] = None
     repeat_last_n: Any = None
-    penalize_newline: Any = None
+    penalize_newline: Annotated[Any, not_done(True)] = None
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
@@ -83,7 +83,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     tool_name: str | None = None
     tool_call_id: str | None = None
 
-    images: Any = None
+    images: Annotated[Any, not_done([])] = None
 
 
 class OllamaChatRequest(OllamaRequest, kw_only=True):
@@ -100,10 +100,10 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     system: str | None = None
     raw: bool | None = None
 
-    suffix: Any = None
-    template: Any = None
-    context: Any = None
-    images: Any = None
+    suffix: Annotated[Any, not_done("")] = None
+    template: Annotated[Any, not_done("")] = None
+    context: Annotated[Any, not_done([])] = None
+    images: Annotated[Any, not_done([])] = None
 
 
 class ShowRequest(msgspec.Struct, kw_only=True):

@@ -16,6 +16,7 @@ from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import check_count, shown
 from foresay.server.schemas.chat import ChatRequest, Message, Tool
+from foresay.server.schemas.shared import not_done
 from foresay.spec.errors import InvalidRequest
 
 # -- what travels ------------------------------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: list[Tool] | None = None
-    chat_template: Any = None
+    chat_template: Annotated[Any, not_done()] = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -108,7 +109,7 @@ async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None:
         return await service.encode(body.prompt, body.add_special_tokens is not False)
     if body.messages is None:
-        raise InvalidRequest("prompt", "prompt or messages is required")
+        raise InvalidRequest("prompt", " or messages is required")
     fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS}
     return await chat_prompt(service, validation.checked(ChatRequest(**fields)))
 

@@ -18,7 +18,7 @@ from foresay.server.api.common import statistics
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import NAMED_EVENTS
 from foresay.server.api.responses import events
-from foresay.server.api.responses.answer_items import ItemInProgress
+from foresay.server.api.responses.answer_items import ResponseItems
 from foresay.server.api.responses.events import ItemDelta, ResponseEvent
 from foresay.server.api.responses.schemas import (
     IncompleteDetails,
@@ -35,9 +35,9 @@ from foresay.server.api.responses.tools import Toolbox
 from foresay.server.host.service import Origin
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody
-from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance
+from foresay.server.schemas.tokens import Provenance
 from foresay.server.text.choice import Choice, Piece
-from foresay.server.text.parts import Part, TextPart
+from foresay.server.text.parts import TextPart
 
 #: OpenAI's words for why a response failed; every other reason is the server's.
 FAILURES = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
@@ -57,7 +57,7 @@ class ResponseAnswer(Answer):
     """One response while it is made. ``response`` is what it is so far; ``record`` sees every event.
 
     toolbox: how the client calls its tools. stream_id: the lane of a WebSocket it belongs to. generates: false only
-    computes the KV of the conversation, and nothing is said. said: the token ids of what was told.
+    computes the KV of the conversation, and nothing is said.
     """
 
     framing = NAMED_EVENTS
@@ -75,19 +75,22 @@ class ResponseAnswer(Answer):
         super().__init__(origin, [choice], body)
         self.id, self.response = response.id, response
         response.warnings = self._warnings()
-        self._toolbox, self._generates = toolbox, generates
+        self._generates = generates
         self.record: Callable[[ResponseEvent], None] = lambda event: None
         self._stream_id = msgspec.UNSET if stream_id is None else stream_id
-        self._item: ItemInProgress | None = None
-        self._logprobs: list[ChatTokenLogprob] = []
+        self._items = ResponseItems(response.output, toolbox)
         self._told, self._untold = Provenance([], []), Provenance([], [])
-        self.said: list[int] = []
         self._next = 0
 
     @property
     def over(self) -> bool:
         """Whether the last event was made."""
         return self.response.status != "in_progress"
+
+    @property
+    def said(self) -> list[int]:
+        """The token ids of what was told."""
+        return self.choices[0].tokens if self._generates else []
 
     # -- Answer --------------------------------------------------------------------------------------------------
 
@@ -101,16 +104,9 @@ class ResponseAnswer(Answer):
         """The events of a piece."""
         if not self._generates:
             return []
-        self.said += piece.token_ids
-        self._logprobs += self._token_decoder.chat(piece.logprobs).content
+        self._items.logprobs += self._token_decoder.chat(piece.logprobs).content
         self._note_provenance(piece)
-        said: list[ResponseEvent] = []
-        for part in piece.parts:
-            if self._item is None or not self._item.takes(part):
-                said += self._close("completed")
-                self._item = self._begun(part)
-                said += self._item.opening()
-            said += self._item.more(part, self._taken_logprobs(part))
+        said = self._items.take(piece.parts)
         self._tell(said)
         return self._numbered(said)
 
@@ -119,12 +115,10 @@ class ResponseAnswer(Answer):
         if not self._generates:
             return self._prepared()
         complete = self.choices[0].finish_reason != "length"
-        said: list[ResponseEvent] = []
-        if not self.response.output and self._item is None:
-            self._item = self._begun(TextPart(""))
-            said += self._item.opening()
-        if self._item is not None and (self._untold.steps or self._untold.tokens):
-            said.append(self._item.nothing())
+        silent = not self.response.output and self._items.open is None
+        said = self._items.take([TextPart("")] if silent else [])
+        if self._untold.steps or self._untold.tokens:
+            said += self._items.nothing()
             self._tell(said)
         said += self._close("completed" if complete else "incomplete")
         if complete:
@@ -159,14 +153,6 @@ class ResponseAnswer(Answer):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _begun(self, part: Part) -> ItemInProgress:
-        return ItemInProgress(len(self.response.output), part, self._toolbox)
-
-    def _taken_logprobs(self, part: Part) -> list[ChatTokenLogprob]:
-        """The tokens since the last text; those of reasoning and calls are nobody's."""
-        taken, self._logprobs = self._logprobs, []
-        return taken if isinstance(part, TextPart) else []
-
     def _note_provenance(self, piece: Piece) -> None:
         for provenance in (self._told, self._untold):
             provenance.steps += piece.steps
@@ -180,12 +166,8 @@ class ResponseAnswer(Answer):
 
     def _close(self, status: ItemStatus) -> list[ResponseEvent]:
         """Finish the item in progress, if there is one."""
-        if self._item is None:
-            return []
-        item, self._item = self._item, None
-        said = item.closing(status, self._taken_logprobs(TextPart("")))
-        self.response.output.append(item.item)
-        return said
+        self._items.status = status
+        return self._items.close()
 
     def _ended(self, status: Status) -> Response:
         """The response as it stays."""

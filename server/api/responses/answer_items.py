@@ -1,14 +1,15 @@
-"""An output item of a response while it grows, and the events of its life."""
+"""The output items of a response while they grow, and the events of their lives."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
+from foresay.server.api.common.items import Item, Items
 from foresay.server.api.responses import events
 from foresay.server.api.responses.events import ResponseEvent
 from foresay.server.api.responses.items import new_id
@@ -26,91 +27,92 @@ from foresay.server.api.responses.tools import Toolbox, spoken_input
 from foresay.server.schemas.tokens import ChatTokenLogprob
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
-#: What tells of more of an item.
-DELTAS: dict[type[OutputItem], Callable[..., ResponseEvent]] = {
-    OutputMessage: events.OutputTextDelta,
-    ReasoningItem: events.ReasoningTextDelta,
-    FunctionCall: events.ArgumentsDelta,
-    CustomToolCall: events.CustomInputDelta,
+
+class Kind(NamedTuple):
+    """What tells of more of an item, and of all of it."""
+
+    delta: Callable[..., ResponseEvent]
+    done: Callable[..., ResponseEvent]
+
+
+KINDS: dict[type[OutputItem], Kind] = {
+    OutputMessage: Kind(events.OutputTextDelta, events.OutputTextDone),
+    ReasoningItem: Kind(events.ReasoningTextDelta, events.ReasoningTextDone),
+    FunctionCall: Kind(events.ArgumentsDelta, events.ArgumentsDone),
+    CustomToolCall: Kind(events.CustomInputDelta, events.CustomInputDone),
 }
 
 
-class ItemInProgress:
-    """An item that began with the part ``first`` and may still grow. Its text, which is a message's or what the model
-    thinks, a call's arguments or what a custom tool reads, is in ``item`` once it is over. Its events are numbered by
-    whoever sends them.
+class ResponseItems(Items[ResponseEvent]):
+    """The items of a response; complete ones are added to ``output``. status: of the next one that closes. logprobs: of
+    the tokens since the last text. Whoever sends the events numbers them.
     """
 
-    def __init__(self, place: int, first: Part, toolbox: Toolbox) -> None:
-        self.item = _begun(first, toolbox)
-        self._first, self._place = first, place
-        self._text, self._logprobs = "", list[ChatTokenLogprob]()
-        self._inside: dict[str, Any] = {"item_id": self.item.id, "output_index": place}
-        if self._content() is not None:
-            self._inside["content_index"] = 0
+    def __init__(self, output: list[OutputItem], toolbox: Toolbox) -> None:
+        super().__init__()
+        self.status: ItemStatus = "completed"
+        self.logprobs: list[ChatTokenLogprob] = []
+        self._output, self._toolbox = output, toolbox
+        self._told: list[ChatTokenLogprob] = []
 
-    def takes(self, part: Part) -> bool:
-        """Whether the part continues this item: of a call only more of the same one."""
-        if isinstance(part, ToolCallPart) and isinstance(self._first, ToolCallPart):
-            return part.index == self._first.index
-        return type(part) is type(self._first)
-
-    def opening(self) -> list[ResponseEvent]:
+    def opens(self, item: Item) -> list[ResponseEvent]:
         """The item begins, and the only part of its content; copied, since the event may be sent later."""
-        added = events.OutputItemAdded(output_index=self._place, item=msgspec.structs.replace(self.item))
-        part = self._content()
-        return [added] if part is None else [added, events.ContentPartAdded(**self._inside, part=part)]
+        item.made, self._told = _begun(item.first, self._toolbox), []
+        added = events.OutputItemAdded(output_index=item.index, item=msgspec.structs.replace(item.made))
+        part = self._content(item)
+        return [added] if part is None else [added, events.ContentPartAdded(**_inside(item), part=part)]
 
-    def more(self, part: Part, logprobs: Sequence[ChatTokenLogprob]) -> list[ResponseEvent]:
-        """The item grows by a part that it takes. What a custom tool reads is known when its arguments are complete."""
-        text = part.arguments if isinstance(part, ToolCallPart) else part.text
-        self._text += text
-        self._logprobs += logprobs
-        if isinstance(self.item, CustomToolCall) or (isinstance(part, ToolCallPart) and not text):
-            return []
-        more = {"logprobs": logprobs} if isinstance(self.item, OutputMessage) else {}
-        return [self._delta(text, **more)]
+    def grows(self, item: Item, more: str) -> list[ResponseEvent]:
+        """The item grows. What a custom tool reads is known when its arguments are complete."""
+        taken, self.logprobs = self.logprobs, []
+        if isinstance(item.made, OutputMessage):  # those of reasoning and calls are nobody's
+            self._told += taken
+            return [_delta(item, more, logprobs=taken)] if more else []
+        return [_delta(item, more)] if more and not isinstance(item.made, CustomToolCall) else []
 
-    def nothing(self) -> ResponseEvent:
-        """The item grows by nothing: an event for what there is to say of tokens without text."""
-        return self._delta("")
+    def nothing(self) -> list[ResponseEvent]:
+        """The open item grows by nothing: an event for what there is to say of tokens without text."""
+        return [] if self.open is None else [_delta(self.open, "")]
 
-    def closing(self, status: ItemStatus, logprobs: Sequence[ChatTokenLogprob]) -> list[ResponseEvent]:
-        """The item ends. logprobs: of tokens whose text was never shown."""
-        self.item.status = status
-        self._logprobs += logprobs
-        return [*self._done(), events.OutputItemDone(output_index=self._place, item=self.item)]
+    def closes(self, item: Item) -> list[ResponseEvent]:
+        """The item ends, and with it the tokens whose text was never shown."""
+        self._told += self.logprobs
+        self.logprobs = []
+        item.made.status = self.status
+        self._output.append(item.made)
+        return [*self._done(item), events.OutputItemDone(output_index=item.index, item=item.made)]
 
-    def _delta(self, text: str, **more: Any) -> ResponseEvent:
-        return DELTAS[type(self.item)](**self._inside, delta=text, **more)
-
-    def _content(self) -> OutputText | ReasoningText | None:
-        """The only part of the item's content so far; a call has none."""
-        match self.item:
+    def _content(self, item: Item) -> OutputText | ReasoningText | None:
+        """The only part of an item's content so far; a call has none."""
+        match item.made:
             case OutputMessage():
-                return OutputText(text=self._text, logprobs=list(self._logprobs))
+                return OutputText(text=item.text, logprobs=list(self._told))
             case ReasoningItem():
-                return ReasoningText(text=self._text)
+                return ReasoningText(text=item.text)
         return None
 
-    def _done(self) -> list[ResponseEvent]:
+    def _done(self, item: Item) -> Sequence[ResponseEvent]:
         """The text is complete."""
-        inside, text, part = self._inside, self._text, self._content()
-        match self.item, part:
-            case OutputMessage() as item, OutputText():
-                item.content = [part]
-                done = events.OutputTextDone(**inside, text=text, logprobs=part.logprobs)
-                return [done, events.ContentPartDone(**inside, part=part)]
-            case ReasoningItem() as item, ReasoningText():
-                item.content = [part]
-                return [events.ReasoningTextDone(**inside, text=text), events.ContentPartDone(**inside, part=part)]
-            case FunctionCall() as item, _:
-                item.arguments = text
-                return [events.ArgumentsDone(**inside, name=item.name, arguments=text)]
-            case CustomToolCall() as item, _:
-                item.input = spoken_input(text)
-                return [self._delta(item.input), events.CustomInputDone(**inside, input=item.input)]
-        raise AssertionError("these are all kinds of items")
+        inside, done, made, part = _inside(item), KINDS[type(item.made)].done, item.made, self._content(item)
+        if part is not None:
+            made.content = [part]
+            more = {"logprobs": part.logprobs} if isinstance(part, OutputText) else {}
+            return done(**inside, text=item.text, **more), events.ContentPartDone(**inside, part=part)
+        if isinstance(made, FunctionCall):
+            made.arguments = item.text
+            return (done(**inside, name=made.name, arguments=item.text),)
+        made.input = spoken_input(item.text)
+        return _delta(item, made.input), done(**inside, input=made.input)
+
+
+def _inside(item: Item) -> dict[str, Any]:
+    """Where an event about an item's text is."""
+    place = {"item_id": item.made.id, "output_index": item.index}
+    return place | {"content_index": 0} if isinstance(item.made, OutputMessage | ReasoningItem) else place
+
+
+def _delta(item: Item, text: str, **more: Any) -> ResponseEvent:
+    return KINDS[type(item.made)].delta(**_inside(item), delta=text, **more)
 
 
 def _begun(first: Part, toolbox: Toolbox) -> OutputItem:

@@ -17,7 +17,7 @@ import msgspec
 from foresay.server.api.responses.schemas import InputItem, InputPart, OutputItem
 from foresay.server.api.responses.tools import ADDITIONAL, arguments_of, full_name
 from foresay.server.schemas.bounds import MOST_MESSAGES
-from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
+from foresay.spec.errors import ContextLengthExceeded, InvalidRequest, Path, inside
 
 ROLES = ("user", "system", "developer", "assistant")
 
@@ -59,56 +59,59 @@ def given_items(
         return []
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
-    named = ((item, f"input[{index}]") for index, item in enumerate(given))
-    return [_normal(_found(item, place, find), place) for item, place in named]
+    items = []
+    for index, item in enumerate(given):
+        with inside("input", index):
+            items.append(_normal(_found(item, find)))
+    return items
 
 
-def _found(item: InputItem, place: str, find: Callable[[str], InputItem | None]) -> InputItem:
+def _found(item: InputItem, find: Callable[[str], InputItem | None]) -> InputItem:
     """The item itself, or what it refers to."""
     if item.type != REFERENCE:
         return item
-    _require(item, place, "id")
+    _require(item, "id")
     found = find(item.id or "")
     if found is None:
-        wrong = f"{place}.id: there is no item {item.id!r}: its response was not stored, or was dropped to make room"
-        raise InvalidRequest(f"{place}.id", wrong)
+        wrong = f": there is no item {item.id!r}: its response was not stored, or was dropped to make room"
+        raise InvalidRequest("id", wrong)
     return found
 
 
-def _normal(item: InputItem, place: str) -> InputItem:
+def _normal(item: InputItem) -> InputItem:
     kind = item.type or ("message" if item.role is not None else None)
     if kind not in KINDS:
         known = ", ".join([*KINDS, REFERENCE])
-        raise InvalidRequest(f"{place}.type", f"{place}.type must be one of {known}, got {item.type!r}")
+        raise InvalidRequest("type", f" must be one of {known}, got {item.type!r}")
     if kind == "message" and item.role not in ROLES:
-        raise InvalidRequest(f"{place}.role", f"{place}.role must be one of {', '.join(ROLES)}, got {item.role!r}")
-    _require(item, place, *KINDS[kind].required)
+        raise InvalidRequest("role", f" must be one of {', '.join(ROLES)}, got {item.role!r}")
+    _require(item, *KINDS[kind].required)
     changes: dict[str, Any] = {}
     if kind == "message":
         text = "output_text" if item.role == "assistant" else "input_text"
-        changes = {"content": _parts(item.content, f"{place}.content", text)}
+        changes = {"content": _parts(item.content, "content", text)}
     elif kind == "reasoning":
-        content = _parts(item.content, f"{place}.content", "reasoning_text")
+        content = _parts(item.content, "content", "reasoning_text")
         changes = {"summary": item.summary or [], "content": content}
     elif kind.endswith("_output"):
-        _parts(item.output, f"{place}.output", "input_text")
+        _parts(item.output, "output", "input_text")
     id, status = item.id or new_id(kind), item.status or "completed"
     return msgspec.structs.replace(item, type=kind, id=id, status=status, **changes)
 
 
-def _require(item: InputItem, place: str, *fields: str) -> None:
+def _require(item: InputItem, *fields: str) -> None:
     for field in fields:
         if getattr(item, field) is None:
-            raise InvalidRequest(f"{place}.{field}", f"{place}.{field} is required")
+            raise InvalidRequest(field, " is required")
 
 
-def _parts(content: str | list[InputPart] | None, place: str, kind: str) -> list[InputPart]:
+def _parts(content: str | list[InputPart] | None, field: str, kind: str) -> list[InputPart]:
     """The parts of some content; a text alone is one of type ``kind``."""
     if isinstance(content, str):
         return [InputPart(type=kind, text=content)]
     for index, part in enumerate(content or ()):
         if part.type not in TEXTS or (part.refusal if part.type == "refusal" else part.text) is None:
-            raise InvalidRequest(f"{place}[{index}]", f"{place}[{index}]: only parts with text are supported")
+            raise InvalidRequest((field, index), ": only parts with text are supported")
     return content or []
 
 
@@ -130,9 +133,9 @@ def messages_of(instructions: str | None, before: Sequence[InputItem], given: Se
     if instructions is not None:
         chat.say("system", instructions)
     for item in before:
-        chat.add(item, "previous_response_id")
+        chat.add(item, ("previous_response_id",))
     for index, item in enumerate(given):
-        chat.add(item, f"input[{index}].call_id")
+        chat.add(item, ("input", index, "call_id"))
     return chat.told()
 
 
@@ -144,8 +147,8 @@ class _Chat:
         self._opening: list[str] = []  # what the system says before anybody else does
         self._called: set[str | None] = set()
 
-    def add(self, item: InputItem, place: str) -> None:
-        """One more item. place: the field that an error names."""
+    def add(self, item: InputItem, path: Path) -> None:
+        """One more item. path: to the field that an error names."""
         match item.type:
             case "message" if item.role == "assistant":
                 self._last("content")["content"] = _text(item.content)
@@ -164,7 +167,7 @@ class _Chat:
                 self._called.add(item.call_id)
             case _:
                 if item.call_id not in self._called:
-                    raise InvalidRequest(place, f"{place}: there is no call {item.call_id!r} for this output")
+                    raise InvalidRequest(path, f": there is no call {item.call_id!r} for this output")
                 self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
 
     def say(self, role: str, text: str) -> None:

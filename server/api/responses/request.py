@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from foresay.server.api.common import validation
-from foresay.server.api.common.validation import in_words
+from foresay.server.api.common.validation import Names
 from foresay.server.api.responses.items import messages_of
 from foresay.server.api.responses.schemas import (
-    RESPONSES_NOT_SUPPORTED,
+    LOGPROBS,
     InputItem,
     NamedChoice,
     ResponseRequest,
@@ -20,11 +20,10 @@ from foresay.server.api.responses.schemas import (
 from foresay.server.api.responses.tools import CUSTOM, Toolbox, full_name
 from foresay.server.schemas.bounds import MOST_TOOLS, check_count
 from foresay.server.schemas.chat import ChatRequest
-from foresay.server.schemas.shared import GenerationRequest, RequestWarning
-from foresay.server.text.warned import warning
-from foresay.spec.errors import InvalidRequest
+from foresay.server.schemas.shared import GenerationRequest
+from foresay.server.text.warned import Warned, warning
+from foresay.spec.errors import InvalidRequest, Path
 
-LOGPROBS = "message.output_text.logprobs"
 #: What may be asked to be included. All but logprobs belong to tools and inputs that are never there, or are always in
 #: plain sight (reasoning).
 INCLUDABLE = (
@@ -38,26 +37,21 @@ INCLUDABLE = (
     "code_interpreter_call.outputs",
 )
 #: What the fields of the chat request are called here.
-NAMES = {
-    "messages*": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
-    "logprobs": "include",
-    "tool_choice.function": "tool_choice",
-    "tool_choice.allowed_tools": "tool_choice",
-}
+NAMES = Names(
+    {
+        "messages.*": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "response_format.json_schema": "text.format",
+        "response_format": "text.format",
+        "logprobs": "include",
+        "tool_choice.function": "tool_choice",
+        "tool_choice.allowed_tools": "tool_choice",
+    }
+)
 
 #: Values of hints that any model follows which does not know the hint.
 ASKS_NOTHING = ("none", "medium")
-
-#: What chat's fields of this meaning are called here.
-INSTEAD = {
-    "max_tokens": "use max_output_tokens",
-    "response_format": "use text.format",
-    "logprobs": f"use include: [{LOGPROBS!r}]",
-}
 
 _own = ("stream", "stream_options", "n", "logprobs", "max_tokens", "request_id", "response_format")
 _shared = [field for field in GenerationRequest.__struct_fields__ if field not in _own]
@@ -80,7 +74,7 @@ def chat_request(
     hints = {word: value for word, _, value in _hints(body) if word in words}
     messages = messages_of(body.instructions, before, given)
     if not messages:
-        raise InvalidRequest("input", "input is required: there is nothing to answer")
+        raise InvalidRequest("input", " is required: there is nothing to answer")
     fields: dict[str, Any] = {name: getattr(body, name) for name in _shared}
     fields |= {
         "messages": messages,
@@ -96,11 +90,11 @@ def chat_request(
         fields |= {"max_completion_tokens": 1, "min_tokens": None, "add_generation_prompt": False, "logprobs": None}
         fields |= {"top_logprobs": None, "response_format": None, "stop": None, "prediction": None}
         fields["tool_choice"] = "none" if body.tool_choice == "none" else None
-    with in_words(NAMES | toolbox.fields):
+    with NAMES.also(toolbox.fields):
         return validation.converted(fields, ChatRequest)
 
 
-def hints_left_out(body: ResponseRequest, words: Collection[str]) -> tuple[RequestWarning, ...]:
+def hints_left_out(body: ResponseRequest, words: Collection[str]) -> tuple[Warned, ...]:
     """About hints that the model cannot be told. Agents send them to every model, and none of them is an order."""
     untold = [hint for hint in _hints(body) if hint[0] not in words and hint[2] not in ASKS_NOTHING]
     return tuple(warning("hint_left_out", field, value=value) for _, field, value in untold)
@@ -117,19 +111,19 @@ def _hints(body: ResponseRequest) -> list[tuple[str, str, str]]:
 
 def check(body: ResponseRequest) -> None:
     """Raise for what only this API has and the server does not do."""
-    validation.refuse(body, RESPONSES_NOT_SUPPORTED, by="/v1/responses", hints=INSTEAD)
+    validation.refuse(body)
     for index, wish in enumerate(body.include or ()):
         if wish not in INCLUDABLE:
-            raise InvalidRequest(f"include[{index}]", f"include[{index}] must be one of {', '.join(INCLUDABLE)}")
+            raise InvalidRequest(("include", index), f" must be one of {', '.join(INCLUDABLE)}")
     if body.reasoning is not None and body.reasoning.summary not in (None, "auto"):
-        raise InvalidRequest("reasoning.summary", "reasoning.summary: reasoning is shown as it is, never summarized")
+        raise InvalidRequest("reasoning.summary", ": reasoning is shown as it is, never summarized")
     if body.truncation not in (None, "disabled", "auto"):
-        raise InvalidRequest("truncation", f"truncation must be auto or disabled, got {body.truncation!r}")
+        raise InvalidRequest("truncation", f" must be auto or disabled, got {body.truncation!r}")
     check_count(body.metadata, 16, "metadata")
     check_count(body.tools, MOST_TOOLS, "tools")
     for key, value in (body.metadata or {}).items():
         if len(key) > 64 or len(value) > 512:
-            raise InvalidRequest("metadata", "metadata: keys have at most 64 characters, values at most 512")
+            raise InvalidRequest("metadata", ": keys have at most 64 characters, values at most 512")
 
 
 def _wants_logprobs(body: ResponseRequest) -> bool:
@@ -141,23 +135,23 @@ def _tool_choice(choice: str | NamedChoice | None) -> Any:
         return choice
     match choice.type:
         case "function" | "custom":
-            return {"type": "function", "function": {"name": _name(choice, "tool_choice")}}
+            return {"type": "function", "function": {"name": _name(choice, ("tool_choice",))}}
         case "allowed_tools":
             tools = [
                 {
                     "type": "function" if tool.type == CUSTOM else tool.type,
-                    "function": {"name": _name(tool, f"tool_choice.tools[{index}]")},
+                    "function": {"name": _name(tool, ("tool_choice", "tools", index))},
                 }
                 for index, tool in enumerate(choice.tools or ())
             ]
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": tools}}
     known = "function, custom or allowed_tools"
-    raise InvalidRequest("tool_choice.type", f"tool_choice.type must be {known}, got {choice.type!r}")
+    raise InvalidRequest("tool_choice.type", f" must be {known}, got {choice.type!r}")
 
 
-def _name(choice: NamedChoice, place: str) -> str:
+def _name(choice: NamedChoice, path: Path) -> str:
     if choice.name is None:
-        raise InvalidRequest(f"{place}.name", f"{place}.name is required")
+        raise InvalidRequest((*path, "name"), " is required")
     return full_name(choice.name, choice.namespace)
 
 
@@ -168,9 +162,9 @@ def _response_format(text: TextFormat | None) -> Any:
         return {"type": "json_object"}
     if text.type != "json_schema":
         known = "text, json_object or json_schema"
-        raise InvalidRequest("text.format.type", f"text.format.type must be {known}, got {text.type!r}")
+        raise InvalidRequest("text.format.type", f" must be {known}, got {text.type!r}")
     for field in ("name", "schema"):
         if getattr(text, field) is None:
-            raise InvalidRequest(f"text.format.{field}", f"text.format.{field} is required")
+            raise InvalidRequest(("text", "format", field), " is required")
     schema = {"name": text.name, "schema": text.schema, "strict": text.strict, "description": text.description}
     return {"type": "json_schema", "json_schema": {name: value for name, value in schema.items() if value is not None}}

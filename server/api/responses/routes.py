@@ -16,7 +16,7 @@ from foresay.server.api.responses.schemas import DeletedResponse, InputTokens, I
 from foresay.server.api.responses.socket import Socket
 from foresay.server.api.responses.store import Record, ResponseNotFound, Responses
 from foresay.server.api.responses.turn import prepared, prompt_length, whole
-from foresay.server.gateway.caller import CALLER
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.errors import SlowReader, described
@@ -95,13 +95,13 @@ async def input_items(http: web.Request) -> web.Response:
     limit = _number(http, "limit", 20, 1, MOST_LISTED)
     order = http.query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise InvalidRequest("order", f"order must be asc or desc, got {order!r}")
+        raise InvalidRequest("order", f" must be asc or desc, got {order!r}")
     if order == "desc":
         items.reverse()
     if after is not None:
         places = [index for index, item in enumerate(items) if item.id == after]
         if not places:
-            raise InvalidRequest("after", f"after: there is no item {after!r}")
+            raise InvalidRequest("after", f": there is no item {after!r}")
         items = items[places[0] + 1 :]
     page = items[:limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
@@ -121,7 +121,7 @@ async def connect(http: web.Request) -> web.StreamResponse:
 def _found(http: web.Request) -> Record:
     """The response that the path names, if it is the caller's."""
     id = http.match_info["response_id"]
-    record = http.app[MODELS].server.of(Responses).find(CALLER.get().tenant, id)
+    record = http.app[MODELS].server.of(Responses).find(CONTEXT.get().caller.tenant, id)
     if record is None:
         raise ResponseNotFound(f"Response with id {id!r} not found: it was not stored, or was dropped to make room")
     return record
@@ -134,7 +134,7 @@ def _number(http: web.Request, name: str, default: int, least: int, most: int | 
         return default
     if not given.lstrip("-").isdecimal() or len(given) > 18 or int(given) < least or (most and int(given) > most):
         wanted = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise InvalidRequest(name, f"{name} must be a number, {wanted}, got {given!r}")
+        raise InvalidRequest(name, f" must be a number, {wanted}, got {given!r}")
     return int(given)
 
 

@@ -6,18 +6,21 @@ the server itself writes has a struct for each kind.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from foresay.server.schemas.bounds import Name
-from foresay.server.schemas.shared import GenerationRequest, Metrics, RequestWarning
+from foresay.server.schemas.shared import GenerationRequest, Metrics, RequestWarning, ResponseFormat, not_done
 from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance
 from foresay.spec.sampling import Positive
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+#: What is included for log-probabilities.
+LOGPROBS = "message.output_text.logprobs"
+HERE = "/v1/responses"
 
 # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -125,36 +128,22 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     user: Name | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]  # OpenAI's own two meanings
-    # Not supported here, so their ranges are not what is wrong with them.
-    n: int | None = None
-    max_tokens: int | None = None
-    prompt_logprobs: int | None = None
 
-    background: Any = None
-    conversation: Any = None
-    prompt: Any = None
-    max_tool_calls: Any = None
-    context_management: Any = None
-    moderation: Any = None
-    logprobs: Any = None
+    # Not done here, so their ranges are not what is wrong with them.
+    n: Annotated[int | None, not_done(1, by=HERE)] = None
+    max_tokens: Annotated[int | None, not_done(by=HERE, instead="use max_output_tokens")] = None
+    response_format: Annotated[ResponseFormat | None, not_done(by=HERE, instead="use text.format")] = None
+    prompt_logprobs: Annotated[int | None, not_done(by=HERE)] = None
+    return_token_ids: Annotated[bool | None, not_done(False, by=HERE)] = None
+    request_id: Annotated[str | None, not_done(by=HERE)] = None
+    background: Annotated[Any, not_done(False, by=HERE)] = None
+    conversation: Annotated[Any, not_done(by=HERE)] = None
+    prompt: Annotated[Any, not_done(by=HERE)] = None
+    max_tool_calls: Annotated[Any, not_done(by=HERE)] = None
+    context_management: Annotated[Any, not_done([], by=HERE)] = None
+    moderation: Annotated[Any, not_done(by=HERE)] = None
+    logprobs: Annotated[Any, not_done(False, by=HERE, instead=f"use include: [{LOGPROBS!r}]")] = None
 
-
-#: As ``NOT_SUPPORTED`` of :mod:`foresay.server.schemas.shared`: known, not done, and the values that ask for nothing.
-RESPONSES_NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
-    "background": (False,),
-    "conversation": (),
-    "prompt": (),
-    "max_tool_calls": (),
-    "context_management": ([],),
-    "moderation": (),
-    "n": (1,),
-    "max_tokens": (),
-    "response_format": (),
-    "logprobs": (False,),
-    "prompt_logprobs": (),
-    "return_token_ids": (False,),
-    "request_id": (),
-}
 
 # -- what the model writes -----------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ def decoded(message: str) -> ClientEvent:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("", f"The message cannot be read: {error}") from None
     if len(getattr(event, "stream_id", None) or "") > LONGEST_STREAM_ID:
-        raise InvalidRequest("stream_id", f"stream_id must have at most {LONGEST_STREAM_ID} characters")
+        raise InvalidRequest("stream_id", f" must have at most {LONGEST_STREAM_ID} characters")
     return event
 
 

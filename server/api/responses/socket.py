@@ -28,7 +28,7 @@ from foresay.server.api.responses.lanes import Lanes, Message
 from foresay.server.api.responses.send_queue import PROTOCOL, SendQueue, decoded, lane_of
 from foresay.server.api.responses.store import Responses
 from foresay.server.api.responses.turn import Turn, prepared
-from foresay.server.gateway.caller import CALLER, REQUEST_ID
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import Models
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import weigh
@@ -70,7 +70,7 @@ class Socket:
     def __init__(self, models: Models, http: web.Request) -> None:
         self._models, self._http = models, http
         self._state, self._limits = models.server.of(Responses), models.server.of(Responses).socket_limits
-        self._id, self._tenant = uuid.uuid4().hex, CALLER.get().tenant
+        self._id, self._tenant = uuid.uuid4().hex, CONTEXT.get().caller.tenant
         self._lanes = Lanes(self._answer, self._idle, models.server.bodies)
         self._warm: OrderedDict[str | None, tuple[str, str]] = OrderedDict()  # by lane: a response and its salt
         self._closing: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
@@ -197,7 +197,7 @@ class Socket:
     def _take(self, data: Any) -> None:
         """One message of the client."""
         try:
-            CALLER.get().rate_limiter.check()
+            CONTEXT.get().caller.rate_limiter.check()
             weigh(data.encode(), what="The message")
         except (ApiError, InvalidRequest) as error:
             self._refuse(error, None)
@@ -240,7 +240,7 @@ class Socket:
             if isinstance(error, Unauthorized):
                 self.close(UNWELCOME)
         except Exception as error:
-            log.exception("a response over a WebSocket failed (request %s)", REQUEST_ID.get())
+            log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
             self._send("", _error(*told(error), create.stream_id))
 
     async def _answered(self, service: Service, message: Message, create: Create) -> None:
@@ -255,7 +255,7 @@ class Socket:
                 if not turn.begun or turn.answer.over:
                     raise
                 if not isinstance(error, ApiError | InvalidRequest):
-                    log.exception("a response over a WebSocket failed (request %s)", REQUEST_ID.get())
+                    log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
                 self._send(turn.record.response.id, turn.answer.broken(told(error)[1]))
         self._remember(create.stream_id, turn)
 
@@ -270,7 +270,7 @@ class Socket:
 
     def _refuse(self, error: ApiError | InvalidRequest, stream_id: str | None) -> None:
         if isinstance(error, InvalidRequest | ModelNotFound):
-            CALLER.get().rate_limiter.refused()
+            CONTEXT.get().caller.rate_limiter.refused()
         self._send("", _error(*told(error), stream_id))
 
     def _send(self, response_id: str, *events: msgspec.Struct) -> None:

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from foresay.server.api.responses.schemas import FunctionTool, InputItem
-from foresay.server.schemas.shared import RequestWarning
 from foresay.server.text.conversation import FUNCTION
-from foresay.server.text.warned import warning
-from foresay.spec.errors import InvalidRequest
+from foresay.server.text.warned import Warned, warning
+from foresay.spec.errors import InvalidRequest, Path
 
 NAMESPACE, CUSTOM = "namespace", "custom"
 #: An item of a conversation that brings more tools.
@@ -44,53 +43,51 @@ class ClientName(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """A tool, the field it stands in, and its namespace."""
+    """A tool, the path to it, and its namespace."""
 
     tool: FunctionTool
-    place: str
+    path: Path
     namespace: FunctionTool | None = None
 
 
 class Toolbox(msgspec.Struct, frozen=True):
     """The tools of one response.
 
-    chat: as a chat request has them. places: the client's field of each. names: the client's name of each function, by
-    the chat's. warnings: about custom tools.
+    chat: as a chat request has them. paths: to each in the client's request. names: the client's name of each function,
+    by the chat's. warnings: about custom tools.
     """
 
     chat: tuple[Json, ...]
-    places: tuple[str, ...]
+    paths: tuple[Path, ...]
     names: dict[str, ClientName]
-    warnings: tuple[RequestWarning, ...]
+    warnings: tuple[Warned, ...]
 
     @classmethod
     def of(
         cls, tools: Sequence[FunctionTool] | None, given: Sequence[InputItem], before: Sequence[InputItem]
     ) -> Toolbox:
         """Of the request's tools and of those that items bring, now and before; errors name the field."""
-        placed = list(_placed(tools or (), "tools"))
-        for items, place in ((before, "previous_response_id"), (given, "input")):
-            for index, item in enumerate(items):
-                if item.type == ADDITIONAL:
-                    field = place if items is before else f"{place}[{index}].tools"
-                    placed += _placed(item.tools or (), field)
+        placed = list(_placed(tools or (), ("tools",)))
+        bringing: list[tuple[Path, InputItem]] = [(("previous_response_id",), item) for item in before]
+        bringing += [(("input", index, "tools"), item) for index, item in enumerate(given)]
+        for path, item in bringing:
+            if item.type == ADDITIONAL:
+                placed += _placed(item.tools or (), path)
         functions = [(one, _called(one)) for one in placed if one.tool.type in (FUNCTION, CUSTOM)]
         return cls(
             chat=tuple(_chat_tool(one) for one in placed),
-            places=tuple(one.place for one in placed),
+            paths=tuple(one.path for one in placed),
             names={full_name(*name[:2]): name for _, name in functions},
             warnings=tuple(
-                warning("format_not_enforced", f"{one.place}.format") for one, _ in functions if _grammar(one.tool)
+                warning("format_not_enforced", (*one.path, "format")) for one, _ in functions if _grammar(one.tool)
             ),
         )
 
     @property
-    def fields(self) -> dict[str, str]:
+    def fields(self) -> dict[Path, Path]:
         """The client's fields by those of the chat."""
-        said: dict[str, str] = {}
-        for index, place in enumerate(self.places):
-            said[f"tools[{index}]"] = said[f"tools[{index}].function"] = place
-        return said
+        placed = enumerate(self.paths)
+        return {(*tool, *more): path for n, path in placed for tool in [("tools", n)] for more in ((), ("function",))}
 
     def client_name(self, name: str) -> ClientName:
         """What the client calls a function that the model calls ``name``."""
@@ -120,20 +117,20 @@ def arguments_of(text: str) -> str:
     return msgspec.json.encode({"input": text}).decode()
 
 
-def _placed(tools: Sequence[FunctionTool], place: str, namespace: FunctionTool | None = None) -> Iterator[_Placed]:
+def _placed(tools: Sequence[FunctionTool], path: Path, namespace: FunctionTool | None = None) -> Iterator[_Placed]:
     for index, tool in enumerate(tools):
-        at = f"{place}[{index}]"
+        at = (*path, index)
         if tool.type == NAMESPACE and namespace is None:
             if tool.name is None:
-                raise InvalidRequest(f"{at}.name", f"{at}.name is required")
-            yield from _placed(tool.tools or (), f"{at}.tools", tool)
+                raise InvalidRequest((*at, "name"), " is required")
+            yield from _placed(tool.tools or (), (*at, "tools"), tool)
         else:
             yield _Placed(tool, at, namespace)
 
 
 def _called(one: _Placed) -> ClientName:
     if one.tool.name is None:
-        raise InvalidRequest(f"{one.place}.name", f"{one.place}.name is required")
+        raise InvalidRequest((*one.path, "name"), " is required")
     namespace = None if one.namespace is None else one.namespace.name
     return ClientName(one.tool.name, namespace, one.tool.type == CUSTOM)
 

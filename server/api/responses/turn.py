@@ -14,7 +14,6 @@ import msgspec
 from foresay.server.api.common.route import told
 from foresay.server.api.common.streaming import batches
 from foresay.server.api.common.turns import chat_choices
-from foresay.server.api.common.validation import in_words, reword
 from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
 from foresay.server.api.responses.items import given_items
 from foresay.server.api.responses.request import NAMES, chat_request, hints_left_out
@@ -29,7 +28,7 @@ from foresay.server.api.responses.schemas import (
 from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses, Running
 from foresay.server.api.responses.tools import Toolbox, served
 from foresay.server.engine.generation import Generation
-from foresay.server.gateway.caller import CALLER
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import MOST_SAID_AGAIN, check_bytes
 from foresay.server.schemas.errors import described
@@ -80,7 +79,7 @@ class Turn:
             if self._cancelled:
                 raise Cancelled
             choices, stored = self.answer.choices, self.record.response.store
-            with in_words(NAMES):
+            with NAMES:
                 async with self._service.generation(choices, keeps_text=stored) as generation:
                     self._run(generation)
                     yield generation
@@ -103,7 +102,7 @@ class Turn:
         """Events, as many at once as an engine step gives. The first wait for the engine, but no longer than
         ``patience`` seconds, so that what the engine refuses is told as an error and not as a failed response.
         """
-        with in_words(NAMES):
+        with NAMES:
             async for events, _ in batches(self.answer, generation, lambda: None if self.begun else patience):
                 yield events
 
@@ -136,7 +135,7 @@ async def prepared(
     Raises what the client must know: :class:`~foresay.spec.errors.InvalidRequest` with the field's name, or an
     :class:`~foresay.server.schemas.errors.ApiError`.
     """
-    tenant = CALLER.get().tenant
+    tenant = CONTEXT.get().caller.tenant
     before = _before(service, body.previous_response_id, tenant, place)
     given = given_items(body.input, partial(service.server.of(Responses).store.item, tenant, place=place))
     conversation = () if before is None else before.conversation
@@ -216,9 +215,8 @@ async def _attempt(
         spoken = []  # another model's token ids
     chat = chat_request(body, conversation, given, generates, words)
     toolbox = Toolbox.of(body.tools, given, conversation)
-    names = NAMES | toolbox.fields
-    with in_words(names):
-        (choice,) = reword(await chat_choices(service, chat, spoken, strict), names)
+    with NAMES.also(toolbox.fields) as names:
+        (choice,) = names.warned(await chat_choices(service, chat, spoken, strict))
     choice.warnings = (*choice.warnings, *toolbox.warnings, *hints_left_out(body, words))
     return choice
 
@@ -264,7 +262,7 @@ async def whole(turn: Turn) -> Response:
 
 async def prompt_length(service: Service, body: ResponseRequest) -> int:
     """The tokens of the prompt that the request would have."""
-    tenant = CALLER.get().tenant
+    tenant = CONTEXT.get().caller.tenant
     before = _before(service, body.previous_response_id, tenant)
     given = given_items(body.input, partial(service.server.of(Responses).store.item, tenant))
     choice, _ = await _choice(service, body, before, given, True)

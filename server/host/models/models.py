@@ -13,11 +13,11 @@ from typing import NamedTuple, NoReturn
 from aiohttp import web
 
 from foresay.server.engine.generation import EngineStatus
-from foresay.server.gateway.caller import CALLER
+from foresay.server.gateway.caller import CONTEXT, serve
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.residency import Residency
-from foresay.server.host.models.resident import LEASE, WAITED, Keep, Lease, Patience, Resident
+from foresay.server.host.models.resident import Keep, Lease, Patience, Resident
 from foresay.server.host.replacement import Progress
 from foresay.server.host.service import Service
 from foresay.server.host.state import ServerState
@@ -166,7 +166,7 @@ class Models:
         if self.first.service.names.any:
             return self.first
         if name is None:
-            raise InvalidRequest("model", f"model is required; this server has {self._listed()}")
+            raise InvalidRequest("model", f" is required; this server has {self._listed()}")
         raise ModelNotFound(f"The model {name!r} was not found; this server has {self._listed()}")
 
     def chosen(self, name: str | None) -> Entry:
@@ -180,7 +180,7 @@ class Models:
 
     def forget(self, entry: Entry) -> None:
         """Let a model leave as soon as nobody uses it, unless there are others whose it is."""
-        if CALLER.get().rate_limiter.alone:
+        if CONTEXT.get().caller.rate_limiter.alone:
             self.residency.forget(entry.resident)
 
     def check_open(self) -> None:
@@ -202,8 +202,10 @@ class Models:
         entry = self.find(name)
         if (refusal := entry.refusal) is not None:
             raise refusal
-        lease = await self._leased(entry, patience or Patience(), keep if CALLER.get().rate_limiter.alone else "usual")
-        LEASE.set(lease)
+        lease = await self._leased(
+            entry, patience or Patience(), keep if CONTEXT.get().caller.rate_limiter.alone else "usual"
+        )
+        serve(release=lease.release)
         try:
             yield self.find(name).service  # where it had to wait, that may be another's by now
         finally:
@@ -222,7 +224,7 @@ class Models:
     async def _leased(self, entry: Entry, patience: Patience, keep: Keep) -> Lease:
         """Lease the model, and note how long that took. Who waits holds a place among those that may."""
         if entry.loaded:
-            WAITED.set(0.0)
+            serve(waited=0.0)
             return await self.residency.lease(entry.resident, patience, keep)
         began, limit = time.monotonic(), entry.service.config.first_token_timeout
         try:
@@ -231,7 +233,7 @@ class Models:
                     lease = await self.residency.lease(entry.resident, patience, keep)
         except TimeoutError:
             raise WaitedTooLong(f"The model {entry.name!r} was not loaded within {limit:g} s") from None
-        WAITED.set(time.monotonic() - began)
+        serve(waited=time.monotonic() - began)
         return lease
 
     # -- life ----------------------------------------------------------------------------------------------------

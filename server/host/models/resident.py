@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from foresay.spec.errors import ForesayError
@@ -14,9 +13,6 @@ from foresay.spec.request import Footprint
 
 
 T = TypeVar("T")
-
-#: Seconds that the request which the running task serves waited for its model.
-WAITED: ContextVar[float] = ContextVar("waited", default=0.0)
 
 
 class Patience:
@@ -94,10 +90,6 @@ class Lease:
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             give_back()
-
-
-#: Of the request that the running task serves, where it has one.
-LEASE: ContextVar[Lease | None] = ContextVar("lease", default=None)
 
 
 class Waiter(NamedTuple):

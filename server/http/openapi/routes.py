@@ -19,40 +19,16 @@ from aiohttp import web
 
 import foresay
 from foresay.server.api.common.route import ROUTE_MODULES, ErrorShape, Route, Stream
-from foresay.server.api.ollama.request import FIELDS_REFUSED, OPTIONS_REFUSED
-from foresay.server.api.responses.schemas import RESPONSES_NOT_SUPPORTED
-from foresay.server.schemas.shared import NOT_SUPPORTED, ErrorBody
-from foresay.server.text.grammars.fields import OLD_NAMES
+from foresay.server.schemas.shared import NOT_DONE, ErrorBody
 
 Schema = dict[str, Any]
 
 
-#: Fields that are known and not done, by struct, with the values that ask for nothing. Besides those of every request.
-REFUSED: dict[str, dict[str, tuple[object, ...]]] = {
-    "ResponseRequest": RESPONSES_NOT_SUPPORTED,
-    "OllamaOptions": OPTIONS_REFUSED,
-    "OllamaGenerateRequest": FIELDS_REFUSED,
-    "OllamaMessage": FIELDS_REFUSED,
-}
-EVERYWHERE: dict[str, tuple[object, ...]] = NOT_SUPPORTED | dict.fromkeys(OLD_NAMES, ())
-
-NOT_DONE = "Known but not supported."
-
-
-def _harmless(struct: str, field: str, untyped: bool) -> tuple[object, ...] | None:
-    """The values that a field may have though it is not supported; None if it is."""
-    own = REFUSED.get(struct, {}).get(field)
-    return EVERYWHERE.get(field) if own is None and untyped else own
-
-
 def refuse(schema: Schema) -> None:
     """Leave no other values to fields that are known and not done."""
-    for name, field in schema.get("properties", {}).items():
-        harmless = _harmless(schema["title"], name, untyped=not field.keys() - {"default"})
-        if harmless is not None:
-            field.clear()
-            values = [value for at, value in enumerate(harmless) if value not in harmless[:at]]  # 1 is 1.0
-            field |= {"enum": [None, *values], "default": None, "description": NOT_DONE}
+    for field in schema.get("properties", {}).values():
+        if field.get("description") == NOT_DONE:
+            field.pop("anyOf", None)
 
 
 DESCRIPTION = """\

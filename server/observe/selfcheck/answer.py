@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from foresay.server.engine.generation import Sink
-from foresay.server.gateway.caller import REQUEST_ID
+from foresay.server.gateway.caller import CONTEXT
 from foresay.spec.request import Delta, Request
 
 
@@ -178,7 +178,7 @@ class Recorder:
 
     def __init__(self, request: Request, sink: Sink, keep: Callable[[Answer], None]) -> None:
         self._request, self._sink, self._keep = request, sink, keep
-        self._request_id = REQUEST_ID.get("")
+        self._request_id = CONTEXT.get().id
         self._tokens: list[int] = []
 
     def put(self, delta: Delta) -> None:

@@ -19,7 +19,7 @@ What the page asks, all structs of :mod:`foresay.server.observe.telemetry.report
 
 Those to be awaited do their work in slices, between which the streams have their turn.
 
-``tenant`` is ``CALLER.get().tenant``: texts are told to the key that asked for them and to nobody else.
+``tenant`` is ``CONTEXT.get().caller.tenant``: texts are told to the key that asked for them and to nobody else.
 
 What is counted where: a step of the engine once, from its ``StepTrace``; the tokens of each request where its text is
 cut (:class:`~foresay.server.observe.telemetry.request_stats.RequestStats`), so that tokens behind a stop string are

@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import foresay
 from foresay.server.engine.generation import Watched
-from foresay.server.gateway.caller import CALLER, REQUEST_ID
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.observe.telemetry import views
 from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Startup
 from foresay.server.observe.telemetry.drafting import Shadowing
@@ -121,7 +121,7 @@ class Telemetry:
         """Count what becomes of these requests; whoever has not ended by the end of the context has failed, or was left
         alone by its client. keeps_text: whether what they say may be shown to their key later. words: the first ones of
         their prompts, by id."""
-        tenant, request_id = CALLER.get().tenant, REQUEST_ID.get("")
+        tenant, request_id = CONTEXT.get().caller.tenant, CONTEXT.get().id
         forks = Counter(request.fork_of for request in requests)
         all_stats = [
             RequestStats(r, tenant, request_id, self._shared, 1 + forks[r.id], keeps_text, words.get(r.id, ""))

@@ -53,9 +53,8 @@ def _either(calls: Grammar, answer: Grammar, form: str) -> Grammar:
     """Calls or an answer, as the model likes. They must differ in their first token."""
     if TOOL_FORMATS[form].bare:
         field = answer.param.partition(".")[0]
-        raise InvalidRequest(
-            field, f"this model's tool calls look like any JSON: {field} goes with tool_choice none or required only"
-        )
+        before = "this model's tool calls look like any JSON: "
+        raise InvalidRequest(field, " goes with tool_choice none or required only", before)
     second = answer.text
     given = json.loads(second)["grammars"][0] if second.startswith("{") else {"lark_grammar": second}
     grammars = [
@@ -72,9 +71,7 @@ def _behind_thinking(grammar: Grammar, chat_format: ChatFormat, tokenizer: Token
         return grammar
     opening, closing = (tokenizer.added_id(tag) for tag in chat_format.thinks)
     if beginning.opened and closing is None:
-        raise InvalidRequest(
-            grammar.param, f"{grammar.param}: the tags of this model's reasoning are no tokens; ask it not to reason"
-        )
+        raise InvalidRequest(grammar.param, ": the tags of this model's reasoning are no tokens; ask it not to reason")
     done = beginning.continues or beginning.prompt.rstrip().endswith(chat_format.thinks[1])
     if beginning.opened:
         return msgspec.structs.replace(grammar, after=closing)

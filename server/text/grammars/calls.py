@@ -21,7 +21,7 @@ from foresay.server.schemas.chat import Function
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.schema import guided
 from foresay.server.text.parsers.formats import is_text
-from foresay.spec.errors import InvalidRequest
+from foresay.spec.errors import InvalidRequest, Path
 from foresay.spec.request import Grammar
 
 _OF_OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
@@ -48,7 +48,7 @@ def tool_call_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar:
     rules = [f"start: {opens} {several} {closes}"]
     rules.append("call: " + " | ".join(f"call{number}" for number in range(len(offer.functions))))
     for number, function in enumerate(offer.functions):
-        rules += _call(way, number, function, f"{offer.place_of(function)}.parameters", tokens)
+        rules += _call(way, number, function, (*offer.path_of(function), "parameters"), tokens)
     return Grammar(text="\n".join(dict.fromkeys(rules)), param="tool_choice")
 
 
@@ -68,17 +68,17 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _call(way: Way, number: int, function: Function, place: str, tokens: Tokens) -> Iterator[str]:
-    """A rule ``call<number>``, and those it needs. place: the field of the function's parameters."""
+def _call(way: Way, number: int, function: Function, path: Path, tokens: Tokens) -> Iterator[str]:
+    """A rule ``call<number>``, and those it needs. path: to the function's parameters."""
     inside = {"arguments": f"arguments{number}", "parameters": f"parameters{number}"}
     yield f"call{number}: {_written(way.call, tokens, name=_literal(function.name), index='/[0-9]{1,4}/', **inside)}"
     if not way.parameter:
-        schema = guided(function.parameters or _NOTHING, place, closed=True)
+        schema = guided(function.parameters or _NOTHING, path, closed=True)
         if schema.get("type", "object") != "object":
-            raise InvalidRequest(place, f"{place}.type must be object, got {schema['type']!r}")
+            raise InvalidRequest(path, f".type must be object, got {schema['type']!r}")
         yield f"arguments{number}: %json {json.dumps(schema | {'type': 'object'})}"
         return
-    parameters = _parameters(number, function, place)
+    parameters = _parameters(number, function, path)
     if TAG.search(way.parameter):
         yield from _tagged(way.parameter, number, parameters, tokens)
     else:
@@ -89,32 +89,32 @@ def _call(way: Way, number: int, function: Function, place: str, tokens: Tokens)
 
 
 class _Parameter(msgspec.Struct, frozen=True):
-    """One of a function. rule: its name in the grammar; optional: what makes it so; place: the field of its schema."""
+    """One of a function. rule: its name in the grammar; optional: what makes it so; path: to its schema."""
 
     rule: str
     key: str
     optional: str
     schema: Any
-    place: str
+    path: Path
     definitions: dict[str, Any]
 
     @property
     def json(self) -> str:
         """The rule of a value that is JSON."""
-        schema = guided(self.schema | self.definitions, self.place, closed=True)
+        schema = guided(self.schema | self.definitions, self.path, closed=True)
         return f"value_{self.rule}: %json {json.dumps(schema)}"
 
 
-def _parameters(number: int, function: Function, place: str) -> list[_Parameter] | None:
+def _parameters(number: int, function: Function, path: Path) -> list[_Parameter] | None:
     """A function's parameters in order; None: any."""
     schema = function.parameters or {}
-    _refuse(schema, _OF_OBJECT, place)
-    guided(schema, place)  # refuses what is no schema
+    _refuse(schema, _OF_OBJECT, path)
+    guided(schema, path)  # refuses what is no schema
     if schema and "properties" not in schema and schema.get("additionalProperties") is not False:
         return None
     properties, needed = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(needed, list):
-        raise InvalidRequest(place, f"{place}: properties must be an object, and required a list")
+        raise InvalidRequest(path, ": properties must be an object, and required a list")
     definitions: dict[str, Any] = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
     return [
         _Parameter(
@@ -122,23 +122,22 @@ def _parameters(number: int, function: Function, place: str) -> list[_Parameter]
             key,
             "" if key in needed else "?",
             one,
-            f"{place}.properties.{key}",
+            (*path, "properties", key),
             definitions,
         )
         for index, (key, one) in enumerate(properties.items())
     ]
 
 
-def _refuse(schema: Any, known: set[str], place: str) -> None:
+def _refuse(schema: Any, known: set[str], path: Path) -> None:
     for keyword in schema if isinstance(schema, dict) else ():
         if keyword not in known | _REMARKS:
-            raise InvalidRequest(place, f"{place}: {keyword} cannot be held to in the way this model writes calls")
+            raise InvalidRequest(path, f": {keyword} cannot be held to in the way this model writes calls")
 
 
 def _check_key(pattern: str, parameter: _Parameter) -> None:
     if not re.fullmatch(pattern, parameter.key):
-        place = parameter.place
-        raise InvalidRequest(place, f"{place}: this model cannot write a parameter of this name")
+        raise InvalidRequest(parameter.path, ": this model cannot write a parameter of this name")
 
 
 def _tagged(form: str, number: int, parameters: list[_Parameter] | None, tokens: Tokens) -> Iterator[str]:
@@ -169,15 +168,15 @@ def _tagged(form: str, number: int, parameters: list[_Parameter] | None, tokens:
 
 def _words(parameter: _Parameter, end: str) -> str:
     """What the text may be; empty: anything."""
-    schema, place = parameter.schema, parameter.place
-    _refuse(schema, _OF_TEXT, place)
+    schema, path = parameter.schema, parameter.path
+    _refuse(schema, _OF_TEXT, path)
     if not isinstance(schema, dict) or not schema.keys() & {"enum", "const"}:
         return ""
     words = [schema["const"]] if "const" in schema else schema["enum"]
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise InvalidRequest(place, f"{place}.enum must be a list of texts")
+        raise InvalidRequest(path, ".enum must be a list of texts")
     if any(end in word for word in words):
-        raise InvalidRequest(place, f"{place}: this model cannot write {end} in a parameter")
+        raise InvalidRequest(path, f": this model cannot write {end} in a parameter")
     return f"({' | '.join(map(_literal, words))})"
 
 

@@ -109,14 +109,14 @@ class GrammarCompiler:
     def _check(self, matcher: LLMatcher, grammar: Grammar) -> None:
         """Raise unless there is a text that the grammar lets begin."""
         if matcher.is_error():
-            raise InvalidRequest(grammar.param, f"{grammar.param} cannot be compiled: {complaint(matcher)}")
+            raise InvalidRequest(grammar.param, f" cannot be compiled: {complaint(matcher)}")
         row = np.zeros(self._vocabulary.columns, dtype=np.int32)
         try:
             Walker(matcher.deep_copy(), self._vocabulary, Border(), "inside").fill(row)
         except Stuck as error:
-            raise InvalidRequest(grammar.param, f"{grammar.param} cannot begin: {error}") from None
+            raise InvalidRequest(grammar.param, f" cannot begin: {error}") from None
         if not (row & ~self._vocabulary.ends).any():
-            raise InvalidRequest(grammar.param, f"{grammar.param} matches no text")
+            raise InvalidRequest(grammar.param, " matches no text")
 
 
 def _deeply(make: Callable[[], LLMatcher]) -> LLMatcher:
@@ -225,9 +225,7 @@ class Pending:
 
     def _compile(self, grammar: Grammar, salt: str) -> LlguidanceConstraint:
         if (compiler := self._compiler.result()) is None:
-            raise InvalidRequest(
-                grammar.param, f"{grammar.param}: this model has no tokenizer.json that llguidance can read"
-            )
+            raise InvalidRequest(grammar.param, ": this model has no tokenizer.json that llguidance can read")
         return compiler.compile(grammar, salt)
 
 
@@ -239,4 +237,4 @@ def _outcome(request: Request, compiled: Future[LlguidanceConstraint]) -> Llguid
         return error
     log.error("a grammar could not be compiled", exc_info=error)
     param = request.grammar.param if request.grammar is not None else "grammar"
-    return InvalidRequest(param, f"{param} cannot be compiled: {type(error).__name__}")
+    return InvalidRequest(param, f" cannot be compiled: {type(error).__name__}")

@@ -30,13 +30,6 @@ from foresay.spec.sampling import SamplingParams
 MOST_REGEX_BYTES = 4 * 1024
 MOST_LARK_BYTES = 16 * 1024
 
-#: Names that vLLM once had, and what to write now.
-OLD_NAMES = {
-    "guided_json": "structured_outputs.json",
-    "guided_regex": "structured_outputs.regex",
-    "guided_choice": "structured_outputs.choice",
-    "guided_grammar": "structured_outputs.grammar",
-}
 _JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
@@ -46,7 +39,6 @@ async def wanted(request: GenerationRequest) -> Grammar | None:
 
     Raises :class:`InvalidRequest` naming the field. Whether the grammar compiles, the engine says.
     """
-    _refuse_old_names(request)
     if request.response_format is None and request.structured_outputs is None:
         return None
     return await asyncio.to_thread(grammar_of, request)
@@ -57,7 +49,7 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
     first = of_format(request.response_format) if request.response_format is not None else None
     second = of_outputs(request.structured_outputs) if request.structured_outputs is not None else None
     if first is not None and second is not None:
-        raise InvalidRequest("structured_outputs", "structured_outputs and response_format cannot be combined")
+        raise InvalidRequest("structured_outputs", " and response_format cannot be combined")
     grammar = first or second
     if grammar is not None:
         refuse_lengths(request, grammar.param)
@@ -68,13 +60,7 @@ def refuse_lengths(request: GenerationRequest | SamplingParams, param: str) -> N
     """Raise if the request wants more text than a grammar may have."""
     for field, asked in (("min_tokens", bool(request.min_tokens)), ("ignore_eos", bool(request.ignore_eos))):
         if asked:
-            raise InvalidRequest(field, f"{field} and {param} cannot be combined: a grammar says where the text ends")
-
-
-def _refuse_old_names(request: GenerationRequest) -> None:
-    for name, new in OLD_NAMES.items():
-        if getattr(request, name) is not None:
-            raise InvalidRequest(name, f"{name} is no longer a field; use {new}")
+            raise InvalidRequest(field, f" and {param} cannot be combined: a grammar says where the text ends")
 
 
 def of_format(given: ResponseFormat) -> Grammar | None:
@@ -87,24 +73,24 @@ def of_format(given: ResponseFormat) -> Grammar | None:
         case "json_schema":
             field = "response_format.json_schema"
             if given.json_schema is None:
-                raise InvalidRequest(field, f"{field} is required")
+                raise InvalidRequest(field, " is required")
             return json_grammar(given.json_schema.schema, f"{field}.schema")
     known = "text, json_object or json_schema"
-    raise InvalidRequest("response_format.type", f"response_format.type must be {known}, got {given.type!r}")
+    raise InvalidRequest("response_format.type", f" must be {known}, got {given.type!r}")
 
 
 def of_outputs(given: StructuredOutputs) -> Grammar | None:
     """The grammar that ``structured_outputs`` stands for; None for any text."""
     if given.structural_tag is not None:
         field = "structured_outputs.structural_tag"
-        raise InvalidRequest(field, f"{field} is not supported by this server; a Lark grammar can express the same")
+        raise InvalidRequest(field, " is not supported by this server; a Lark grammar can express the same")
     kinds = [kind for kind in _KINDS if getattr(given, kind) is not None and getattr(given, kind) is not False]
     if len(kinds) > 1:
-        raise InvalidRequest("structured_outputs", f"structured_outputs must hold one of {', '.join(kinds)}, not all")
+        raise InvalidRequest("structured_outputs", f" must hold one of {', '.join(kinds)}, not all")
     if not kinds:
         if given.json_object is False:
             return None
-        raise InvalidRequest("structured_outputs", f"structured_outputs must hold one of {', '.join(_KINDS)}")
+        raise InvalidRequest("structured_outputs", f" must hold one of {', '.join(_KINDS)}")
     return _of_kind(given, kinds[0])
 
 
@@ -118,7 +104,7 @@ def _of_kind(given: StructuredOutputs, kind: str) -> Grammar:
     for option in _JSON_OPTIONS:
         if getattr(given, option):
             field = f"structured_outputs.{option}"
-            raise InvalidRequest(field, f"{field} goes with structured_outputs.json, not with {kind}")
+            raise InvalidRequest(field, f" goes with structured_outputs.json, not with {kind}")
     if given.regex is not None:
         return _grammar(regex_grammar(_bounded(given.regex, param, MOST_REGEX_BYTES), param), param)
     if given.choice is not None:
@@ -131,12 +117,12 @@ def _of_kind(given: StructuredOutputs, kind: str) -> Grammar:
 def json_grammar(schema: object, param: str, layout: Schema = ONE_LINE, closed: bool = False) -> Grammar:
     """JSON valid under ``schema``: an object, or its text."""
     if schema is None:
-        raise InvalidRequest(param, f"{param} is required")
+        raise InvalidRequest(param, " is required")
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(_bounded(schema, param))
         except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequest(param, f"{param} is not valid JSON: {error}") from None
+            raise InvalidRequest(param, f" is not valid JSON: {error}") from None
     return _grammar(schema_grammar(schema, param, layout, closed), param)
 
 
@@ -145,7 +131,7 @@ def _layout(given: StructuredOutputs, usual: Schema) -> Schema:
     if given.whitespace_pattern is not None:
         if given.disable_any_whitespace is not None:
             field = "structured_outputs.whitespace_pattern"
-            raise InvalidRequest(field, f"{field} and disable_any_whitespace cannot be combined")
+            raise InvalidRequest(field, " and disable_any_whitespace cannot be combined")
         return {"whitespace_pattern": given.whitespace_pattern}
     if given.disable_any_whitespace is None:
         return usual
@@ -155,7 +141,7 @@ def _layout(given: StructuredOutputs, usual: Schema) -> Schema:
 def _bounded(text: str, param: str, most: int = MOST_BYTES) -> str:
     size = len(text.encode(errors="surrogatepass"))
     if size > most:
-        raise InvalidRequest(param, f"{param} has {size} bytes; at most {most} are allowed")
+        raise InvalidRequest(param, f" has {size} bytes; at most {most} are allowed")
     return text
 
 
@@ -182,16 +168,16 @@ _PLAIN = re.compile(r"[A-Za-z0-9]|[^\x00-\x7f]")
 def regex_grammar(pattern: str, param: str) -> str:
     """The whole text matches ``pattern``."""
     if not pattern:
-        raise InvalidRequest(param, f"{param} must not be empty")
+        raise InvalidRequest(param, " must not be empty")
     return LLMatcher.grammar_from_regex(pattern)
 
 
 def choice_grammar(choices: list[str], param: str) -> str:
     """The text is one of ``choices``."""
     if not choices or "" in choices:
-        raise InvalidRequest(param, f"{param} must hold at least one text, and none that is empty")
+        raise InvalidRequest(param, " must hold at least one text, and none that is empty")
     if len(choices) > MOST_CHOICES:
-        raise InvalidRequest(param, f"{param} holds {len(choices)} texts; at most {MOST_CHOICES} are allowed")
+        raise InvalidRequest(param, f" holds {len(choices)} texts; at most {MOST_CHOICES} are allowed")
     return LLMatcher.grammar_from_regex("|".join(_literal(choice) for choice in choices))
 
 
@@ -205,10 +191,10 @@ def lark_grammar(text: str, param: str) -> str:
     try:
         lark = any_to_lark(text)
     except RecursionError:
-        raise InvalidRequest(param, f"{param} is nested too deeply") from None
+        raise InvalidRequest(param, " is nested too deeply") from None
     except Exception as error:  # whatever its parser trips over
-        raise InvalidRequest(param, f"{param} is neither Lark (a rule named start) nor GBNF: {error}") from None
+        raise InvalidRequest(param, f" is neither Lark (a rule named start) nor GBNF: {error}") from None
     option = _RULE_OPTIONS.search(lark)
     if option is not None:
-        raise InvalidRequest(param, f"{param}: the rule option {option[1]} is not supported by this server")
+        raise InvalidRequest(param, f": the rule option {option[1]} is not supported by this server")
     return LLMatcher.grammar_from_lark(lark)

@@ -14,7 +14,7 @@ import msgspec
 from llguidance import LLMatcher
 
 from foresay.server.schemas.bounds import check_bytes
-from foresay.spec.errors import InvalidRequest
+from foresay.spec.errors import InvalidRequest, Path, inside, path_of
 
 Schema = dict[str, Any]
 
@@ -52,25 +52,26 @@ _WRITTEN = re.compile(r"\\+u00([0-7][0-9a-fA-F])")
 _CONTROL = re.compile(rb"\\u00[01]|\x7f")
 
 
-def schema_grammar(schema: object, param: str, layout: Schema = ONE_LINE, closed: bool = False) -> str:
+def schema_grammar(schema: object, param: str | Path, layout: Schema = ONE_LINE, closed: bool = False) -> str:
     """The text is JSON valid under ``schema``, written in ``layout``. closed: see :func:`guided`."""
     return LLMatcher.grammar_from_json_schema(_text(guided(schema, param, layout, closed)))
 
 
-def guided(schema: object, param: str, layout: Schema = ONE_LINE, closed: bool = False) -> Schema:
+def guided(schema: object, param: str | Path, layout: Schema = ONE_LINE, closed: bool = False) -> Schema:
     """``schema`` as llguidance takes it, how to write the JSON included.
 
     closed: objects with properties have no others, unless they say so.
     Raises :class:`InvalidRequest` for what cannot be held to.
     """
-    if not isinstance(schema, dict):
-        raise InvalidRequest(param, f"{param} must be a JSON schema that is an object")
-    check_bytes(schema, MOST_BYTES, param)
-    try:
-        schema = _rewritten(schema, param, closed, MOST_DEPTH)
-    except RecursionError:
-        raise InvalidRequest(param, f"{param} is nested too deeply") from None
-    options = layout | _escapes(schema, param) | {"lenient": False, "coerce_one_of": False}
+    with inside(*path_of(param)):
+        if not isinstance(schema, dict):
+            raise InvalidRequest((), " must be a JSON schema that is an object")
+        check_bytes(schema, MOST_BYTES, ())
+        try:
+            schema = _rewritten(schema, closed, MOST_DEPTH)
+        except RecursionError:
+            raise InvalidRequest((), " is nested too deeply") from None
+        options = layout | _escapes(schema) | {"lenient": False, "coerce_one_of": False}
     return schema | {"x-guidance": options}
 
 
@@ -82,7 +83,7 @@ def check_multiples(grammar: str, param: str) -> None:
         total, common = total + steps, math.lcm(common, steps)
         if max(total, common) > MOST_STEPS:
             wrong = "numbers of multipleOf are too large or too many: their sum and their least common multiple"
-            raise InvalidRequest(param, f"{param}: the {wrong} must be at most {MOST_STEPS:,}")
+            raise InvalidRequest(param, f": the {wrong} must be at most {MOST_STEPS:,}")
 
 
 def _steps(number: str) -> int:
@@ -95,56 +96,55 @@ def _text(schema: Schema) -> str:
     return msgspec.json.encode(schema).decode()
 
 
-def _rewritten(schema: Schema, param: str, closed: bool, depth: int) -> Schema:
+def _rewritten(schema: Schema, closed: bool, depth: int) -> Schema:
     """A copy without keywords that ask for nothing; raises for those that would be ignored."""
     if depth == 0:
-        raise InvalidRequest(param, f"{param} is nested too deeply")
-    _refuse(schema, param)
+        raise InvalidRequest((), " is nested too deeply")
+    _refuse(schema)
     rewritten: Schema = {}
     for keyword, value in schema.items():
         if keyword in _HARMLESS and value is False:
             continue
-        rewritten[keyword] = _rewritten_value(keyword, value, param, closed, depth - 1)
+        rewritten[keyword] = _rewritten_value(keyword, value, closed, depth - 1)
     if closed and "properties" in schema and "additionalProperties" not in schema:
         rewritten["additionalProperties"] = False
     return rewritten
 
 
-def _rewritten_value(keyword: str, value: Any, param: str, closed: bool, depth: int) -> Any:
+def _rewritten_value(keyword: str, value: Any, closed: bool, depth: int) -> Any:
     if isinstance(value, dict) and keyword in _NAMED:
-        return {name: _below(part, param, closed, depth) for name, part in value.items()}
+        return {name: _below(part, closed, depth) for name, part in value.items()}
     if isinstance(value, list) and keyword in _SEVERAL:
-        return [_below(part, param, closed, depth) for part in value]
-    return _below(value, param, closed, depth) if keyword in _ONE else value
+        return [_below(part, closed, depth) for part in value]
+    return _below(value, closed, depth) if keyword in _ONE else value
 
 
-def _below(part: Any, param: str, closed: bool, depth: int) -> Any:
-    return _rewritten(part, param, closed, depth) if isinstance(part, dict) else part
+def _below(part: Any, closed: bool, depth: int) -> Any:
+    return _rewritten(part, closed, depth) if isinstance(part, dict) else part
 
 
-def _refuse(schema: Schema, param: str) -> None:
+def _refuse(schema: Schema) -> None:
     for keyword, harmless in _OTHER_DIALECTS.items():
         if keyword in schema and not any(schema[keyword] is good for good in harmless):
-            raise InvalidRequest(param, f"{param}: the keyword {keyword} is not supported")
+            raise InvalidRequest((), f": the keyword {keyword} is not supported")
     properties = schema.get("properties")
     if isinstance(properties, dict) and len(properties) > MOST_PROPERTIES:
-        raise InvalidRequest(
-            param, f"{param}: an object has {len(properties)} properties; at most {MOST_PROPERTIES} are allowed"
-        )
+        many = f"an object has {len(properties)} properties; at most {MOST_PROPERTIES} are allowed"
+        raise InvalidRequest((), f": {many}")
     patterns = [schema.get("pattern"), *(schema["patternProperties"] if _has_names(schema) else ())]
     if any(isinstance(pattern, str) and len(pattern) > MOST_PATTERN for pattern in patterns):
-        raise InvalidRequest(param, f"{param}: a pattern has more than {MOST_PATTERN} characters")
+        raise InvalidRequest((), f": a pattern has more than {MOST_PATTERN} characters")
     least, required = schema.get("minProperties"), schema.get("required")
     if isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0):
         # Keys that are not listed may be repeated, so counting them proves nothing.
-        raise InvalidRequest(param, f"{param}: minProperties beyond the required properties is not supported")
+        raise InvalidRequest((), ": minProperties beyond the required properties is not supported")
 
 
 def _has_names(schema: Schema) -> bool:
     return isinstance(schema.get("patternProperties"), dict)
 
 
-def _escapes(schema: Schema, param: str) -> Schema:
+def _escapes(schema: Schema) -> Schema:
     r"""How strings may be escaped: without ``\u0061`` where that would be another way to write a property's name.
 
     llguidance compares names as they are written, so beside ``"a"`` an open object could have ``"\u0061"`` of any type.
@@ -152,9 +152,8 @@ def _escapes(schema: Schema, param: str) -> Schema:
     if not any(_is_open(part) for part in _parts(schema)):
         return {}
     if _CONTROL.search(_text(schema).encode()):
-        raise InvalidRequest(
-            param, f"{param} holds control characters, which takes additionalProperties: false in every object"
-        )
+        wrong = " holds control characters, which takes additionalProperties: false in every object"
+        raise InvalidRequest((), wrong)
     return {"json_allowed_escapes": 'nrbtf\\"'}
 
 

@@ -22,7 +22,7 @@ from foresay.server.settings.config import ReasoningParser, ToolParser
 from foresay.server.text.parsers.formats import output
 from foresay.server.text.parsers.parser import Answer, ScriptParser
 from foresay.server.text.parts import OutputParser, Part, PlainText, ReasoningPart, TextPart, ToolCallPart
-from foresay.spec.errors import InvalidRequest
+from foresay.spec.errors import InvalidRequest, inside
 
 if TYPE_CHECKING:
     from foresay.server.schemas.chat import ChatRequest
@@ -194,15 +194,13 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         if offer.listed and self.calls is None and self.declared is None:
             raise InvalidRequest("tools", "this server cannot read this model's tool calls; see --tool-parser")
         if request.reasoning_effort is not None and "reasoning_effort" not in self.words:
-            raise InvalidRequest("reasoning_effort", "this model's chat template does not support reasoning_effort")
+            raise InvalidRequest("reasoning_effort", "", "this model's chat template does not support ")
         for index, message in enumerate(request.messages):
-            place = f"messages[{index}]"
-            if message.tool_calls and "tool_calls" not in self.words:
-                raise InvalidRequest(f"{place}.tool_calls", "this model's chat template does not support tool calls")
-            if message.role == "tool" and not self.words & {"tool", "tool_calls"}:
-                raise InvalidRequest(
-                    f"{place}.role", "this model's chat template does not support messages of role tool"
-                )
+            with inside("messages", index):
+                if message.tool_calls and "tool_calls" not in self.words:
+                    raise InvalidRequest("tool_calls", "this model's chat template does not support tool calls")
+                if message.role == "tool" and not self.words & {"tool", "tool_calls"}:
+                    raise InvalidRequest("role", "this model's chat template does not support messages of role tool")
 
     def parser(self, request_id: str, offer: Offer, opened: bool, prompt: str = "") -> OutputParser:
         """For one answer. offer: what the model may call. opened: whether the prompt ends inside reasoning."""

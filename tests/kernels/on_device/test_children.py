@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.kernels import children
+from foresay.verifier.ops.kernels import candidates
 from foresay.verifier.ops.records import RowSampling
 from tests.kernels.children_cases import ChildrenCases, Find
 
@@ -17,7 +17,7 @@ from tests.kernels.children_cases import ChildrenCases, Find
 class TestOnDevice(ChildrenCases):
     @pytest.fixture
     def small_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(children, "block_of", lambda width: 64)
+        monkeypatch.setattr(candidates, "block_of", lambda width: 64)
 
     @pytest.fixture
     def find(self, device: torch.device) -> Find:
@@ -27,7 +27,7 @@ class TestOnDevice(ChildrenCases):
             s = sampling
             columns = [t.to(device) for t in (s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)]
             there = None if token_ids is None else token_ids.to(device)
-            tokens, chances = children.best_children(logits.to(device), RowSampling(*columns), count, there)
+            tokens, chances = candidates.candidates(logits.to(device), RowSampling(*columns), count, there)
             return tokens.cpu(), chances.cpu()
 
         return found

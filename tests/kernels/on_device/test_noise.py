@@ -20,8 +20,8 @@ KEYS = [(0, 0), (1, 5), (-1, 77), (2**63 - 1, 2**40), (-(2**63), 131_071), (0x9E
 def write_row(seed, position, bits, values, vocab_size, BLOCK: tl.constexpr):
     ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = noise.noise_key(tl.load(seed), tl.load(position))
-    tl.store(bits + ids, noise.noise_bits(key, ids).to(tl.int32, bitcast=True), ids < vocab_size)
-    tl.store(values + ids, noise.gumbel(key, ids), ids < vocab_size)
+    tl.store(bits + ids, noise.noise_bits(ids, key.to(tl.int32), (key >> 32).to(tl.int32)), ids < vocab_size)
+    tl.store(values + ids, noise.gumbel_at(key, ids, None, vocab_size), ids < vocab_size)
 
 
 @pytest.mark.parametrize(("seed", "position"), KEYS)

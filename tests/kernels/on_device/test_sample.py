@@ -1,4 +1,4 @@
-"""The sample of many rows in three launches: token by token what spec/sample.py samples from each row alone."""
+"""The sample of many rows in two launches: token by token what spec/sample.py samples from each row alone."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from torch import Tensor
 from foresay.spec.sample import BROKEN
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.kernels import planes, sample, settle
-from foresay.verifier.ops.kernels.search import search as search_rows
+from foresay.verifier.ops.kernels import candidates
 from foresay.verifier.ops.records import RowSampling
 from foresay.verifier.ops.sample import sample_rows
 
@@ -38,7 +37,7 @@ FILTERS: list[dict[str, Any]] = [
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks though the vocabulary is small."""
-    monkeypatch.setattr(sample, "block_of", lambda vocab_size: 128)
+    monkeypatch.setattr(candidates, "block_of", lambda vocab_size: 128)
 
 
 def rows_of(scales: Sequence[float], vocab_size: int) -> Tensor:
@@ -63,7 +62,7 @@ def drawing(device: torch.device) -> Drawing:
     def sampled(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> Tensor:
         there = None if token_ids is None else token_ids.to(device)
         columns = [getattr(sampling, each.name).to(device) for each in fields(sampling)]
-        return sample.sample_rows(logits.to(device), RowSampling(*columns), there).cpu()
+        return candidates.candidates(logits.to(device), RowSampling(*columns), 1, there, exact=True)[0].flatten().cpu()
 
     return sampled
 
@@ -122,7 +121,7 @@ def test_rows_of_many_kinds_in_one_launch(drawing) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_columns_that_are_other_tokens_of_the_target(drawing) -> None:
-    """All ways a winner is found: at once, in the second round, and by the search, in the list and in the whole row."""
+    """All ways a winner is found: at once, by a list, and by the search in the whole row."""
     filters = [{"temperature": 0.0}, {}, *FILTERS, {"top_p": 1e-4}, {"top_k": 200, "top_p": 0.1}] * 2
     logits, sampling = rows_of([1.0] * len(filters), 500), asked([SamplingParams(**f) for f in filters])
     logits[3, 8] = math.nan
@@ -163,12 +162,12 @@ def test_rows_nothing_can_be_drawn_from(sampling, drawing) -> None:
     assert sampled[3] >= 290 and sampled[5] != BROKEN
 
 
-def test_a_flat_row_has_more_likelier_tokens_than_the_list_holds(drawing) -> None:
+def test_a_flat_row_is_searched_to_its_end(drawing) -> None:
     logits = rows_of([0.01] * 3, 8500)
     logits[1, 8200:] += 0.1
     rows = [SamplingParams(top_p=0.1), SamplingParams(top_p=0.02), SamplingParams(top_k=600, top_p=0.5)]
     sampled = assert_drawn_alike(logits, asked(rows), drawing)
-    assert sampled[1] >= 8200, "the search goes over all of the row, not only over its first 8192 tokens"
+    assert sampled[1] >= 8200, "the search goes over all of the row, not only over its first tiles"
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -187,22 +186,22 @@ def test_one_round_two_and_many(drawing) -> None:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a compiled kernel keeps the functions it was made of")
+@pytest.mark.usefixtures("small_blocks")
 def test_few_rows_are_searched(drawing, monkeypatch) -> None:
-    """A winner that a filter takes out is followed by a winner of another block, which was weighed at once."""
-    logits, free = rows_of([2.0] * 150, 320), asked([SamplingParams()] * 150)
-    sampling = replace(asked([SamplingParams(top_p=0.9)] * 150), seeds=free.seeds, positions=free.positions)
-    firsts, finals = wanted(logits, free), wanted(logits, sampling)
-    lost = [row for row in range(150) if firsts[row] != finals[row]][:8]
-    searched, search = list[None](), search_rows
+    """Lists decide what top-k keeps; and no filter takes out the likeliest token."""
+    kinds: list[dict[str, Any]] = [{}, {"top_k": 20}, {"top_k": 64, "top_p": 0.8}, {"top_k": 9, "min_p": 0.1}]
+    sampling = asked([SamplingParams(**kind) for kind in (*kinds, {"top_p": 0.9})] * 8)
+    logits = rows_of([2.0] * 40, 320)
+    won = torch.tensor(wanted(logits, replace(sampling, top_p=torch.ones(40)))) == logits.argmax(dim=-1)
+    searched, search = list[None](), candidates.search
 
     def seen(*given: Any) -> Any:
         searched.append(None)
         return search(*given)
 
-    monkeypatch.setattr(settle, "search", seen)
-    monkeypatch.setattr(sample, "block_of", lambda vocab_size: 32)
-    assert_drawn_alike(logits[lost], some(sampling, lost), drawing)
-    assert len(lost) == 8 and len(searched) <= 2, len(searched)
+    monkeypatch.setattr(candidates, "search", seen)
+    assert_drawn_alike(logits, sampling, drawing)
+    assert 0 < len(searched) == int((~won[4::5]).sum()) < 8, "of the rows with top-p alone"
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -223,8 +222,12 @@ def test_the_ends_of_every_range(drawing) -> None:
         SamplingParams(top_p=1e-46, min_p=1.0),
         SamplingParams(top_k=301),
         SamplingParams(top_k=300, top_p=0.999999),
+        SamplingParams(temperature=1e-9, top_k=3, top_p=0.9),
+        SamplingParams(temperature=1e-9, top_k=100, top_p=0.9),
     ]
-    assert_drawn_alike(rows_of([1.0] * len(ends), 300), asked(ends), drawing)
+    logits = rows_of([1.0] * len(ends), 300)
+    logits[-2:] = (logits[-2:] * 2).round()  # so ties at the border
+    assert_drawn_alike(logits, asked(ends), drawing)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -239,4 +242,4 @@ def test_a_row_is_drawn_alike_alone_and_in_company(drawing) -> None:
 
 def test_blocks_cover_any_vocabulary_and_stay_few() -> None:
     for vocab_size in (1, 128_256, 151_936, 262_144, 262_208, 500_000):
-        assert math.ceil(vocab_size / planes.block_of(vocab_size)) <= planes.MERGE
+        assert math.ceil(vocab_size / candidates.block_of(vocab_size)) <= candidates.MERGE

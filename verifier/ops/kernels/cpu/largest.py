@@ -7,8 +7,10 @@ from foresay.verifier.ops.kernels.cpu.types import F32, I1, I16, I32, I64, LANES
 from foresay.verifier.ops.kernels.cpu.values import Value
 from foresay.verifier.ops.records import MOST_CHILDREN
 
+#: Vectors of entries: of as many children as a node may have, and one to see whether there are more.
+_VECTORS = MOST_CHILDREN // LANES + 1
 #: Numbers that a list takes room for, of its values and of its columns.
-ROOM = LANES + MOST_CHILDREN
+ROOM = LANES * (1 + _VECTORS)
 
 
 class Largest:
@@ -17,7 +19,7 @@ class Largest:
     ::
 
         one vector     what is larger than all
-        four vectors   the entries, then minus infinity
+        five vectors   the entries, then minus infinity
 
     Such lists stand one behind the other in memory; this is the one that is worked on.
     """
@@ -26,11 +28,11 @@ class Largest:
         """values, columns: where the first list begins."""
         self._k, self._first = kernel, (values, columns)
         self._least = kernel.variable(kernel.constant(float("-inf"), F32))
-        self._number, self._count = (kernel.variable(kernel.constant(value)) for value in (0, MOST_CHILDREN))
+        self._number, self._count = (kernel.variable(kernel.constant(value)) for value in (0, 1))
         self._offered = kernel.array(F32, LANES), kernel.array(I32, LANES)
 
     def turn_to(self, number: Value, count: Value) -> None:
-        """Work on a list from now on, and keep the ``count`` largest, 1 to 64. Both are int64."""
+        """Work on a list from now on, and keep the ``count`` largest, 1 to 65. Both are int64."""
         self._number.value, self._count.value = number, count
         self._least.value = self._k.load(self.values, F32, count - 1)
 
@@ -50,8 +52,13 @@ class Largest:
         values, columns = self.list_at(number)
         for room, of, beyond, nothing in ((values, F32, float("inf"), float("-inf")), (columns, I32, -1, 0)):
             k.store(k.constant(beyond, vector(of)), room, -LANES)
-            for at in range(0, MOST_CHILDREN, LANES):
+            for at in range(0, _VECTORS * LANES, LANES):
                 k.store(k.constant(nothing, vector(of)), room, at)
+
+    def begin(self, count: Value) -> None:
+        """Make the first list empty, and work on it."""
+        self.clear(self._k.constant(0))
+        self.turn_to(self._k.constant(0), count)
 
     def may_hold(self, values: Value) -> Value:
         """Whether any lane is larger than the least entry."""

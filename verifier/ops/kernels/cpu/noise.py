@@ -1,46 +1,26 @@
 """Gumbel noise where it is needed: the integers of :mod:`foresay.spec.noise` bit for bit, its logarithms to an ulp or
-two.
-
-A token's noise is one function of (seed, position, token id), whatever lane computes it.
-"""
+two. A token's noise is one function of (seed, position, token id), whatever lane computes it."""
 
 from __future__ import annotations
 
+from foresay.spec.noise import hashed
+from foresay.spec.seeds import mix64
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.types import I32
 from foresay.verifier.ops.kernels.cpu.values import Value
-
-
-def _signed(word: int, bits: int) -> int:
-    """The number of two's complement that has the same bits."""
-    return word - (1 << bits) if word >> (bits - 1) else word
-
-
-def _mixed(value: Value) -> Value:
-    """As :func:`foresay.spec.seeds.mix64`."""
-    value = value + _signed(0x9E3779B97F4A7C15, 64)
-    value = (value ^ (value >> 30)) * _signed(0xBF58476D1CE4E5B9, 64)
-    value = (value ^ (value >> 27)) * _signed(0x94D049BB133111EB, 64)
-    return value ^ (value >> 31)
 
 
 class PositionNoise:
     """The noise of the tokens at one position. seed, position: int64."""
 
     def __init__(self, kernel: Kernel, seed: Value, position: Value) -> None:
-        key = _mixed(_mixed(seed) ^ position)
+        key: Value = mix64(mix64(seed) ^ position)  # type: ignore[arg-type, operator]
         self._k, self._low, self._high = kernel, kernel.integer(key, I32), kernel.integer(key >> 32, I32)
 
     def bits(self, ids: Value) -> Value:
         """31 random bits for each token. ids: int32."""
-        x = ids * _signed(0x9E3779B1, 32)
-        x = (x ^ (x >> 15)) * _signed(0x85EBCA77, 32)
-        x = (x ^ (x >> 13)) ^ self._low
-        x = x * _signed(0xC2B2AE3D, 32)
-        x = (x ^ (x >> 16)) + self._high
-        x = x * 0x27D4EB2F
-        x = (x ^ (x >> 15)) * 0x165667B1
-        return (x ^ (x >> 16)) & 0x7FFFFFFF
+        bits: Value = hashed(ids, self._low, self._high)
+        return bits
 
     def uniform(self, ids: Value) -> Value:
         """fp32 between 0 and 1, both left out."""
@@ -50,11 +30,7 @@ class PositionNoise:
 
     def gumbel(self, uniform: Value) -> Value:
         """fp32: the noise that belongs to a uniform number, ``-log(-log1p(-u))``."""
-        return self.of_exponential(self.exponential(uniform))
-
-    def of_exponential(self, exponential: Value) -> Value:
-        """fp32: the noise, whose exponential is the reciprocal of this."""
-        return self._k.log(exponential) * -1.0
+        return self._k.log(self.exponential(uniform)) * -1.0
 
     def exponential(self, uniform: Value) -> Value:
         """fp32: ``-log1p(-u)``, at least 2^-32.
