@@ -98,8 +98,9 @@ class Group:
         self._since += seconds
         return seconds > 0.0 and (self.learnt < _AT_FIRST or self._since >= _LEARNING)
 
-    def saw(self, amounts: Floats, seconds: float) -> None:
-        """A sum took so many seconds: a Kalman filter of logs, in which each part counts by its share."""
+    def saw(self, amounts: Floats, seconds: float, first: bool = True) -> None:
+        """A sum took so many seconds: a Kalman filter of logs, in which each part counts by its share. first: whether it
+        tells of the first part too, else the second counts for both."""
         parts, expected = self.parts, float(amounts @ self.now)
         self.learnt, self._since = self.learnt + 1, 0.0
         if expected <= 0.0:  # what was never measured is what it takes at first
@@ -107,6 +108,8 @@ class Group:
             return
         parts.drift()
         shares = amounts * self.now / expected
+        if not first:
+            shares[0], shares[1] = 0.0, shares[0] + shares[1]
         gains = parts.covariance[:, self.at] @ shares
         whole = _NOISE + float(gains[self.at] @ shares)
         off = math.log(seconds / expected)
@@ -255,7 +258,9 @@ class CostModel:
         elif self._plain[1] > -math.inf:
             told = own * self._share(rows, sequences, context)
         if self.group.due(own):
-            self.group.saw(self._amounts(rows, sequences, context), own)
+            # Costs may climb in stairs: what a plain step takes is not read off a line from it to larger ones.
+            first = rows <= self._rows[0] or len(self._rows) == 1 or rows >= self._rows[1]
+            self.group.saw(self._amounts(rows, sequences, context), own, first)
             self._shares.clear()
         return told
 
