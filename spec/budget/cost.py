@@ -99,8 +99,8 @@ class Group:
         return seconds > 0.0 and (self.learnt < _AT_FIRST or self._since >= _LEARNING)
 
     def saw(self, amounts: Floats, seconds: float, first: bool = True) -> None:
-        """A sum took so many seconds: a Kalman filter of logs, in which each part counts by its share. first: whether it
-        tells of the first part too, else the second counts for both."""
+        """A sum took so many seconds: a Kalman filter of logs, in which each part counts by its share. first: whether
+        it tells of the first part too; else the second counts for both."""
         parts, expected = self.parts, float(amounts @ self.now)
         self.learnt, self._since = self.learnt + 1, 0.0
         if expected <= 0.0:  # what was never measured is what it takes at first
