@@ -146,7 +146,7 @@ def test_console_and_python_examples_run_in_the_order_in_which_they_stand(termin
         printed[command] = terminal.serve(command) if serves else terminal.run(command)
     (asked,) = [said for command, said in printed.items() if command.startswith("curl")]
     assert asked.count("data: ") > 3 and asked.rstrip().endswith("data: [DONE]")
-    assert "alice" in printed["foresay keys list"]
+    assert "alice" in printed["foresay keys list --api-key-file keys.toml"]
     assert "tokens per step" in printed["foresay bench smollm2 --rounds 1 --max-tokens 60"]
     exposed = [said for command, said in printed.items() if "--host 0.0.0.0" in command]
     assert all("only with an API key" in said for said in exposed) and exposed
