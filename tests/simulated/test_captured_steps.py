@@ -307,7 +307,7 @@ def test_a_request_s_deepest_draft(elsewhere, most) -> None:
         written = [token for delta in deltas if delta.id == job.id for token in delta.tokens]
         assert written == expected(made)[job.id].tokens
     assert isinstance(engine.runner, WholeRunner)
-    assert (engine.runner.counts["launched"] > 2) == (most == 4), "no captured step drafts less than all it can"
+    assert engine.runner.counts["launched"] > 2, "a captured step drafts less where that is asked for"
 
 
 @dataclass(frozen=True)
