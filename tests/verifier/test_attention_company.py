@@ -128,3 +128,18 @@ def test_what_one_row_sees_and_is_no_number_is_nothing_to_another(stored) -> Non
     sequence.values[33] = torch.inf
     result = attended(made.lay_out([sequence]), stored=stored)[0]
     assert (result == torch.inf).all() if stored is None else not result.isfinite().any()
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"window": 20, "first": 2}], ids=str)
+@pytest.mark.parametrize(("length", "rows"), [(0, 33), (15, 32), (250, 40)])
+def test_a_text_s_rows_share_its_end_and_notice_nothing_behind_their_own(length, rows, options) -> None:
+    """Also where a window is shorter than the rows that are put together; what only the last row sees is infinite."""
+    made = bench(SHAPES[4])
+    sequence = made.sequence(length, rows)
+    sequence.parents = [-1, *range(rows - 1)]
+    sequence.values[length + rows - 1] = torch.inf
+    together = attended(made.lay_out([sequence.compacted(rows - 1, rows)], chain=True), **options)
+    for row in range(rows):
+        alone = attended(made.lay_out([sequence.compacted(row)], chain=True), **options)
+        assert same(alone[0], together[row])
+    assert together[:-1].isfinite().all() and not together[-1].isfinite().any()
