@@ -96,11 +96,14 @@ class Judged:
 
 
 def judge(logits: Tensor, wanted: Tensor, generator: torch.Generator) -> Depth:
-    """Compare guesses with the target's rows, both [..., V] over the target's vocabulary (-inf where not guessed)."""
+    """Compare guesses with the target's rows, both [..., V] over the target's vocabulary (-inf where not guessed).
+
+    generator: of the noise, on their device.
+    """
     if not len(wanted):
         return Depth(0.0, 0.0, 0.0)
     logits, wanted = logits.float(), wanted.float()
-    uniform = torch.rand(wanted.shape, generator=generator).clamp_(1e-9, 1 - 1e-7).to(wanted.device)
+    uniform = torch.rand(wanted.shape, generator=generator, device=wanted.device).clamp_(1e-9, 1 - 1e-7)
     noise = -(-uniform.log()).log()
     known = logits.isfinite()
     log_chances = logits.log_softmax(dim=-1).masked_fill(~known, -30.0)

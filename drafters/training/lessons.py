@@ -1,7 +1,7 @@
 """The texts of a run as lessons, step by step: each comes once in a round, beside others of like length.
 
-On a CPU reading a text costs the target as much as learning from it costs a head, so what it thinks of each is kept in
-the run's folder, in bf16, where that is not too much.
+Reading a text costs the target as much as learning from it costs a head, so what it thinks of each is kept in bf16
+where that is not too much: on a CPU in the run's folder, on a GPU, which reads them all in seconds, in its memory.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from foresay.drafters.heads.lesson import Lesson
 from foresay.drafters.training import files
 from foresay.drafters.training.teacher import Teacher, Text, with_final
 
-#: Bytes of states that are kept, at most, and texts in one file of them.
-_KEPT_AT_MOST = 12 << 30
+#: Bytes of states that are kept on a CPU, at most; the share of a GPU's free memory; texts in one file of them.
+_KEPT_AT_MOST, _SHARE = 12 << 30, 0.5
 TEXTS_IN_FILE = 128
 
 
@@ -56,22 +57,45 @@ class Lessons:
     def kept(self) -> bool:
         """Whether what the target thinks of all texts is to be kept."""
         names = with_final(self._needs)
-        size = sum(len(text.tokens) for text in self._texts) * len(names) * self._teacher.config.hidden_size * 2
-        return self._teacher.device == "cpu" and size <= _KEPT_AT_MOST
+        size: int = sum(len(text.tokens) for text in self._texts) * len(names) * self._teacher.config.hidden_size * 2
+        if self._in_files:
+            return size <= _KEPT_AT_MOST
+        return size <= _SHARE * torch.cuda.mem_get_info(self._teacher.device)[0]
+
+    @property
+    def _in_files(self) -> bool:
+        return self._teacher.device == "cpu"
 
     def read(self, file: Callable[[int], Path], shown: Callable[[int], None]) -> None:
         """Have the target read every text that it has not read yet. file: where states are kept, by number. shown: is
         given how many texts are read."""
+        if self._in_files:
+            self._read_to_files(file, shown)
+        else:
+            self._read_groups(shown)
+
+    def _read_groups(self, shown: Callable[[int], None]) -> None:
+        """A step's texts at once, whose states stay where they are made."""
+        known: dict[int, Tensor] = {}
+        for group in self._groups:
+            states = self._states(pad_sequence([self._texts[text].tokens for text in group], batch_first=True))
+            known |= {
+                text: rows[: len(self._texts[text].tokens)].clone() for text, rows in zip(group, states, strict=True)
+            }
+            shown(len(known))
+        self._known = [known[text] for text in range(len(self._texts))]
+
+    def _read_to_files(self, file: Callable[[int], Path], shown: Callable[[int], None]) -> None:
         for number, start in enumerate(range(0, len(self._texts), TEXTS_IN_FILE)):
             path, texts = file(number), self._texts[start : start + TEXTS_IN_FILE]
             if not path.exists():
                 states: list[Tensor] = []
                 for text in texts:
-                    states.append(self._states(text))
+                    states.append(self._states(text.tokens[None])[0].clone())
                     shown(start + len(states))
                 files.save(path, states)
             self._known += files.load(path)
             shown(start + len(texts))
 
-    def _states(self, text: Text) -> Tensor:
-        return self._teacher.states(text.tokens[None], with_final(self._needs))[0].bfloat16().clone()
+    def _states(self, tokens: Tensor) -> Tensor:
+        return self._teacher.states(tokens, with_final(self._needs)).bfloat16()

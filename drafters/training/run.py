@@ -187,7 +187,7 @@ class Run:
 
     def judge(self, model: Model, texts: Sequence[Text]) -> Judged:
         """Means over held-out texts, depth by depth."""
-        generator, settings = torch.Generator().manual_seed(0), self.settings
+        generator, settings = torch.Generator(self.teacher.device).manual_seed(0), self.settings
         texts = texts[:: -(-len(texts) // _JUDGED)]
         lessons = Lessons(self.teacher, texts, model.needs, settings.batch, 2 * settings.depth + 2)
         found: list[list[Depth]] = []

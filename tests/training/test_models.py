@@ -334,7 +334,12 @@ def test_rows_about_a_prompt_or_about_nothing_do_not_count(teacher) -> None:
     assert torch.allclose(lesson.chances(slice(2, 11))[0][-3:], alone.logits[0, 2:5].softmax(-1), atol=1e-4)
 
 
-def test_every_text_comes_once_in_a_round_and_is_read_once(teacher, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"], ids=["in files", "in memory"])
+def test_every_text_comes_once_in_a_round_and_is_read_once(teacher, device, tmp_path, monkeypatch) -> None:
+    """A device that is not the CPU, as torch names it, keeps states in its own memory."""
+    monkeypatch.setattr(teacher, "device", device)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 20, 1 << 30))
+    in_files = device == "cpu"
     texts = [Text(torch.tensor(random_tokens(random.Random(n), 3 + n % 7, 290)), 1) for n in range(11)]
     lessons = Lessons(teacher, texts, ["layer.3"], batch=3, room=4)
 
@@ -349,12 +354,14 @@ def test_every_text_comes_once_in_a_round_and_is_read_once(teacher, tmp_path, mo
     plain = lessons.at(3, 5)
     assert lessons.kept
     shown: list[int] = []
-    for _ in range(2):
+    for _ in range(1 + in_files):
         lessons = Lessons(teacher, texts, ["layer.3"], batch=3, room=4)
         lessons.read(lambda number: tmp_path / f"{number}.pt", shown.append)
         monkeypatch.setattr(teacher, "states", None)  # nothing is read again
     kept = lessons.at(3, 5)
-    assert shown == [*range(1, 12), 11, 11] and len(whole) == 11  # text by text, then all of a file at once
+    # text by text, then all of a file at once; or a step's texts at once
+    assert shown == ([*range(1, 12), 11, 11] if in_files else [3, 6, 9, 11]) and len(whole) == 11
+    assert any(tmp_path.iterdir()) == in_files
     assert torch.equal(kept.tokens, plain.tokens) and torch.equal(kept.counted, plain.counted)  # type: ignore[arg-type]
     counted = plain.counted
     assert counted is not None
