@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,13 @@ _BARE.append("--confcutdir=tests/kernels/on_device")
 _VERDICT = re.compile(r"^(?:\[gw\d+\].*?([A-Z]+) (\S+::.+)|(\S+::.+) ([A-Z]+) +\[.*)$", re.MULTILINE)
 
 
+#: Seconds that an interrupted run of tests has to say what failed.
+_REPORT = 3.0
+
+
 def left(task: Task) -> float:
     """Seconds that a command may take: it is ended before the step that runs it."""
-    return min(600.0, max(1.0, task.until - time.monotonic() - 3.0))
+    return min(600.0, max(1.0, task.until - time.monotonic() - 2 * _REPORT))
 
 
 def run(task: Task, *arguments: str) -> Any:
@@ -56,7 +62,10 @@ def kernel_tests(task: Task) -> None:
         try:
             code = process.wait(left(task))
         except subprocess.TimeoutExpired:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # it says then why tests failed
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_REPORT)
+            process.kill()
     counts, failed = tested(text := path.read_text(errors="replace"))
     for name in failed:
         task.check("kernel test", False, test=name)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foresay.server.cli.main import main
+from foresay.server.engine.drafters.registry import find
 from foresay.server.settings.resolved import BUNDLED
 from foresay.verifier.heads.files import HeadTensors, quantize
 from foresay.verifier.heads.layouts import kind_of
@@ -47,6 +48,13 @@ def test_its_numbers_are_those_of_the_file(target, made, tmp_path) -> None:
     features = features_of(model, tokens, heads[0].config.needs)
     expected, found = (Rig(head, tokens, features).text(1, 45)[0] for head in heads)
     assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_what_it_takes_is_counted(made) -> None:
+    """As planned before a weight is read: about half of the same in bf16."""
+    entries = (find(f"eagle3:{directory}") for directory in made)
+    floats, whole = (entry.weights("bfloat16", packed=True)["head"] for entry in entries)
+    assert 0.5 < whole / floats < 0.6
 
 
 def test_it_is_quantised_once(made, tmp_path) -> None:

@@ -120,7 +120,8 @@ class Head(FromFiles):
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """A head is small enough to be counted exactly; mapped files are not read for that."""
         stored = HeadTensors.read(self.directory, prefix=BESIDE_MODEL).tensors.values()
-        return {"head": item_bytes(dtype) * sum(tensor.numel() for tensor in stored if tensor.is_floating_point())}
+        floats = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
+        return {"head": item_bytes(dtype) * floats + sum(t.numel() for t in stored if t.dtype is torch.int8)}
 
     def load(self, loading: Loading, target: PagedModel) -> Drafter:
         """With its weights."""
