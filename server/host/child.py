@@ -89,24 +89,20 @@ class Spawned(NamedTuple):
     connection: socket.socket
 
 
-def spawn(arrivals: socket.socket | None = None, control: socket.socket | None = None) -> Spawned:
+def spawn(control: socket.socket | None = None) -> Spawned:
     """Start the engine process on its end of a socket pair, running the same code as this one.
 
-    It dies with the thread that calls this (see :func:`foresay.server.host.process.main`): the event loop's. arrivals:
-    where it is handed the connections of front doors. control: where it leaves a spare. Both are closed here.
+    It dies with the thread that calls this (see :func:`foresay.server.host.process.main`): the event loop's. control:
+    where it leaves a spare; closed here.
     """
     ours, theirs = socket.socketpair()
+    given = [theirs] if control is None else [theirs, control]
+    descriptors = -1 if control is None else control.fileno(), theirs.fileno()
     try:
-        return Spawned(_started(control, theirs, *[] if arrivals is None else [arrivals]), ours)
+        return Spawned(started("foresay.server.host.process", given, *map(str, descriptors)), ours)
     except BaseException:
         ours.close()
         raise
-
-
-def _started(control: socket.socket | None, *given: socket.socket) -> subprocess.Popen[bytes]:
-    theirs = [each for each in (*given, control) if each is not None]
-    descriptors = [-1 if control is None else control.fileno(), *(each.fileno() for each in given)]
-    return started("foresay.server.host.process", theirs, *map(str, descriptors))
 
 
 def started(module: str, theirs: Sequence[socket.socket], *arguments: str) -> subprocess.Popen[bytes]:

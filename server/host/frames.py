@@ -210,7 +210,10 @@ class Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard = True
         for body in self._splitter.feed(data):
-            self._receive(unpack_down(body))
+            self._read(body)
+
+    def _read(self, body: bytes) -> None:
+        self._receive(unpack_down(body))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -222,8 +225,8 @@ class Channel(asyncio.Protocol):
         heard, self._heard = self._heard, False
         return heard
 
-    def send(self, frame: UpFrame) -> None:
-        """Send a frame; into the void if the engine is gone."""
+    def send(self, frame: UpFrame | DownFrame) -> None:
+        """Send a frame; into the void if the other end is gone."""
         if self._transport is not None:
             self._transport.write(pack(frame))
 

@@ -1,11 +1,9 @@
 """The engine process: reads frames between steps, steps, sends what the step emitted.
 
-Started by :mod:`foresay.server.host.child` as ``python -P -m foresay.server.host.process SERVER CONTROL FD
-[ARRIVALS]``: the server's process id, and descriptors. With the last one front doors may ask it too
-(:mod:`foresay.server.host.replicas.doors`); CONTROL is where it leaves a spare, or -1
-(:mod:`foresay.server.host.spare`). It imports what engines are made of before the first frame says which one to build.
-It ends when told to, when the server dies, when the other end of its socket closes, or when a step raises (the server
-then starts a fresh one).
+Started by :mod:`foresay.server.host.child` as ``python -P -m foresay.server.host.process SERVER CONTROL FD``: the
+server's process id, and descriptors. CONTROL is where it leaves a spare, or -1 (:mod:`foresay.server.host.spare`). It
+imports what engines are made of before the first frame says which one to build. It ends when told to, when the server
+dies, when the other end of its socket closes, or when a step raises (the server then starts a fresh one).
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -129,16 +126,7 @@ def serve(link: Link) -> int:
     return 0
 
 
-def linked(connection: socket.socket, arrivals: int | None = None) -> Link:
-    """The link to whoever asks the engine."""
-    if arrivals is None:
-        return Link(connection)
-    from foresay.server.host.replicas.doors import Doors
-
-    return Doors(connection, socket.socket(fileno=arrivals))
-
-
-def main(server: int, control: int, *descriptors: int) -> int:
+def main(server: int, control: int, descriptor: int) -> int:
     """Run until the server is done with it; the exit status is 0 for an orderly end."""
     if not die_with(server):
         return 0
@@ -146,10 +134,9 @@ def main(server: int, control: int, *descriptors: int) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     prctl(PR_SET_NAME, ENGINE)
     _import()
-    given: Sequence[int] = descriptors
     if control >= 0:
-        given = leave_spare(socket.socket(fileno=control), server, given)
-    with socket.socket(fileno=given[0]) as connection, contextlib.closing(linked(connection, *given[1:])) as link:
+        descriptor = leave_spare(socket.socket(fileno=control), server, descriptor)
+    with socket.socket(fileno=descriptor) as connection, contextlib.closing(Link(connection)) as link:
         try:
             return serve(link)
         except GONE:

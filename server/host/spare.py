@@ -20,7 +20,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Self
@@ -49,12 +48,12 @@ class Spares:
             with contextlib.suppress(OSError):  # then it will be tried again, and told
                 self._first = self._started()
 
-    def __call__(self, arrivals: socket.socket | None = None) -> Spawned:
+    def __call__(self) -> Spawned:
         """An engine process; whoever asks has to see to its end."""
         if self._first is not None:
             spawned, self._first = self._first, None
             return spawned
-        return self._forked(arrivals) or self._started(arrivals)
+        return self._forked() or self._started()
 
     def __enter__(self) -> Self:
         return self
@@ -67,20 +66,20 @@ class Spares:
         self._find()
         self._lose()
 
-    def _started(self, arrivals: socket.socket | None = None) -> Spawned:
+    def _started(self) -> Spawned:
         """One that is started as a program, which leaves a spare if there is none to come."""
         if self._control is not None or not self._adopts:
-            return spawn(arrivals)
+            return spawn()
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as ends, theirs:
             ends.enter_context(control)
-            spawned = spawn(arrivals, theirs)
+            spawned = spawn(theirs)
             ends.pop_all()
         control.setblocking(False)
         self._control = control
         return spawned
 
-    def _forked(self, arrivals: socket.socket | None) -> Spawned | None:
+    def _forked(self) -> Spawned | None:
         """What was the spare; None if there is none, or none that can do anything."""
         self._find()
         spare, self._spare = self._spare, None
@@ -89,15 +88,12 @@ class Spares:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                given = [theirs.fileno(), *([] if arrivals is None else [arrivals.fileno()])]
-                socket.send_fds(self._control, [b"."], given)
+                socket.send_fds(self._control, [b"."], [theirs.fileno()])
         except OSError:  # it is gone
             ours.close()
             self._spare = spare
             self._lose()
             return None
-        if arrivals is not None:
-            arrivals.close()
         return Spawned(spare, ours)
 
     def _find(self) -> None:
@@ -158,21 +154,21 @@ class Forked:
 # -- in an engine process ---------------------------------------------------------------------------------------------
 
 
-def leave_spare(control: socket.socket, server: int, given: Sequence[int]) -> Sequence[int]:
+def leave_spare(control: socket.socket, server: int, given: int) -> int:
     """Leave a spare behind, before this process builds an engine and while nothing runs beside it.
 
     It returns in the process that called with what that was given, and in a spare, once the server asks for it and it
-    has left one itself, with what it is given then: descriptors. control: see :class:`Spares`; closed here. server: its
-    process id. A spare ends when the server does, or closes the other end.
+    has left one itself, with what it is given then: a descriptor. control: see :class:`Spares`; closed here. server:
+    its process id. A spare ends when the server does, or closes the other end.
     """
     with control:
         while _can_be_forked() and _in_spare(server):
-            for descriptor in given:
-                os.close(descriptor)
+            os.close(given)
             control.send(str(os.getpid()).encode())
-            told, given, _, _ = socket.recv_fds(control, 1, 2)
+            told, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             if not told:
                 os._exit(0)
+            given = descriptors[0]
             prctl(PR_SET_NAME, ENGINE)
     return given
 

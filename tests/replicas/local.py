@@ -47,7 +47,7 @@ class Local:
 
     async def start(self, *names: str, config: ServeConfig = CONFIG, deployed: int = 1) -> None:
         """More replicas, once they are ready; those of other settings come when they are deployed."""
-        made = {name: Hosted(config, name, "127.0.0.1", os.urandom(32), deployed, start=self._spares) for name in names}
+        made = {name: Hosted(config, name, "127.0.0.1", os.urandom(32), deployed, spawn=self._spares) for name in names}
         for hosted in made.values():  # one after the other: each from the spare that the last one left
             await asyncio.wait_for(hosted.open(), SECONDS)
         (self.hosted if config is CONFIG else self.coming).update(made)

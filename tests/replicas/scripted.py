@@ -12,7 +12,7 @@ from typing import Any
 
 from foresay.server.engine.generation import ServedEngine
 from foresay.server.host import frames
-from foresay.server.host.frames import READ_BYTES, FrameSplitter, pack, unpack_up
+from foresay.server.host.frames import Channel, unpack_up
 from foresay.server.host.replacement import Progress
 from foresay.server.host.replicas.admission import admit
 from foresay.server.host.replicas.fleet import Fleet
@@ -25,18 +25,40 @@ from foresay.spec.request import Delta
 class Sent:
     """A sink at the other end of a connection."""
 
-    def __init__(self, connection: socket.socket, id: str) -> None:
-        self._connection, self._id = connection, id
+    def __init__(self, door: Door, id: str) -> None:
+        self._door, self._id = door, id
 
     def put(self, delta: Delta) -> None:
-        self._connection.sendall(pack(frames.Deltas([delta])))
+        self._door.send(frames.Deltas([delta]))
 
     def fail(self, error: Exception) -> None:
         if isinstance(error, InvalidRequest):
-            rejected = frames.Rejected(self._id, error.fault, error.code)
-            self._connection.sendall(pack(rejected))
+            self._door.send(frames.Rejected(self._id, error.fault, error.code))
         else:
             self.put(Delta(id=self._id, tokens=[], finish_reason="error", error=str(error)))
+
+
+class Door(Channel):
+    """A front door's connection to the scripted engine."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(lambda frame: None)
+        self._engine = engine
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.send(frames.Ready(self._engine.info))
+
+    def _read(self, body: bytes) -> None:
+        match unpack_up(body):
+            case frames.Add(request):
+                self._engine.add(request, Sent(self, request.id))
+            case frames.Cancel(id):
+                self._engine.cancel(id)
+            case frames.Finish(id, at_token):
+                self._engine.finish(id, at_token)
+            case frames.KeepWarm(tokens, salt):
+                self._engine.keep_warm(tokens, salt)
 
 
 class Scripted:
@@ -53,7 +75,7 @@ class Scripted:
             listener.setblocking(False)
             port = listener.getsockname()[1]
             self._addresses.append(Address(name, "127.0.0.1", port, secret, 1, "scripted"))
-            self._tasks.append(asyncio.create_task(admit(listener, secret, self._enter)))
+            self._tasks.append(asyncio.create_task(admit(listener, secret, lambda: Door(self._engine))))
 
     async def addresses(self) -> list[Address]:
         return self._addresses
@@ -65,28 +87,6 @@ class Scripted:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _enter(self, connection: socket.socket) -> None:
-        self._tasks.append(asyncio.create_task(self._ask(connection.dup())))
-
-    async def _ask(self, connection: socket.socket) -> None:
-        splitter = FrameSplitter()
-        with connection:
-            connection.sendall(pack(frames.Ready(self._engine.info)))
-            while data := await asyncio.get_running_loop().sock_recv(connection, READ_BYTES):
-                for body in splitter.feed(data):
-                    self._apply(unpack_up(body), connection)
-
-    def _apply(self, frame: frames.UpFrame | frames.Rejected, connection: socket.socket) -> None:
-        match frame:
-            case frames.Add(request):
-                self._engine.add(request, Sent(connection, request.id))
-            case frames.Cancel(id):
-                self._engine.cancel(id)
-            case frames.Finish(id, at_token):
-                self._engine.finish(id, at_token)
-            case frames.KeepWarm(tokens, salt):
-                self._engine.keep_warm(tokens, salt)
 
 
 @asynccontextmanager

@@ -21,20 +21,28 @@ class Gate:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
         self.port = self.listener.getsockname()[1]
-        self.let_in: list[socket.socket] = []
+        self.let_in: list[asyncio.WriteTransport] = []
 
-    def hand_over(self, connection: socket.socket) -> None:
-        self.let_in.append(connection.dup())
+    def made(self) -> asyncio.Protocol:
+        gate = self
+
+        class Admitted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                assert isinstance(transport, asyncio.WriteTransport)
+                gate.let_in.append(transport)
+
+        return Admitted()
 
 
 @pytest.fixture
 async def gate() -> AsyncIterator[Gate]:
     made = Gate()
-    task = asyncio.create_task(admit(made.listener, SECRET, made.hand_over))
+    task = asyncio.create_task(admit(made.listener, SECRET, made.made))
     yield made
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    for each in (made.listener, *made.let_in):
+    made.listener.close()
+    for each in made.let_in:
         each.close()
 
 
@@ -42,7 +50,7 @@ async def test_who_knows_the_secret_is_let_in_and_what_follows_is_left_to_others
     with await introduce("127.0.0.1", gate.port, SECRET) as ours:
         while not gate.let_in:
             await asyncio.sleep(0.01)
-        gate.let_in[0].sendall(b"first frame")
+        gate.let_in[0].write(b"first frame")
         assert await asyncio.get_running_loop().sock_recv(ours, 100) == b"first frame"
 
 
@@ -58,6 +66,8 @@ async def test_strangers_do_not_keep_others_out(gate, monkeypatch):
     for each in silent[::2]:
         each.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(NONCE + PROOF))
     with await introduce("127.0.0.1", gate.port, SECRET):
+        while not gate.let_in:
+            await asyncio.sleep(0.01)
         assert len(gate.let_in) == 1
     for each in silent:
         each.close()

@@ -1,162 +1,241 @@
-"""The engine's end where several ask it: whose is whose, and that nobody waits for one who does not read."""
+"""A replica where several front doors ask it: whose is whose, and that nobody waits for one who does not read."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import socket
-from collections.abc import Iterator
-from contextlib import closing
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from foresay.server.host import frames
-from foresay.server.host.frames import FrameSplitter, pack, unpack_down
-from foresay.server.host.replicas import doors
-from foresay.server.host.replicas.doors import Doors
+from foresay.server.host.child import Spawned
+from foresay.server.host.frames import FrameSplitter, pack, unpack_down, unpack_up
+from foresay.server.host.replicas import hosted
+from foresay.server.host.replicas.admission import introduce
+from foresay.server.host.replicas.hosted import Hosted
+from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, EngineInfo, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import StepTrace
 
+SECONDS = 60.0
+SECRET = b"secret"
 TRACE = StepTrace(number=1, rows=1, sequences=1, prefill_rows=0, drafted=0, accepted=0, emitted=1, seconds={})
 WORDS = dict.fromkeys(("target", "drafter", "drafter_reason", "dtype", "dtype_reason", "device", "exact_reason"), "x")
 NUMBERS = dict.fromkeys(("kv_tokens", "page_size", "max_model_len", "max_seqs", "vocab_size"), 16)
 INFO = msgspec.convert({**WORDS, **NUMBERS, "exact": True, "draft_shape": [], "eos_token_ids": []}, EngineInfo)
 
 
+class End:
+    """The other end of a connection to the replica: a front door's, or the engine's. unpack: what arrives there."""
+
+    def __init__(self, connection: socket.socket, unpack: Callable[[bytes], object] = unpack_down) -> None:
+        self.connection, self._unpack = connection, unpack
+        self._splitter = FrameSplitter()
+        self._heard: deque[object] = deque()
+        connection.setblocking(False)
+
+    async def say(self, *sent: frames.UpFrame | frames.DownFrame) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.connection, b"".join(map(pack, sent)))
+
+    async def hear(self) -> object:
+        """The next frame; EOFError if there is none any more."""
+        async with asyncio.timeout(SECONDS):
+            while not self._heard:
+                data = await asyncio.get_running_loop().sock_recv(self.connection, 1 << 20)
+                if not data:
+                    raise EOFError
+                self._heard += map(self._unpack, self._splitter.feed(data))
+        return self._heard.popleft()
+
+
+class Dead:
+    """The process of the engine, once its connection is closed."""
+
+    pid = os.getpid()
+
+    def poll(self) -> int:
+        return -signal.SIGSEGV
+
+    def wait(self, timeout: float | None = None) -> int:
+        return -signal.SIGSEGV
+
+    def kill(self) -> None:
+        """It is over."""
+
+
 class House:
-    """Doors, who started the engine, and whoever was handed in."""
+    """A replica whose engine is the test, and its front doors."""
 
     def __init__(self) -> None:
-        self.server, theirs = socket.socketpair()
-        self.hand, arrivals = socket.socketpair()
-        self.doors = Doors(theirs, arrivals)
-        self.ends = [self.server, self.hand, theirs]
-        self.splitters: dict[socket.socket, FrameSplitter] = {}
+        config = ServeConfig(engine_timeout=30 * SECONDS)
+        self.hosted = Hosted(config, "a", "127.0.0.1", SECRET, spawn=self._spawn)
+        self.ends: list[End] = []
 
-    def enter(self) -> socket.socket:
+    def _spawn(self) -> Spawned:
         ours, theirs = socket.socketpair()
-        socket.send_fds(self.hand, [b"!"], [theirs.fileno()])
-        theirs.close()
-        self.ends.append(ours)
-        assert not list(self.doors.receive(wait=False))
-        return ours
+        self.engine = End(theirs, unpack_up)
+        self.ends.append(self.engine)
+        return Spawned(Dead(), ours)
 
-    def heard(self, end: socket.socket) -> list[frames.DownFrame]:
-        splitter = self.splitters.setdefault(end, FrameSplitter())
-        try:
-            return [unpack_down(body) for body in splitter.feed(end.recv(1 << 20, socket.MSG_DONTWAIT))]
-        except BlockingIOError:
-            return []
+    async def open(self) -> None:
+        opening = asyncio.create_task(self.hosted.open())
+        while not self.ends:
+            await asyncio.sleep(0)
+        assert isinstance(await self.engine.hear(), frames.Start)
+        await self.engine.say(frames.Ready(INFO))
+        await opening
+
+    async def enter(self) -> End:
+        address = self.hosted.address
+        end = End(await introduce(address.host, address.port, address.secret))
+        self.ends.append(end)
+        assert await end.hear() == frames.Ready(INFO), "who is let in is told what runs"
+        return end
+
+    async def asking(self, count: int, *ids: str) -> list[End]:
+        """Front doors, each with these requests, which the engine has."""
+        ends = [await self.enter() for _ in range(count)]
+        for end in ends:
+            await end.say(*map(add, ids))
+            for _ in ids:
+                await self.engine.hear()
+        return ends
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
+async def house() -> AsyncIterator[House]:
     made = House()
-    with closing(made.doors):
-        made.doors.send(frames.Ready(INFO))
-        yield made
+    await made.open()
+    yield made
+    await made.hosted.close()
     for end in made.ends:
-        end.close()
+        end.connection.close()
 
 
-def add(id: str, fork_of: str | None = None) -> bytes:
-    return pack(frames.Add(Request(id=id, prompt=[1], params=SamplingParams(), fork_of=fork_of)))
+def add(id: str, fork_of: str | None = None) -> frames.Add:
+    return frames.Add(Request(id=id, prompt=[1], params=SamplingParams(), fork_of=fork_of))
 
 
-def test_who_is_let_in_is_told_what_runs(house):
-    assert house.heard(house.enter()) == [frames.Ready(INFO)]
-
-
-def test_requests_that_are_called_alike_are_kept_apart(house):
-    ends = [house.enter(), house.enter()]
+async def told(ends: list[End]) -> list[list[str] | None]:
+    """Which of their requests the engine may have died of; their connections are closed then."""
+    failed = [await end.hear() for end in ends]
     for end in ends:
-        house.heard(end)
-        end.send(add("a") + add("b", fork_of="a"))
-    added = [(frame.request.id, frame.request.fork_of) for frame in house.doors.receive(wait=True)]
-    assert added == [("1/a", None), ("1/b", "1/a"), ("2/a", None), ("2/b", "2/a")]
-    house.doors.send(frames.Deltas([Delta(id="2/a", tokens=[7]), Delta(id="1/b", tokens=[8])], TRACE))
-    assert house.heard(ends[0]) == [frames.Deltas([Delta(id="b", tokens=[8])], TRACE)]
-    assert house.heard(ends[1]) == [frames.Deltas([Delta(id="a", tokens=[7])], TRACE)]
+        with pytest.raises(EOFError):
+            await end.hear()
+    return [frame.running if isinstance(frame, frames.Failed) else None for frame in failed]
 
 
-def test_who_leaves_wants_nothing_any_more(house):
-    end = house.enter()
-    end.send(add("a") + add("b") + add("c"))
-    list(house.doors.receive(wait=True))
-    end.send(pack(frames.Cancel("b")))
-    assert list(house.doors.receive(wait=True)) == [frames.Cancel("1/b")]
-    house.doors.send(frames.Deltas([Delta(id="1/c", tokens=[], finish_reason="stop")]))
-    end.close()
-    assert list(house.doors.receive(wait=True)) == [frames.Cancel("1/a")]
-    house.doors.send(frames.Deltas([Delta(id="1/a", tokens=[3])], TRACE))  # it was in the step that ran
+async def test_requests_that_are_called_alike_are_kept_apart(house):
+    ends = [await house.enter(), await house.enter()]
+    for number, end in enumerate(ends, 1):
+        await end.say(add("a"), add("b", fork_of="a"))
+        requests = [(await house.engine.hear()).request for _ in "ab"]
+        assert [(each.id, each.fork_of) for each in requests] == [
+            (f"{number}/a", None),
+            (f"{number}/b", f"{number}/a"),
+        ]
+    assert house.hosted.load == 4
+    await house.engine.say(frames.Deltas([Delta(id="2/a", tokens=[7]), Delta(id="1/b", tokens=[8])], TRACE))
+    assert await ends[0].hear() == frames.Deltas([Delta(id="b", tokens=[8])], TRACE)
+    assert await ends[1].hear() == frames.Deltas([Delta(id="a", tokens=[7])], TRACE)
 
 
-def test_a_front_door_cannot_end_the_engine(house):
-    house.enter().send(pack(frames.Stop()) + pack(frames.Number(9)) + pack(frames.Ping()))
-    assert not list(house.doors.receive(wait=True))
-    house.server.send(pack(frames.Stop()))
-    assert list(house.doors.receive(wait=True)) == [frames.Stop()]
+async def test_who_leaves_wants_nothing_any_more(house):
+    [end] = await house.asking(1, "a", "b", "c")
+    await end.say(frames.Cancel("b"))
+    assert await house.engine.hear() == frames.Cancel("1/b")
+    over = Delta(id="1/c", tokens=[], finish_reason="stop")
+    await house.engine.say(frames.Deltas([over]))
+    assert await end.hear() == frames.Deltas([replace(over, id="c")])
+    end.connection.close()
+    assert await house.engine.hear() == frames.Cancel("1/a")
+    await house.engine.say(frames.Deltas([Delta(id="1/a", tokens=[3])], TRACE))  # it was in the step that ran
+    await house.enter()
+    assert house.hosted.load == 0
 
 
-def test_a_frame_that_cannot_be_read_is_its_senders(house):
-    end = house.enter()
-    house.heard(end)
+async def test_a_front_door_cannot_end_the_engine(house):
+    end = await house.enter()
+    await end.say(frames.Stop(), frames.Number(9), frames.Ping(), frames.Finish("a", 3))
+    assert await house.engine.hear() == frames.Finish("1/a", 3)
+
+
+async def test_what_the_engine_rejects_is_its_senders(house):
+    one, other = await house.asking(2, "a")
+    await house.engine.say(frames.Rejected("2/a", (("n",), " is wrong", "")))
+    assert await other.hear() == frames.Rejected("a", (("n",), " is wrong", ""))
+    assert house.hosted.load == 1
+    await house.engine.say(frames.Deltas([], TRACE))
+    assert await one.hear() == frames.Deltas([], TRACE)
+
+
+async def test_a_frame_that_cannot_be_read_is_its_senders(house):
+    end = await house.enter()
     body = b"\x81\xa1x\x01"
-    end.send(len(body).to_bytes(4, "big") + body)
-    (rejected,) = house.doors.receive(wait=True)
-    house.doors.send(rejected)
-    assert [frame.id for frame in house.heard(end)] == [""]
+    await asyncio.get_running_loop().sock_sendall(end.connection, len(body).to_bytes(4, "big") + body)
+    rejected = await end.hear()
+    assert isinstance(rejected, frames.Rejected) and rejected.id == ""
 
 
-def test_a_failed_step_tells_each_of_its_own(house):
-    ends = [house.enter(), house.enter()]
-    for end in (*ends, house.server):
-        house.heard(end)
-    house.doors.send(frames.Failed("why", running=["2/a", "2/b"]))
-    assert [house.heard(end)[0].running for end in (*ends, house.server)] == [[], ["a", "b"], []]
+async def test_a_failed_step_tells_each_of_its_own(house):
+    ends = [await house.enter()]
+    ends += await house.asking(1, "a", "b")
+    await house.engine.say(frames.Failed("why", running=["2/a", "2/b"]))
+    assert await told(ends) == [[], ["a", "b"]]
 
 
-def test_a_failed_step_tells_against_nobody_where_another_is_as_suspicious(house):
-    ends = [house.enter(), house.enter()]
-    for end in ends:
-        house.heard(end)
-        end.send(add("a"))
-    list(house.doors.receive(wait=True))
-    for told in ([[], []], [["a"], []]):
-        house.doors.send(frames.Failed("why", running=["1/a", "2/a"]))
-        assert [house.heard(end)[-1].running for end in ends] == told
-        house.doors.send(frames.Deltas([Delta(id="2/a", tokens=[7])], TRACE))
-        house.doors.send(frames.Deltas([Delta(id="2/a", tokens=[7])], TRACE))
+@pytest.mark.parametrize(("heard", "expected"), [(0, [[], []]), (2, [["a"], []])])
+async def test_a_failed_step_tells_against_nobody_where_another_is_as_suspicious(house, heard, expected):
+    ends = await house.asking(2, "a")
+    for _ in range(heard):
+        await house.engine.say(frames.Deltas([Delta(id="2/a", tokens=[7])], TRACE))
+        for end in ends:
+            await end.hear()
+    await house.engine.say(frames.Failed("why", running=["1/a", "2/a"]))
+    assert await told(ends) == expected
 
 
-def test_nobody_waits_for_one_who_does_not_read(house, monkeypatch):
-    monkeypatch.setattr(doors, "MOST_UNREAD", 1 << 20)
-    asleep, awake = house.enter(), house.enter()
-    asleep.send(add("a"))
-    list(house.doors.receive(wait=True))
-    house.heard(awake)
-    for _ in range(40):
-        house.doors.send(frames.Deltas([Delta(id="1/a", tokens=list(range(1 << 14)))], TRACE))
-        list(house.doors.receive(wait=False))
-        assert len(house.heard(awake)) == 1
-    assert not house.doors._doors.get(1), "it was shown out"
+@pytest.mark.parametrize(("count", "expected"), [(1, [None]), (2, [[], []])])
+async def test_where_the_engine_dies_any_of_one_front_door_may_be_why(house, count, expected):
+    ends = await house.asking(count, "a")
+    house.engine.connection.close()
+    assert await told(ends) == expected
 
 
-def test_who_reads_again_in_time_gets_all(house):
-    end = house.enter()
-    for number in range(20):
-        house.doors.send(frames.Deltas([Delta(id="1/a", tokens=[number] * (1 << 14))], TRACE))
-    assert house.doors._doors[1].unread, "more than a socket holds"
-    got: list[int] = []
-    while len(got) < 20:
-        deltas = [frame.deltas for frame in house.heard(end) if isinstance(frame, frames.Deltas)]
-        got += [delta.tokens[0] for each in deltas for delta in each]
-        assert not list(house.doors.receive(wait=False))
-    assert got == list(range(20))
+async def test_who_comes_while_there_is_no_engine_hears_of_the_next(house):
+    house.engine.connection.close()
+    while house.hosted.status.state == "ready":
+        await asyncio.sleep(0)
+    address = house.hosted.address
+    end = End(await introduce(address.host, address.port, address.secret))
+    house.ends.append(end)
+    async with asyncio.timeout(SECONDS):
+        while house.hosted.status.state != "loading":
+            await asyncio.sleep(0.01)
+    await house.engine.say(frames.Ready(INFO))
+    assert await end.hear() == frames.Ready(INFO)
 
 
-def test_the_server_that_started_it_is_not_waited_for_either(house):
-    for _ in range(5000):
-        house.doors._news_at = 0.0
-        house.doors.send(frames.Deltas([], TRACE))
-    house.doors.send(frames.Pong())
+async def test_nobody_waits_for_one_who_does_not_read(house, monkeypatch):
+    monkeypatch.setattr(hosted, "MOST_UNREAD", 1 << 20)
+    asleep, awake = await house.asking(1, "a"), await house.enter()
+    assert len(asleep) == 1
+    for _ in range(400):
+        await house.engine.say(frames.Deltas([Delta(id="1/a", tokens=list(range(1 << 14)))], TRACE))
+        assert await awake.hear() == frames.Deltas([], TRACE)
+    assert await house.engine.hear() == frames.Cancel("1/a"), "its connection was dropped"
+
+
+async def test_who_reads_again_in_time_gets_all(house):
+    [end] = await house.asking(1, "a")
+    for number in range(200):
+        await house.engine.say(frames.Deltas([Delta(id="1/a", tokens=[number] * (1 << 14))], TRACE))
+    got = [(await end.hear()).deltas[0].tokens[0] for _ in range(200)]
+    assert got == list(range(200))

@@ -53,7 +53,7 @@ async def test_what_ran_in_a_replica_that_is_killed_goes_on_in_another(cluster, 
     async def kill() -> None:
         for hosted in cluster.hosted.values():
             if hosted.load:
-                os.kill(hosted.client.process_id, signal.SIGKILL)
+                os.kill(hosted.process_id, signal.SIGKILL)
                 return
 
     async with asking(cluster) as fleet:
@@ -71,7 +71,7 @@ async def test_streams_wait_where_all_are_killed_and_so_does_a_request_that_was_
 
         async def kill() -> None:
             for hosted in cluster.hosted.values():
-                os.kill(hosted.client.process_id, signal.SIGKILL)
+                os.kill(hosted.process_id, signal.SIGKILL)
             while fleet.status.state == "ready":
                 await asyncio.sleep(0.01)
             late.append(asyncio.create_task(written(fleet, replace(ASKED[0], id="late"))))
@@ -83,7 +83,8 @@ async def test_streams_wait_where_all_are_killed_and_so_does_a_request_that_was_
     assert all(resumed)
 
 
-async def test_a_replica_that_is_to_end_is_left_at_once(cluster, expected):
+async def test_a_replica_that_is_to_end_is_left_at_once(cluster, expected, monkeypatch):
+    monkeypatch.setattr("foresay.server.host.replicas.fleet.LOOK_SECONDS", 0.02)  # before the streams are over
     async with asking(cluster) as fleet:
 
         async def leave() -> None:

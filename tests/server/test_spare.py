@@ -100,4 +100,4 @@ def test_where_orphans_are_not_adopted_each_is_started_as_a_program(monkeypatch:
     monkeypatch.setattr(spare, "spawn", lambda *arguments: given.append(arguments))
     with Spares() as spawning:
         spawning()
-    assert given == [(None,)]
+    assert given == [()]

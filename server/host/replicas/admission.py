@@ -1,4 +1,4 @@
-"""Who may speak to an engine over the network: whoever shows that it knows the secret, which itself is never sent.
+"""Who may speak to a replica over the network: whoever shows that it knows the secret, which itself is never sent.
 
 ::
 
@@ -15,14 +15,13 @@ import asyncio
 import contextlib
 import hmac
 import secrets
-import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from foresay.server.schemas.errors import EngineFailed
 
 NONCE, PROOF = 32, 32
-#: What a stranger may take up: time to say who it is, and so many at once.
+#: Before they are authenticated: the time that connections may take, and how many there may be at once.
 PATIENCE_SECONDS, MOST_STRANGERS = 5.0, 64
 
 
@@ -31,7 +30,7 @@ def _proof(secret: bytes, who: bytes, nonces: bytes) -> bytes:
 
 
 async def _read(connection: socket.socket, count: int) -> bytes:
-    """Exactly so many bytes: what follows them is for somebody else."""
+    """Exactly so many bytes: what follows are frames."""
     loop, data = asyncio.get_running_loop(), b""
     while len(data) < count:
         more = await loop.sock_recv(connection, count - len(data))
@@ -39,6 +38,11 @@ async def _read(connection: socket.socket, count: int) -> bytes:
             raise EOFError
         data += more
     return data
+
+
+def family(host: str) -> socket.AddressFamily:
+    """Of a numeric address."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def prompt(connection: socket.socket) -> None:
@@ -50,74 +54,56 @@ def prompt(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
 
 
-def hang_up(connection: socket.socket) -> None:
-    """Close a connection for good, whoever else holds it."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
-
-
-def still_open(connections: Sequence[socket.socket]) -> list[socket.socket]:
-    """Those that neither end has shut, the others are closed; reads nothing."""
-    poll = select.poll()
-    for connection in connections:
-        poll.register(connection, select.POLLRDHUP)
-    shut = {descriptor for descriptor, _ in poll.poll(0)}
-    for connection in connections:
-        if connection.fileno() in shut:
-            connection.close()
-    return [connection for connection in connections if connection.fileno() >= 0]
-
-
-async def admit(listener: socket.socket, secret: bytes, hand_over: Callable[[socket.socket], None]) -> None:
-    """Hand over the connections of whoever knows the secret, until cancelled; those of others are closed."""
-    places = asyncio.Semaphore(MOST_STRANGERS)
+async def admit(listener: socket.socket, secret: bytes, made: Callable[[], asyncio.Protocol]) -> None:
+    """Make a protocol for each connection from a program that knows the secret, until cancelled; close the others."""
+    strangers = asyncio.Semaphore(MOST_STRANGERS)
     async with asyncio.TaskGroup() as tasks:
         while True:
-            await places.acquire()
-            connection = await _next(listener)
-            task = tasks.create_task(_greet(connection, secret, hand_over))
-            task.add_done_callback(lambda task: places.release())
+            await strangers.acquire()
+            task = tasks.create_task(_greet(await _next(listener), secret, made))
+            task.add_done_callback(lambda task: strangers.release())
 
 
 async def _next(listener: socket.socket) -> socket.socket:
     while True:
         try:
             return (await asyncio.get_running_loop().sock_accept(listener))[0]
-        except OSError:  # no descriptor is free, or who came has left
+        except OSError:  # no descriptor is free, or the other end has left
             await asyncio.sleep(0.1)
 
 
-async def _greet(connection: socket.socket, secret: bytes, hand_over: Callable[[socket.socket], None]) -> None:
-    with connection, contextlib.suppress(OSError, EOFError, TimeoutError):
+async def _greet(connection: socket.socket, secret: bytes, made: Callable[[], asyncio.Protocol]) -> None:
+    with contextlib.suppress(OSError, EOFError, TimeoutError), contextlib.ExitStack() as unless_admitted:
+        unless_admitted.enter_context(connection)
         connection.setblocking(False)
         prompt(connection)
+        loop, nonce = asyncio.get_running_loop(), secrets.token_bytes(NONCE)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            loop, nonce = asyncio.get_running_loop(), secrets.token_bytes(NONCE)
             await loop.sock_sendall(connection, nonce)
             theirs = await _read(connection, NONCE)
-            if hmac.compare_digest(await _read(connection, PROOF), _proof(secret, b"front door", nonce + theirs)):
-                await loop.sock_sendall(connection, _proof(secret, b"replica", nonce + theirs))
-                hand_over(connection)
+            if not hmac.compare_digest(await _read(connection, PROOF), _proof(secret, b"front door", nonce + theirs)):
+                return
+            await loop.sock_sendall(connection, _proof(secret, b"replica", nonce + theirs))
+        await loop.create_connection(made, sock=connection)
+        unless_admitted.pop_all()
 
 
 async def introduce(host: str, port: int, secret: bytes) -> socket.socket:
-    """A connection to a replica that let us in; OSError or :class:`EngineFailed` if there is none."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
+    """A connection to a replica that admitted us; OSError or :class:`EngineFailed` if there is none."""
+    loop, ours = asyncio.get_running_loop(), secrets.token_bytes(NONCE)
+    with contextlib.ExitStack() as unless_admitted:
+        connection = unless_admitted.enter_context(socket.socket(family(host), socket.SOCK_STREAM))
+        connection.setblocking(False)
         prompt(connection)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            loop, ours = asyncio.get_running_loop(), secrets.token_bytes(NONCE)
-            await loop.sock_connect(connection, (host, port))
-            nonce = await _read(connection, NONCE)
-            await loop.sock_sendall(connection, ours + _proof(secret, b"front door", nonce + ours))
-            if not hmac.compare_digest(await _read(connection, PROOF), _proof(secret, b"replica", nonce + ours)):
-                raise EngineFailed(f"the program that answers at {host}:{port} does not know this replica's secret")
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await loop.sock_connect(connection, (host, port))
+                nonce = await _read(connection, NONCE)
+                await loop.sock_sendall(connection, ours + _proof(secret, b"front door", nonce + ours))
+                answer = await _read(connection, PROOF)
+        except (EOFError, TimeoutError):
+            raise EngineFailed(f"the replica at {host}:{port} does not let this server in") from None
+        if not hmac.compare_digest(answer, _proof(secret, b"replica", nonce + ours)):
+            raise EngineFailed(f"the program that answers at {host}:{port} does not know this replica's secret")
+        unless_admitted.pop_all()
         return connection
-    except (EOFError, TimeoutError):
-        connection.close()
-        raise EngineFailed(f"the replica at {host}:{port} does not let this server in") from None
-    except BaseException:
-        connection.close()
-        raise

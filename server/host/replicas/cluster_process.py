@@ -4,25 +4,30 @@
 
     server ──open, addresses, deploy, close──> python -m foresay.server.host.replicas.cluster_process ──> Ray
 
-It only says where replicas are; streams do not pass through it. When it is gone it is started again until Ray is back:
-replicas that live are found there, and where there are none they are deployed anew.
+It only says where replicas are; streams do not pass through it. Each question has a connection of its own to a local
+socket, so that one may take long. When the process is gone it is started again until Ray is back: replicas that live
+are found there, and where there are none they are deployed again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
+import os
 import signal
 import socket
+import struct
 import sys
-from itertools import count
-from multiprocessing.connection import Connection
 from subprocess import Popen
 from typing import Any
 
+import msgspec
+
 from foresay.server.host.child import reap, started
-from foresay.server.host.replacement import Progress
+from foresay.server.host.frames import Failed
+from foresay.server.host.replacement import Progress, refusal
 from foresay.server.host.replicas.hosted import Address
 from foresay.server.host.spare import die_with
 from foresay.server.settings.config import ServeConfig
@@ -39,6 +44,21 @@ class Gone(ForesayError):
     """The process has ended, or there is none."""
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """What a method returned, or why it failed."""
+
+    found: list[Address] | int | None = None
+    failed: Failed | None = None
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A method of the cluster, and what it is given."""
+
+    name: str
+    config: ServeConfig | None = None
+    weights: bool | None = None
+
+
 class ClusterProcess:
     """A :class:`~foresay.server.host.replicas.fleet.Cluster` in a process of its own. replicas: their number, or the
     least and the most. address: of a Ray that runs; None starts one on this machine, which ends with the server."""
@@ -46,32 +66,29 @@ class ClusterProcess:
     def __init__(self, replicas: str, address: str | None, made: str = RAY) -> None:
         self.process: Popen[bytes] | None = None
         self._arguments = (made, replicas, address or "")
-        self._connection: Connection | None = None
-        self._numbers = count()
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._socket = ""  # where it listens
         self._config: ServeConfig | None = None
         self._known: list[Address] = []
         self._returning: asyncio.Task[None] | None = None
 
     async def open(self, config: ServeConfig, tell: Progress) -> None:
-        """Start or join Ray, and deploy, unless somebody has."""
+        """Start or join Ray, and deploy, unless another server did."""
         self._config, address = config, self._arguments[-1]
         tell(f"joining Ray at {address}" if address else "starting Ray", None)
         await self._begin()
         tell("loading the replicas", None)
 
     async def _begin(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.process = started(__name__, [theirs], str(theirs.fileno()), *self._arguments)
-        self._connection = Connection(ours.detach())
-        asyncio.get_running_loop().add_reader(self._connection.fileno(), self._answered)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(b"")  # an abstract name that the kernel chooses
+        listener.listen()
+        self._socket = listener.getsockname().decode()
+        self.process = started(__name__, [listener], str(listener.fileno()), *self._arguments)
         await self._ask("open", self._config)
 
     async def addresses(self) -> list[Address]:
         """The replicas that take requests; those known before, while Ray is gone."""
-        if self._returning is not None and self._returning.done():
-            self._returning = None
-        if self._returning is None:
+        if self._returning is None or self._returning.done():
             try:
                 self._known = await self._ask("addresses")
             except Gone:
@@ -80,15 +97,16 @@ class ClusterProcess:
         return self._known
 
     async def _return(self) -> None:
-        while self._connection is None:
+        while True:
             await self._end()
             try:
                 await self._begin()
                 log.warning("Ray is back")
+                return
             except ForesayError as error:
                 log.warning("%s", error)
-                self._lost()
-                await asyncio.sleep(PAUSE_SECONDS)
+            await self._end()  # nothing else is asked of it
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def deploy(self, config: ServeConfig, weights: bool) -> int:
         """A rolling update; if no replica of these settings gets ready, back to those before."""
@@ -101,94 +119,83 @@ class ClusterProcess:
         if self._returning is not None:
             self._returning.cancel()
             await asyncio.gather(self._returning, return_exceptions=True)
-        if self._connection is not None:
-            await asyncio.gather(self._ask("close"), return_exceptions=True)
         await self._end()
 
-    async def _ask(self, name: str, *arguments: object) -> Any:
-        """What one of its methods returns; raises what that raises, or :class:`Gone`."""
-        if self._connection is None:
-            raise Gone("Ray is gone")
-        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
-        try:
-            self._connection.send((number, name, arguments))
-        except OSError:
-            self._lost()
-        try:
-            return await answer
-        finally:
-            self._answers.pop(number, None)
-
-    def _answered(self) -> None:
-        assert self._connection is not None, "it is read"
-        try:
-            number, answer = self._connection.recv()
-        except (EOFError, OSError):
-            self._lost()
-            return
-        asked = self._answers.get(number)
-        if asked is not None and not asked.done():
-            asked.set_exception(answer) if isinstance(answer, Exception) else asked.set_result(answer)
-
-    def _lost(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            asyncio.get_running_loop().remove_reader(connection.fileno())
-            connection.close()
-        for asked in self._answers.values():
-            if not asked.done():
-                asked.set_exception(Gone("Ray ended the process that speaks to it"))
-
     async def _end(self) -> None:
-        self._lost()
+        await asyncio.gather(self._ask("close"), return_exceptions=True)
         if self.process is not None:
             await asyncio.to_thread(reap, self.process)
+
+    async def _ask(self, name: str, config: ServeConfig | None = None, weights: bool | None = None) -> Any:
+        """What one of its methods returns; raises what that raises, or :class:`Gone`."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._socket)
+            with contextlib.closing(writer):
+                writer.write(msgspec.msgpack.encode(Question(name, config, weights)))
+                writer.write_eof()
+                body = await reader.read()
+        except OSError:
+            body = b""
+        if not body:
+            raise Gone("Ray ended the process that speaks to it")
+        answer = msgspec.msgpack.decode(body, type=Answer)
+        if answer.failed is not None:
+            raise refusal(answer.failed)
+        return answer.found
 
 
 # -- that process --------------------------------------------------------------------------------------------------
 
 
-async def answer(connection: Connection, made: str, replicas: str, address: str) -> None:
-    """Answer until the server is gone, several questions at once."""
+async def answer(listener: socket.socket, made: str, replicas: str, address: str) -> None:
+    """Answer until closed, several questions at once."""
     module, _, name = made.partition(":")
-    asked: set[asyncio.Task[None]] = set()
+    closed = asyncio.Event()
     cluster: Any = None
     try:
         cluster = getattr(importlib.import_module(module), name)(replicas, address or None)
     except ImportError as error:
         cluster = error
-    while True:
-        try:
-            question = await asyncio.to_thread(connection.recv)
-        except EOFError:
-            return
-        task = asyncio.create_task(_answer_one(connection, cluster, *question))
-        asked.add(task)
-        task.add_done_callback(asked.discard)
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if _is_ours(writer.get_extra_info("socket")):
+            question = msgspec.msgpack.decode(await reader.read(), type=Question)
+            writer.write(msgspec.msgpack.encode(await _answered(cluster, question)))
+            if question.name == "close":
+                closed.set()
+        writer.close()
+
+    server = await asyncio.start_unix_server(one, sock=listener)
+    await closed.wait()
+    server.close()
 
 
-async def _answer_one(connection: Connection, cluster: Any, number: int, name: str, arguments: tuple[Any, ...]) -> None:
-    found: object
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether a process of this user has connected: all may see an abstract name."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(user == os.getuid())
+
+
+async def _answered(cluster: Any, question: Question) -> Answer:
     try:
         if isinstance(cluster, ImportError):
             raise ConfigurationError(f"--replicas needs Ray Serve ({cluster}): pip install 'foresay[ray]'")
-        found = await getattr(cluster, name)(*arguments)
+        given = [each for each in (question.config, question.weights) if each is not None]
+        return Answer(await getattr(cluster, question.name)(*given))
     except ForesayError as error:
-        found = error
+        return Answer(failed=Failed(str(error), usage=isinstance(error, ConfigurationError)))
     except Exception as error:  # a bug, or one of Ray's
-        log.exception("%s", name)
-        found = ForesayError(f"Ray: {type(error).__name__}: {error}")
-    if name == "open":  # Ray's handlers end the process; the server drains first and then ends it
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        log.exception("%s", question.name)
+        return Answer(failed=Failed(f"Ray: {type(error).__name__}: {error}"))
+    finally:
+        for signum in (signal.SIGTERM, signal.SIGINT):  # Ray's handlers end the process; the server drains before that
             signal.signal(signum, signal.SIG_IGN)
-    connection.send((number, found))
 
 
 def main(server: str, descriptor: str, *arguments: str) -> None:
     """Run until the server is done with it."""
     if die_with(int(server)):
-        asyncio.run(answer(Connection(int(descriptor)), *arguments))
+        asyncio.run(answer(socket.socket(fileno=int(descriptor)), *arguments))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,14 @@
-"""What a replica holds: an engine process, and the port at which front doors are let in to ask it."""
+"""A replica: an engine client whose callers are front doors, over TCP.
+
+::
+
+    engine process ──socket pair──> Hosted ──one TCP connection each──> front doors
+
+A front door speaks the frames that a server speaks (:mod:`foresay.server.host.frames`), on a connection that was
+authenticated (:mod:`foresay.server.host.replicas.admission`). It receives what concerns its own requests, and every
+step. Its requests bear its number in here, so that two front doors may call theirs alike; they end with its connection.
+No engine waits for a front door that does not read: frames are kept up to a bound, then its connection is dropped.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +16,30 @@ import asyncio
 import contextlib
 import platform
 import socket
-import time
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
-from foresay.server.engine.generation import EngineStatus
+from foresay.server.host import frames
+from foresay.server.host.asked import log
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
-from foresay.server.host.frames import Failed, pack
-from foresay.server.host.replicas.admission import MOST_STRANGERS, admit, hang_up, still_open
+from foresay.server.host.frames import Channel, DownFrame, UpFrame, unpack_up
+from foresay.server.host.replicas.admission import MOST_STRANGERS, admit, family
+from foresay.server.host.resumption import PROOF
 from foresay.server.settings.config import ServeConfig
-from foresay.spec.request import EngineInfo
-from foresay.spec.trace import StepTrace
+from foresay.spec.request import Delta, EngineInfo
 
-#: A step that is older tells nothing of now: what was cancelled ends without one.
-STALE_SECONDS = 30.0
+#: Bytes that a front door may leave unread.
+MOST_UNREAD = 1 << 24
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a replica is asked. deployed: number of the settings that it runs with. text: two of which this is alike
-    write the same text."""
+    """Where front doors reach a replica. deployed: number of the settings that it runs with. text: two replicas of
+    which this is alike write the same text."""
 
     name: str
     host: str
@@ -37,23 +49,40 @@ class Address(msgspec.Struct, frozen=True):
     text: str
 
 
-class Watcher(EngineClient):
-    """An engine client that says how each engine process ended. ended: told why, and whether of a request, as far as
-    the process could not say so itself."""
+class Door(Channel):
+    """The connection of a front door. number: what its requests bear. running: deltas of those that run, by their names
+    in here."""
 
-    def __init__(self, config: ServeConfig, spawn: Callable[[], Spawned], ended: Callable[[str, bool], None]) -> None:
-        super().__init__(config, spawn)
-        self._ended = ended
+    def __init__(self, number: int, replica: Hosted) -> None:
+        super().__init__(lambda frame: None)
+        self.number, self._replica = number, replica
+        self.running: dict[str, int] = {}
 
-    def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
-        super()._lose(number, reason, among)
-        self._ended(reason, among is None)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._replica.enter(self)
+
+    def _read(self, body: bytes) -> None:
+        self._replica.apply(self, unpack_up(body))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._replica.leave(self)
+
+    def send(self, frame: UpFrame | DownFrame) -> None:
+        """Send a frame, unless too many are unread: then drop the connection."""
+        super().send(frame)
+        if self._transport is not None and self._transport.get_write_buffer_size() > MOST_UNREAD:
+            self._transport.abort()
+
+    def named(self, id: str) -> str:
+        """What a request of this one is called in here."""
+        return f"{self.number}/{id}"
 
 
-class Hosted:
-    """name: of the replica. host: the address it listens on. deployed, weights: how often settings, and weights
-    among them, were changed. start: starts its engine processes. It holds what it hands over to the engine
-    itself too, to tell front doors how that ended."""
+class Hosted(EngineClient):
+    """name: of the replica. host: the address it listens on. deployed, weights: how often settings, and weights among
+    them, were changed. spawn: starts its engine processes."""
 
     def __init__(
         self,
@@ -63,89 +92,145 @@ class Hosted:
         secret: bytes,
         deployed: int = 0,
         weights: int = 0,
-        start: Callable[[socket.socket], Spawned] = spawn,
+        spawn: Callable[[], Spawned] = spawn,
     ) -> None:
-        self._start = start
-        self.client = Watcher(config, self._spawn, self._show_out)
-        self.client.observe = self._stepped
-        self._last: StepTrace | None = None
-        self._stepped_at = 0.0
+        super().__init__(config, spawn)
         self._name, self._host, self._secret = name, host, secret
         self._deployed, self._weights = deployed, weights
-        self._listener = socket.create_server((host, 0), family=_family(host), backlog=MOST_STRANGERS)
+        self._listener = socket.create_server((host, 0), family=family(host), backlog=MOST_STRANGERS)
         self._listener.setblocking(False)
-        self._arrivals: socket.socket | None = None
-        self._doors: list[socket.socket] = []
+        self._doors: dict[int, Door] = {}
+        self._entered = 0
         self._admitting: asyncio.Task[None] | None = None
 
+    # -- life ----------------------------------------------------------------------------------------------------
+
     async def open(self) -> None:
-        """Start the engine, wait until it is ready, and let front doors in. Raises what keeps it from being ready."""
-        await self.client.start()
-        await self.client.until_ready()
-        self._admitting = asyncio.create_task(admit(self._listener, self._secret, self._hand_over))
+        """Start the engine, wait until it is ready, and admit front doors. Raises what keeps it from being ready."""
+        await self.start()
+        await self.until_ready()
+        self._admitting = asyncio.create_task(admit(self._listener, self._secret, self._door))
 
     async def close(self) -> None:
-        """End the engine; whoever asks it is shown out."""
+        """Leave front doors, and end the engine."""
         if self._admitting is not None:
             self._admitting.cancel()
         self._listener.close()
-        await self.client.stop()
-        if self._arrivals is not None:
-            self._arrivals.close()
-        self._show_out("the replica ends", False)
-
-    @property
-    def status(self) -> EngineStatus:
-        """What the engine is doing."""
-        return self.client.status
+        self._part("the replica ends", ())
+        await self.stop()
 
     @property
     def address(self) -> Address:
         """Where front doors find it, once it is open."""
-        assert self.client.info is not None, "it is open"
+        assert self.info is not None, "it is open"
         port = int(self._listener.getsockname()[1])
-        text = f"{written_by(self.client.info)}; {self._weights}"
+        text = f"{written_by(self.info)}; {self._weights}"
         return Address(self._name, self._host, port, self._secret, self._deployed, text)
 
     @property
     def load(self) -> int:
-        """Requests that run and wait, as the last step told; none if that was long ago."""
-        stale = time.monotonic() > self._stepped_at + STALE_SECONDS
-        return 0 if stale or self._last is None else self._last.running + self._last.waiting
+        """Requests that run and wait."""
+        return sum(len(door.running) for door in self._doors.values())
 
-    def _stepped(self, trace: StepTrace) -> None:
-        self._last, self._stepped_at = trace, time.monotonic()
+    # -- front doors ---------------------------------------------------------------------------------------------
 
-    def _spawn(self) -> Spawned:
-        ours, theirs = socket.socketpair()
-        if self._arrivals is not None:
-            self._arrivals.close()
-        self._arrivals = ours
-        ours.setblocking(False)
-        return self._start(theirs)
+    def _door(self) -> Door:
+        self._entered += 1
+        return Door(self._entered, self)
 
-    def _hand_over(self, connection: socket.socket) -> None:
-        assert self._arrivals is not None, "an engine was started"
-        socket.send_fds(self._arrivals, [b"!"], [connection.fileno()])
-        self._doors = [*still_open(self._doors), connection.dup()]
+    def enter(self, door: Door) -> None:
+        """A front door may ask from now on, if the engine is ready."""
+        self._doors[door.number] = door
+        if self.status.state == "ready" and self.info is not None:
+            door.send(frames.Ready(self.info))
 
-    def _show_out(self, reason: str, of_a_request: bool) -> None:
-        doors, self._doors = still_open(self._doors), []
-        whose: list[str] | None = (
-            None if of_a_request and len(doors) == 1 else []
-        )  # of several doors nobody knows whose it was
-        for door in doors:
-            with contextlib.suppress(OSError):
-                door.send(pack(Failed(reason, running=whose)), socket.MSG_DONTWAIT)
-            hang_up(door)
+    def leave(self, door: Door) -> None:
+        """The connection of a front door is closed: cancel its requests."""
+        if self._doors.pop(door.number, None) is not None:
+            for id in door.running:
+                self._send(frames.Cancel(id))
 
+    def apply(self, door: Door, frame: UpFrame | frames.Rejected) -> None:
+        """Pass on what a front door may ask of an engine."""
+        match frame:
+            case frames.Add(request):
+                request.id = door.named(request.id)
+                request.fork_of = None if request.fork_of is None else door.named(request.fork_of)
+                door.running[request.id] = 0
+                self._send(frame)
+            case frames.Cancel(id):
+                door.running.pop(door.named(id), None)
+                self._send(frames.Cancel(door.named(id)))
+            case frames.Finish(id, at_token):
+                self._send(frames.Finish(door.named(id), at_token))
+            case frames.KeepWarm():
+                self._send(frame)
+            case frames.Rejected():
+                log.error("a frame could not be read: %s", frame.error)
+                door.send(frame)
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+    # -- the engine ----------------------------------------------------------------------------------------------
+
+    def _received(self, frame: DownFrame) -> None:
+        match frame:
+            case frames.Deltas():
+                self._scatter(frame)
+            case frames.Rejected(id):
+                door, own = self._whose(id)
+                if door is not None:
+                    door.running.pop(id, None)
+                    door.send(replace(frame, id=own))
+            case _:
+                super()._received(frame)
+        match frame:
+            case frames.Ready() | frames.Shadowed():
+                for door in list(self._doors.values()):
+                    door.send(frame)
+            case frames.Failed(message, running=running):
+                self._part(message, running or [])
+
+    def _whose(self, id: str) -> tuple[Door | None, str]:
+        """The front door that asked for a request, and what it calls it; None if it has left."""
+        number, _, own = id.partition("/")
+        return self._doors.get(int(number)), own
+
+    def _scatter(self, frame: frames.Deltas) -> None:
+        """Send each front door its own deltas, and how the step went."""
+        deltas: defaultdict[int, list[Delta]] = defaultdict(list)
+        for delta in frame.deltas:
+            door, own = self._whose(delta.id)
+            if door is None:
+                continue
+            if delta.finish_reason is not None:
+                door.running.pop(delta.id, None)
+            elif delta.id in door.running:
+                door.running[delta.id] += 1
+            delta.id = own
+            deltas[door.number].append(delta)
+        for number, door in list(self._doors.items()):
+            if frame.trace is not None or number in deltas:
+                door.send(frames.Deltas(deltas[number], frame.trace))
+        if frame.trace is not None:
+            self._stepped(frame.trace)
+
+    def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
+        self._part(reason, among)
+        super()._lose(number, reason, among)
+
+    def _part(self, reason: str, among: Collection[str] | None) -> None:
+        """Close all connections, after telling each front door which of its requests the engine may have died of: of
+        none where those of another are as suspicious. among: these may be; None: any."""
+        doors, self._doors = self._doors, {}
+        heard = [(door, id, count) for door in doors.values() for id, count in door.running.items()]
+        suspects = {door.number for door, id, count in heard if count < PROOF and (among is None or id in among)}
+        for door in doors.values():
+            own = None if among is None else [id.partition("/")[2] for id in among if id in door.running]
+            door.send(frames.Failed(reason, running=own if suspects == {door.number} else []))
+            door.close()
 
 
 def written_by(info: EngineInfo) -> str:
-    """Whatever a text may hang on, besides the weights: numbers are rounded by the kind of machine."""
+    """Whatever a text may depend on, besides the weights: numbers are rounded by the kind of machine."""
     machine = platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
