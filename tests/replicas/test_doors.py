@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
-from collections import deque
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from foresay.server.host import frames
 from foresay.server.host.child import Spawned
-from foresay.server.host.frames import FrameSplitter, pack, unpack_down, unpack_up
+from foresay.server.host.frames import pack, unpack_down, unpack_up
 from foresay.server.host.replicas import hosted
 from foresay.server.host.replicas.admission import introduce
 from foresay.server.host.replicas.hosted import Hosted
@@ -36,38 +36,24 @@ class End:
     """The other end of a connection to the replica: a front door's, or the engine's. unpack: what arrives there."""
 
     def __init__(self, connection: socket.socket, unpack: Callable[[bytes], object] = unpack_down) -> None:
-        self.connection, self._unpack = connection, unpack
-        self._splitter = FrameSplitter()
-        self._heard: deque[object] = deque()
-        connection.setblocking(False)
+        self._connection, self._unpack = connection, unpack
 
-    async def say(self, *sent: frames.UpFrame | frames.DownFrame) -> None:
-        await asyncio.get_running_loop().sock_sendall(self.connection, b"".join(map(pack, sent)))
+    async def open(self) -> Self:
+        self._reader, self.writer = await asyncio.open_connection(sock=self._connection, limit=1 << 20)
+        return self
 
-    async def hear(self) -> object:
+    def say(self, *sent: frames.UpFrame | frames.DownFrame) -> None:
+        self.writer.write(b"".join(map(pack, sent)))
+
+    async def hear(self) -> Any:
         """The next frame; EOFError if there is none any more."""
         async with asyncio.timeout(SECONDS):
-            while not self._heard:
-                data = await asyncio.get_running_loop().sock_recv(self.connection, 1 << 20)
-                if not data:
-                    raise EOFError
-                self._heard += map(self._unpack, self._splitter.feed(data))
-        return self._heard.popleft()
+            size = int.from_bytes(await self._reader.readexactly(frames.HEADER_BYTES), "big")
+            return self._unpack(await self._reader.readexactly(size))
 
 
-class Dead:
-    """The process of the engine, once its connection is closed."""
-
-    pid = os.getpid()
-
-    def poll(self) -> int:
-        return -signal.SIGSEGV
-
-    def wait(self, timeout: float | None = None) -> int:
-        return -signal.SIGSEGV
-
-    def kill(self) -> None:
-        """It is over."""
+#: The process of the engine, once its connection is closed.
+DEAD: Any = SimpleNamespace(pid=os.getpid(), poll=lambda: -11, wait=lambda timeout=None: -11, kill=lambda: None)
 
 
 class House:
@@ -82,28 +68,31 @@ class House:
         ours, theirs = socket.socketpair()
         self.engine = End(theirs, unpack_up)
         self.ends.append(self.engine)
-        return Spawned(Dead(), ours)
+        return Spawned(DEAD, ours)
 
     async def open(self) -> None:
         opening = asyncio.create_task(self.hosted.open())
         while not self.ends:
             await asyncio.sleep(0)
-        assert isinstance(await self.engine.hear(), frames.Start)
-        await self.engine.say(frames.Ready(INFO))
+        await self.ready()
         await opening
+
+    async def ready(self) -> None:
+        await self.engine.open()
+        assert isinstance(await self.engine.hear(), frames.Start)
+        self.engine.say(frames.Ready(INFO))
 
     async def enter(self) -> End:
         address = self.hosted.address
-        end = End(await introduce(address.host, address.port, address.secret))
-        self.ends.append(end)
-        assert await end.hear() == frames.Ready(INFO), "who is let in is told what runs"
+        self.ends.append(end := await End(await introduce(address.host, address.port, address.secret)).open())
         return end
 
     async def asking(self, count: int, *ids: str) -> list[End]:
         """Front doors, each with these requests, which the engine has."""
         ends = [await self.enter() for _ in range(count)]
         for end in ends:
-            await end.say(*map(add, ids))
+            assert await end.hear() == frames.Ready(INFO), "who is let in is told what runs"
+            end.say(*map(add, ids))
             for _ in ids:
                 await self.engine.hear()
         return ends
@@ -116,7 +105,7 @@ async def house() -> AsyncIterator[House]:
     yield made
     await made.hosted.close()
     for end in made.ends:
-        end.connection.close()
+        end.writer.close()
 
 
 def add(id: str, fork_of: str | None = None) -> frames.Add:
@@ -125,69 +114,67 @@ def add(id: str, fork_of: str | None = None) -> frames.Add:
 
 async def told(ends: list[End]) -> list[list[str] | None]:
     """Which of their requests the engine may have died of; their connections are closed then."""
-    failed = [await end.hear() for end in ends]
+    failed = [(await end.hear()).running for end in ends]
     for end in ends:
         with pytest.raises(EOFError):
             await end.hear()
-    return [frame.running if isinstance(frame, frames.Failed) else None for frame in failed]
+    return failed
 
 
 async def test_requests_that_are_called_alike_are_kept_apart(house):
-    ends = [await house.enter(), await house.enter()]
+    ends = await house.asking(2)
     for number, end in enumerate(ends, 1):
-        await end.say(add("a"), add("b", fork_of="a"))
+        end.say(add("a"), add("b", fork_of="a"))
         requests = [(await house.engine.hear()).request for _ in "ab"]
         assert [(each.id, each.fork_of) for each in requests] == [
             (f"{number}/a", None),
             (f"{number}/b", f"{number}/a"),
         ]
     assert house.hosted.load == 4
-    await house.engine.say(frames.Deltas([Delta(id="2/a", tokens=[7]), Delta(id="1/b", tokens=[8])], TRACE))
+    house.engine.say(frames.Deltas([Delta(id="2/a", tokens=[7]), Delta(id="1/b", tokens=[8])], TRACE))
     assert await ends[0].hear() == frames.Deltas([Delta(id="b", tokens=[8])], TRACE)
     assert await ends[1].hear() == frames.Deltas([Delta(id="a", tokens=[7])], TRACE)
 
 
 async def test_who_leaves_wants_nothing_any_more(house):
     [end] = await house.asking(1, "a", "b", "c")
-    await end.say(frames.Cancel("b"))
+    end.say(frames.Cancel("b"))
     assert await house.engine.hear() == frames.Cancel("1/b")
     over = Delta(id="1/c", tokens=[], finish_reason="stop")
-    await house.engine.say(frames.Deltas([over]))
+    house.engine.say(frames.Deltas([over]))
     assert await end.hear() == frames.Deltas([replace(over, id="c")])
-    end.connection.close()
+    end.writer.close()
     assert await house.engine.hear() == frames.Cancel("1/a")
-    await house.engine.say(frames.Deltas([Delta(id="1/a", tokens=[3])], TRACE))  # it was in the step that ran
-    await house.enter()
+    house.engine.say(frames.Deltas([Delta(id="1/a", tokens=[3])], TRACE))  # it was in the step that ran
+    await house.asking(1)
     assert house.hosted.load == 0
 
 
 async def test_a_front_door_cannot_end_the_engine(house):
-    end = await house.enter()
-    await end.say(frames.Stop(), frames.Number(9), frames.Ping(), frames.Finish("a", 3))
+    [end] = await house.asking(1)
+    end.say(frames.Stop(), frames.Number(9), frames.Ping(), frames.Finish("a", 3))
     assert await house.engine.hear() == frames.Finish("1/a", 3)
 
 
 async def test_what_the_engine_rejects_is_its_senders(house):
     one, other = await house.asking(2, "a")
-    await house.engine.say(frames.Rejected("2/a", (("n",), " is wrong", "")))
+    house.engine.say(frames.Rejected("2/a", (("n",), " is wrong", "")))
     assert await other.hear() == frames.Rejected("a", (("n",), " is wrong", ""))
     assert house.hosted.load == 1
-    await house.engine.say(frames.Deltas([], TRACE))
+    house.engine.say(frames.Deltas([], TRACE))
     assert await one.hear() == frames.Deltas([], TRACE)
 
 
 async def test_a_frame_that_cannot_be_read_is_its_senders(house):
-    end = await house.enter()
+    [end] = await house.asking(1)
     body = b"\x81\xa1x\x01"
-    await asyncio.get_running_loop().sock_sendall(end.connection, len(body).to_bytes(4, "big") + body)
-    rejected = await end.hear()
-    assert isinstance(rejected, frames.Rejected) and rejected.id == ""
+    end.writer.write(len(body).to_bytes(4, "big") + body)
+    assert (await end.hear()).id == ""
 
 
 async def test_a_failed_step_tells_each_of_its_own(house):
-    ends = [await house.enter()]
-    ends += await house.asking(1, "a", "b")
-    await house.engine.say(frames.Failed("why", running=["2/a", "2/b"]))
+    ends = [*await house.asking(1), *await house.asking(1, "a", "b")]
+    house.engine.say(frames.Failed("why", running=["2/a", "2/b"]))
     assert await told(ends) == [[], ["a", "b"]]
 
 
@@ -195,40 +182,37 @@ async def test_a_failed_step_tells_each_of_its_own(house):
 async def test_a_failed_step_tells_against_nobody_where_another_is_as_suspicious(house, heard, expected):
     ends = await house.asking(2, "a")
     for _ in range(heard):
-        await house.engine.say(frames.Deltas([Delta(id="2/a", tokens=[7])], TRACE))
+        house.engine.say(frames.Deltas([Delta(id="2/a", tokens=[7])], TRACE))
         for end in ends:
             await end.hear()
-    await house.engine.say(frames.Failed("why", running=["1/a", "2/a"]))
+    house.engine.say(frames.Failed("why", running=["1/a", "2/a"]))
     assert await told(ends) == expected
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, [None]), (2, [[], []])])
 async def test_where_the_engine_dies_any_of_one_front_door_may_be_why(house, count, expected):
     ends = await house.asking(count, "a")
-    house.engine.connection.close()
+    house.engine.writer.close()
     assert await told(ends) == expected
 
 
 async def test_who_comes_while_there_is_no_engine_hears_of_the_next(house):
-    house.engine.connection.close()
-    while house.hosted.status.state == "ready":
+    house.engine.writer.close()
+    while "started again" not in house.hosted.status.message:
         await asyncio.sleep(0)
-    address = house.hosted.address
-    end = End(await introduce(address.host, address.port, address.secret))
-    house.ends.append(end)
+    end = await house.enter()
     async with asyncio.timeout(SECONDS):
         while house.hosted.status.state != "loading":
             await asyncio.sleep(0.01)
-    await house.engine.say(frames.Ready(INFO))
+    await house.ready()
     assert await end.hear() == frames.Ready(INFO)
 
 
 async def test_nobody_waits_for_one_who_does_not_read(house, monkeypatch):
     monkeypatch.setattr(hosted, "MOST_UNREAD", 1 << 20)
-    asleep, awake = await house.asking(1, "a"), await house.enter()
-    assert len(asleep) == 1
+    _, [awake] = await house.asking(1, "a"), await house.asking(1)
     for _ in range(400):
-        await house.engine.say(frames.Deltas([Delta(id="1/a", tokens=list(range(1 << 14)))], TRACE))
+        house.engine.say(frames.Deltas([Delta(id="1/a", tokens=list(range(1 << 14)))], TRACE))
         assert await awake.hear() == frames.Deltas([], TRACE)
     assert await house.engine.hear() == frames.Cancel("1/a"), "its connection was dropped"
 
@@ -236,6 +220,7 @@ async def test_nobody_waits_for_one_who_does_not_read(house, monkeypatch):
 async def test_who_reads_again_in_time_gets_all(house):
     [end] = await house.asking(1, "a")
     for number in range(200):
-        await house.engine.say(frames.Deltas([Delta(id="1/a", tokens=[number] * (1 << 14))], TRACE))
+        house.engine.say(frames.Deltas([Delta(id="1/a", tokens=[number] * (1 << 14))], TRACE))
+        await house.engine.writer.drain()
     got = [(await end.hear()).deltas[0].tokens[0] for _ in range(200)]
     assert got == list(range(200))
