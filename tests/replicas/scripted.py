@@ -59,6 +59,8 @@ class Door(Channel):
                 self._engine.finish(id, at_token)
             case frames.KeepWarm(tokens, salt):
                 self._engine.keep_warm(tokens, salt)
+            case frames.Ping():
+                self.send(frames.Pong())
 
 
 class Scripted:

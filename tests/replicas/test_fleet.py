@@ -83,6 +83,18 @@ async def test_streams_wait_where_all_are_killed_and_so_does_a_request_that_was_
     assert all(resumed)
 
 
+async def test_what_ran_in_a_replica_that_answers_nothing_goes_on_in_another(cluster, expected, monkeypatch):
+    async def freeze() -> None:
+        frozen = max(cluster.hosted.values(), key=lambda hosted: hosted.load)
+        for door in frozen._doors.values():
+            monkeypatch.setattr(door, "send", lambda frame: None)
+
+    async with asking(cluster) as fleet:
+        texts, resumed = await disturbed(fleet, freeze)
+    assert texts == expected
+    assert any(resumed)
+
+
 async def test_a_replica_that_is_to_end_is_left_at_once(cluster, expected, monkeypatch):
     monkeypatch.setattr("foresay.server.host.replicas.fleet.LOOK_SECONDS", 0.02)  # before the streams are over
     async with asking(cluster) as fleet:

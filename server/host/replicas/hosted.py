@@ -165,6 +165,8 @@ class Hosted(EngineClient):
                 self._send(frames.Finish(door.named(id), at_token))
             case frames.KeepWarm():
                 self._send(frame)
+            case frames.Ping():
+                door.send(frames.Pong())
             case frames.Rejected():
                 log.error("a frame could not be read: %s", frame.error)
                 door.send(frame)

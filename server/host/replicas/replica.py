@@ -16,11 +16,14 @@ from foresay.server.host.replicas.hosted import Address
 from foresay.server.host.replicas.router import Standing
 from foresay.server.host.resumption import InFlights
 from foresay.server.observe.telemetry import report
+from foresay.server.schemas.errors import EngineFailed
 from foresay.spec.request import EngineInfo
 from foresay.spec.trace import StepTrace
 
 #: How long the last step of an idle replica tells of others' requests.
 STALE_SECONDS = 2.0
+#: How long a replica may answer nothing, and how many pings it gets meanwhile.
+SILENT_SECONDS, PINGS = 2.0, 4
 
 
 class Replica(Asked):
@@ -45,14 +48,25 @@ class Replica(Asked):
 
     async def until_closed(self) -> None:
         """Connect, and ask it until it is gone. OSError or :class:`foresay.server.schemas.errors.EngineFailed` if it
-        cannot be reached."""
+        cannot be reached, or no longer answers."""
         connection = await introduce(self.address.host, self.address.port, self.address.secret)
         loop = asyncio.get_running_loop()
         _, self._channel = await loop.create_connection(lambda: Channel(self._received), sock=connection)
         try:
-            await self._channel.closed
+            await self._until_closed_or_silent(self._channel)
         finally:
             self.close()
+
+    async def _until_closed_or_silent(self, channel: Channel) -> None:
+        """A frozen replica relays nothing, though its engine may write on. Pings are counted, not seconds: what came
+        while this server was stopped itself is read before the next one."""
+        unanswered = 0
+        while not channel.closed.done():
+            if unanswered == PINGS:
+                raise EngineFailed(f"no answer for {SILENT_SECONDS:g} s")
+            channel.send(frames.Ping())
+            await asyncio.wait([channel.closed], timeout=SILENT_SECONDS / PINGS)
+            unanswered = 0 if channel.heard() else unanswered + 1
 
     def close(self) -> None:
         """Ask it no more."""
