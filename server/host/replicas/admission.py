@@ -46,7 +46,7 @@ def family(host: str) -> socket.AddressFamily:
 
 
 def prompt(connection: socket.socket) -> None:
-    """Have small frames sent at once, and a machine that is gone be noticed in half a minute."""
+    """Have small frames sent at once, and a connection to a machine that is gone end in half a minute."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
