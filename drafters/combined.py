@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from foresay.drafters.routed import configured
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.plan import Plan, Share
-from foresay.spec.features import Features, reader_of
-from foresay.spec.merge import Merged, merge
-from foresay.spec.protocols import Drafter, FeatureRequest
+from foresay.spec.protocols import Drafter, FeatureRequest, Features, reader_of
 from foresay.spec.sequence import SequenceState
-from foresay.spec.tree import DraftTree, TreeShape
+from foresay.spec.tree import DraftTree, Merged, TreeShape, merge
 
 
 class CombinedDrafter:

@@ -19,8 +19,8 @@ from foresay.drafters.fed import FedDrafter
 from foresay.drafters.growth import Growth
 from foresay.drafters.marginals import of_level
 from foresay.kvpaging import KVStore, PagePool
-from foresay.spec.features import Features
 from foresay.spec.names import DFLASH
+from foresay.spec.protocols import Features
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.dflash import Block, DFlashHead

@@ -29,9 +29,8 @@ from torch import Tensor
 from foresay.drafters.fed import FeatureDrafter
 from foresay.drafters.growth import Growth
 from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.features import Features
 from foresay.spec.names import EAGLE, EAGLE3
-from foresay.spec.protocols import Rows
+from foresay.spec.protocols import Features, Rows
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.rows import rows_of

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from foresay.drafters.levels import TreeDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.features import Features
-from foresay.spec.protocols import FeatureRequest
+from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.proposer import Taken

@@ -11,9 +11,8 @@ from torch import Tensor
 from foresay.drafters.fed import FeatureDrafter
 from foresay.drafters.growth import Growth
 from foresay.kvpaging import PagePool
-from foresay.spec.features import Features
 from foresay.spec.names import MEDUSA
-from foresay.spec.protocols import FeatureRequest
+from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.medusa import MedusaHeads

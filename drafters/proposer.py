@@ -19,13 +19,12 @@ from foresay.drafters.growth import Growth, Level, Plan, levels
 from foresay.drafters.levels import TreeDrafter, levels_ahead
 from foresay.drafters.prices import ALWAYS, NEVER, WrittenBars
 from foresay.spec.budget.members import MODEL_LEVELS, OPEN
-from foresay.spec.merge import merge
 from foresay.spec.names import together
 from foresay.spec.price import Bar, Price
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
-from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape, merge
 from foresay.verifier.graphs.buckets import MakeProposers
 from foresay.verifier.graphs.plain import RootOnly
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken

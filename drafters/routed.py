@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foresay.drafters.prediction import PredictionDrafter
-from foresay.spec.features import Features, reader_of
-from foresay.spec.protocols import Drafter, FeatureRequest
+from foresay.spec.protocols import Drafter, FeatureRequest, Features, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 

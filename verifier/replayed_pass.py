@@ -16,8 +16,7 @@ from torch import Tensor
 
 from foresay.kvpaging import KVStore
 from foresay.spec.adjust import LogitEdits
-from foresay.spec.features import Features
-from foresay.spec.protocols import FeatureRequest, Forward, Rows, Verified
+from foresay.spec.protocols import FeatureRequest, Features, Forward, Rows, Verified
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.capture import Capture, recorded_bytes
 from foresay.verifier.model.decoder import Decoder

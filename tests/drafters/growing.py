@@ -12,7 +12,7 @@ from foresay.drafters.grown import Grown
 from foresay.drafters.growth import Growth, Plan
 from foresay.drafters.prices import WrittenBars
 from foresay.kvpaging import PagePool, PageTable
-from foresay.spec.noise import Noise
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape

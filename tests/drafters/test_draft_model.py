@@ -16,9 +16,9 @@ from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.constrain import Ahead
 from foresay.spec.engine import Engine
-from foresay.spec.noise import Noise
 from foresay.spec.price import Price
 from foresay.spec.protocols import FeatureRequest, Forward, Rows
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape

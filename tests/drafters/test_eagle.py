@@ -11,9 +11,9 @@ import torch
 from foresay.drafters.eagle import EagleDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.engine import Engine
-from foresay.spec.noise import Noise
 from foresay.spec.protocols import Rows
 from foresay.spec.request import Request
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape

@@ -13,7 +13,7 @@ from torch import Tensor
 from foresay.drafters.calibration import Calibration
 from foresay.drafters.grown import Grown
 from foresay.spec.price import Price
-from foresay.spec.template import Template
+from foresay.spec.shape import Template
 from foresay.spec.tree import TreeShape
 from tests.drafters.growing import grown, sequence, uncalibrated
 

@@ -15,9 +15,8 @@ import torch
 
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.accept import accept
-from foresay.spec.features import of_path
-from foresay.spec.noise import Noise
-from foresay.spec.protocols import Rows
+from foresay.spec.protocols import Rows, of_path
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence

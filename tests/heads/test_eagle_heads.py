@@ -14,9 +14,8 @@ from torch import Tensor
 
 from foresay.drafters.peagle import PEagleDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.features import Features
-from foresay.spec.noise import Noise
-from foresay.spec.protocols import FeatureRequest, Rows
+from foresay.spec.protocols import FeatureRequest, Features, Rows
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.verifier.graphs.state import Joined, StepState

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.spec.noise import gumbel_row, noise_bits
+from foresay.spec.sample import gumbel_row, noise_bits
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.noise import PositionNoise

@@ -12,8 +12,7 @@ from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.medusa import MedusaDrafter
 from foresay.drafters.peagle import PEagleDrafter
 from foresay.kvpaging import PagePool
-from foresay.spec.features import Features
-from foresay.spec.protocols import Drafter
+from foresay.spec.protocols import Drafter, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.heads.config import HeadConfig

@@ -23,8 +23,7 @@ from foresay.drafters.training.lessons import Lessons
 from foresay.drafters.training.shapes import dflash_shape, eagle_shape
 from foresay.drafters.training.teacher import Teacher, Text
 from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.features import Features
-from foresay.spec.protocols import FeatureRequest
+from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.graphs.state import Joined, StepState
 from foresay.verifier.heads.dflash import Block, DFlashHead

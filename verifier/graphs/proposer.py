@@ -16,8 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foresay.spec.features import Features
-from foresay.spec.protocols import FeatureRequest
+from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape

@@ -22,8 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foresay.spec.features import Features
-from foresay.spec.protocols import Verified
+from foresay.spec.protocols import Features, Verified
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.capture import Arrival, fetched, packed, unpacked
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import KVStore, PageTable
-from foresay.spec.features import Features
+from foresay.spec.protocols import Features
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.graphs.rows import chain_words
 from foresay.verifier.graphs.state import Joined, StepState

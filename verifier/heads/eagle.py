@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import KVStore, PageTable
-from foresay.spec.features import Features
-from foresay.spec.protocols import Rows
+from foresay.spec.protocols import Features, Rows
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layer import HeadWeights, PagedHead
 from foresay.verifier.ops.level import known_tokens

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import KVStore
-from foresay.spec.features import Features
+from foresay.spec.protocols import Features
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.model.decoder import PackedLayer
 from foresay.verifier.model.linear import Linear, Matrix

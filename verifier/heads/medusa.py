@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.spec.features import Features
+from foresay.spec.protocols import Features
 from foresay.verifier.heads.files import HeadTensors
 from foresay.verifier.heads.layer import Finish
 from foresay.verifier.heads.layouts import MEDUSA_NAMES

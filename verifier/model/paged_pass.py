@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import KVStore
-from foresay.spec.features import Features
-from foresay.spec.protocols import FeatureRequest
+from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import Attention

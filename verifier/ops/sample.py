@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.spec.noise import gumbel_row
-from foresay.spec.sample import BROKEN, keep_top_k, keep_top_p_min_p, sample
+from foresay.spec.sample import BROKEN, gumbel_row, keep_top_k, keep_top_p_min_p, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling

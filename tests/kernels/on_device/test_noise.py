@@ -1,4 +1,4 @@
-"""The noise made inside a kernel: the integers of spec/noise.py bit for bit, the logarithms to a rounding."""
+"""The noise made inside a kernel: the integers of spec/sample.py bit for bit, the logarithms to a rounding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from foresay.spec.noise import gumbel_row, noise_bits
+from foresay.spec.sample import gumbel_row, noise_bits
 from foresay.verifier.ops.kernels import noise
 
 pytestmark = pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Gumbel noise made where it is needed: the integers of :mod:`foresay.spec.noise` bit for bit, its logarithms to an
+"""Gumbel noise made where it is needed: the integers of :mod:`foresay.spec.sample` bit for bit, its logarithms to an
 ulp. See there for the numbers and why they are these."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foresay.spec.noise import hashed
+from foresay.spec.sample import hashed
 
 #: Of int32s.
 noise_bits = triton.jit(hashed)
@@ -14,7 +14,7 @@ noise_bits = triton.jit(hashed)
 
 @triton.jit
 def mix64(value):
-    """As :func:`foresay.spec.seeds.mix64`; value: uint64."""
+    """As :func:`foresay.spec.sampling.mix64`; value: uint64."""
     value += 0x9E3779B97F4A7C15
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB

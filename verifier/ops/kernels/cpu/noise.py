@@ -1,10 +1,10 @@
-"""Gumbel noise where it is needed: the integers of :mod:`foresay.spec.noise` bit for bit, its logarithms to an ulp or
+"""Gumbel noise where it is needed: the integers of :mod:`foresay.spec.sample` bit for bit, its logarithms to an ulp or
 two. A token's noise is one function of (seed, position, token id), whatever lane computes it."""
 
 from __future__ import annotations
 
-from foresay.spec.noise import hashed
-from foresay.spec.seeds import mix64
+from foresay.spec.sample import hashed
+from foresay.spec.sampling import mix64
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.types import I32
 from foresay.verifier.ops.kernels.cpu.values import Value
