@@ -10,12 +10,12 @@ from typing import Any
 from bench import prompts
 from bench.made import BUNDLED, Device, bundled_eagle, inflated, paged, random_eagle, random_model, scribble
 from bench.shapes import EagleShape, ModelShape
+from foresay.drafters.combined import RoutedDrafter
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.prediction import PredictionDrafter
 from foresay.drafters.proposer import Drafts, on_device
-from foresay.drafters.routed import RoutedDrafter
 from foresay.kvpaging import PagePool
 from foresay.server.engine.device import GPU_CHUNK
 from foresay.server.engine.drafting import Drafting, capture_levels, capture_passes, runner_of

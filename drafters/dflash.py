@@ -1,4 +1,4 @@
-"""A DFlash head proposes: one pass makes the logits of all levels, and a chain or a tree is grown from them.
+"""A DFlash or DSpark head proposes: one pass makes the logits of all levels, and a chain or a tree is grown from them.
 
 ::
 
@@ -8,6 +8,9 @@
 
 Marginals know nothing of what the others chose. The noise of each position, which the target will draw with, tells most
 of what is missing: among a position's likely tokens the one that will be drawn stands out, whatever came before.
+
+A DSpark head has a DFlash block, whose logits below each node are moved by the node's own token. The pass is DFlash's;
+what follows below a token costs a small product for each level, so that trees grow as those of a draft model do.
 """
 
 from __future__ import annotations
@@ -15,11 +18,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresay.drafters.fed import FedDrafter
+from foresay.drafters.fed import FedDrafter, marginal_logits
 from foresay.drafters.growth import Growth
-from foresay.drafters.marginals import of_level
 from foresay.kvpaging import KVStore, PagePool
-from foresay.spec.names import DFLASH
+from foresay.spec.names import DFLASH, DSPARK
 from foresay.spec.protocols import Features
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import StepState
@@ -62,7 +64,7 @@ class DFlashDrafter(FedDrafter):
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next level's."""
-        return of_level(growth, states)
+        return marginal_logits(growth, states)
 
     def states(self, state: StepState, levels: int) -> Tensor:
         """[levels * S, H]: the rows that guess, level by level."""
@@ -72,3 +74,40 @@ class DFlashDrafter(FedDrafter):
             self._blocks[key] = Block(*key, config, self.device)
         block, roots = self._blocks[key], known_tokens(state.roots.contiguous(), self.head.vocab_size)
         return self.head.guess(block, state, roots, self.fed)
+
+
+class DSparkDrafter(DFlashDrafter):
+    """Drafts with a head that has a Markov head."""
+
+    free = False
+
+    def __init__(
+        self, head: DFlashHead, pool: PagePool, dynamic: bool = True, name: str = DSPARK, kv: torch.dtype | None = None
+    ) -> None:
+        super().__init__(head, pool, dynamic, name, kv)
+        assert head.markov is not None, "it is a DSpark head"
+        self._markov = head.markov
+        self._block: tuple[Tensor, Tensor]
+
+    def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        """The block's pass; the levels start from the Markov head's states."""
+        hidden = self.states(state, levels)
+        self._block = hidden, self.head.logits(hidden)
+        return self._moved(state.roots[:, None], 0, self._markov.begin(hidden[: state.size]))
+
+    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        """Those of the next depth, below each expanded node."""
+        if states is not None and places is not None:
+            above = states.view(len(places), -1, states.shape[1])
+            states = above.gather(1, places[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
+        return self._moved(growth.expanded().tokens, len(growth.levels), states)
+
+    def _moved(self, tokens: Tensor, depth: int, states: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Logits below nodes of a depth, fp32[S * F, V'], and their states. tokens: int64[S, F]."""
+        size, front = tokens.shape
+        hidden, logits = (
+            part[depth * size : (depth + 1) * size].repeat_interleave(front, dim=0) for part in self._block
+        )
+        known = known_tokens(tokens.contiguous(), self.head.vocab_size).flatten()
+        bias, states = self._markov.bias(known, hidden, states)
+        return logits + bias, states

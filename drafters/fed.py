@@ -14,6 +14,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from foresay.drafters.growth import Growth
 from foresay.drafters.levels import TreeDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.protocols import FeatureRequest, Features
@@ -114,3 +115,16 @@ class FeatureDrafter(FedDrafter):
     def before(self, state: StepState, levels: int) -> Tensor:
         """[S * F, H]: the features behind the tokens that the first pass reads, those one place before."""
         return self.rows.index_select(0, self.ends(state, levels).slots_before(state))
+
+
+def marginal_logits(growth: Growth, logits: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The logits of the next level, as :meth:`foresay.drafters.growth.Passes.next` hands them out, and those of all.
+
+    logits: fp32[levels * S, V'], level by level.
+    """
+    assert logits is not None, "the logits of all levels"
+    depth, size = len(growth.levels), growth.state.size
+    own = logits[depth * size : (depth + 1) * size]
+    if growth.plan.apart:
+        own = own.repeat_interleave(growth.plan.levels[depth].front, dim=0)
+    return own, logits

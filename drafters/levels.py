@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import Calibration, Curves, kind_of
-from foresay.drafters.candidates import adjusts, by_path
-from foresay.drafters.grown import Grown
+from foresay.drafters.grown import Grown, adjusts, by_path
 from foresay.drafters.growth import Growth, Level, Passes, Plan, levels, on_host
 from foresay.drafters.prices import WrittenBars
 from foresay.kvpaging import PagePool

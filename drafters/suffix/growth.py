@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from foresay.drafters.suffix.contexts import END, MOST_PLACES, Contexts, Match
-from foresay.drafters.suffix.trust import SHORTER, cell_of, kind_of
+from foresay.drafters.suffix.contexts import END, MOST_PLACES, SHORTER, Contexts, Match, cell_of, kind_of
 from foresay.spec.budget.chance import Cells
 
 #: What followed a place.

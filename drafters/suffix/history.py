@@ -11,8 +11,7 @@ import secrets
 from collections import OrderedDict
 from hashlib import blake2b
 
-from foresay.drafters.suffix.contexts import END, Contexts
-from foresay.drafters.suffix.trust import of_contexts
+from foresay.drafters.suffix.contexts import END, Contexts, of_contexts
 
 #: Tokens of a salt's answers, and of all salts together, that are kept at most; and salts.
 MOST_OF_SALT, MOST_IN_ALL, MOST_SALTS = 1 << 17, 1 << 19, 1024

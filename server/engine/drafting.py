@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from foresay.drafters.combined import CombinedDrafter, members_of, united
+from foresay.drafters.combined import CombinedDrafter, RoutedDrafter, configured, members_of, united
 from foresay.drafters.levels import TreeDrafter, rooms
 from foresay.drafters.prediction import PredictionDrafter
 from foresay.drafters.proposer import Drafts, by_plan, on_device
-from foresay.drafters.routed import RoutedDrafter, configured
 from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.drafters.registry import entry_of
 from foresay.server.settings.config import EngineConfig

@@ -13,9 +13,8 @@ import pytest
 
 from foresay.drafters.shadow import Walk
 from foresay.drafters.suffix.contexts import MOST_CONTEXT, MOST_PLACES, Contexts
-from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.drafters.suffix.drafter import PIECE, Slices, SuffixDrafter
 from foresay.drafters.suffix.history import History
-from foresay.drafters.suffix.slices import PIECE, Slices
 from foresay.spec.tree import TreeShape
 from tests.drafters.texts import sequence
 

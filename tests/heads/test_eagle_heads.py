@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foresay.drafters.peagle import PEagleDrafter
+from foresay.drafters.eagle import PEagleDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.protocols import FeatureRequest, Features, Rows
 from foresay.spec.sample import Noise

@@ -6,11 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from foresay.drafters.dflash import DFlashDrafter
-from foresay.drafters.dspark import DSparkDrafter
-from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.dflash import DFlashDrafter, DSparkDrafter
+from foresay.drafters.eagle import EagleDrafter, PEagleDrafter
 from foresay.drafters.medusa import MedusaDrafter
-from foresay.drafters.peagle import PEagleDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.protocols import Drafter, Features
 from foresay.spec.sequence import SequenceState

@@ -12,11 +12,9 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from foresay.drafters.dflash import DFlashDrafter
-from foresay.drafters.dspark import DSparkDrafter
-from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.dflash import DFlashDrafter, DSparkDrafter
+from foresay.drafters.eagle import EagleDrafter, PEagleDrafter
 from foresay.drafters.medusa import MedusaDrafter
-from foresay.drafters.peagle import PEagleDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.checks import Notes, Target, layers
 from foresay.server.engine.device import KV_DTYPES
@@ -188,7 +186,7 @@ class Medusa(Head):
 
 @dataclass(frozen=True)
 class Eagle(LayeredHead):
-    """:mod:`foresay.drafters.eagle`, :mod:`foresay.drafters.peagle`."""
+    """:mod:`foresay.drafters.eagle`, :mod:`foresay.drafters.eagle`."""
 
     names, made = (EAGLE, EAGLE3, PEAGLE), EagleDrafter
     kind, trained = "eagle", EAGLE3
@@ -226,7 +224,7 @@ class Eagle(LayeredHead):
 
 @dataclass(frozen=True)
 class DFlash(LayeredHead):
-    """:mod:`foresay.drafters.dflash`, :mod:`foresay.drafters.dspark`."""
+    """:mod:`foresay.drafters.dflash`, :mod:`foresay.drafters.dflash`."""
 
     names, made = (DFLASH, DSPARK), DFlashDrafter
     kind, trained = "dflash", DFLASH
