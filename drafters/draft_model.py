@@ -30,7 +30,7 @@ from foresay.verifier.graphs.rows import rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.paged_pass import paged_pass
 from foresay.verifier.ops.level import known_tokens
-from foresay.verifier.ops.move import move_paths
+from foresay.verifier.ops.trees import move_paths
 from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.paged_rows import StaticRows
 

@@ -24,7 +24,7 @@ from foresay.spec.price import Bar
 from foresay.spec.sample import BROKEN
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.ops.edit import edit_logits
+from foresay.verifier.ops.sample import edit_logits
 
 
 def adjusts(sequence: SequenceState, depth: int) -> bool:

@@ -21,8 +21,7 @@ from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.capture import Capture, recorded_bytes
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.paged_pass import paged_pass
-from foresay.verifier.ops.edit import edit_logits
-from foresay.verifier.ops.sample import sample_rows
+from foresay.verifier.ops.sample import edit_logits, sample_rows
 from foresay.verifier.paged_rows import ForwardBatch, Sizes
 from foresay.verifier.verify import verify
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from foresay.kvpaging import KVStore
 from foresay.verifier.graphs.proposer import DeviceTree
-from foresay.verifier.ops.accept import accept_paths
-from foresay.verifier.ops.move import move_paths
 from foresay.verifier.ops.records import AcceptedPaths
-from foresay.verifier.ops.take import take_rows
+from foresay.verifier.ops.rows import take_rows
+from foresay.verifier.ops.trees import accept_paths, move_paths
 from foresay.verifier.paged_rows import ForwardBatch, StaticRows
 
 

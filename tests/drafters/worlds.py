@@ -26,8 +26,7 @@ from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import Joined, StepState
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.paged_pass import paged_pass
-from foresay.verifier.ops.accept import accept_paths
-from foresay.verifier.ops.move import move_paths
+from foresay.verifier.ops.trees import accept_paths, move_paths
 from tests.same_tokens.models import paged
 
 _OTHER = 3

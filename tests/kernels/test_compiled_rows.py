@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresay.verifier.ops.gate import gate_heads
 from foresay.verifier.ops.kernels import rotate, rows
 from foresay.verifier.ops.launch import row_of, warps
-from foresay.verifier.ops.logits import finish_logits
-from foresay.verifier.ops.norm import embed, pair
 from foresay.verifier.ops.records import Norm, Partials
-from foresay.verifier.ops.take import take_both
+from foresay.verifier.ops.rows import embed, finish_logits, gate_heads, pair, take_both
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)

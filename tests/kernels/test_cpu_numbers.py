@@ -10,7 +10,7 @@ from foresay.spec.sample import gumbel_row, noise_bits
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.noise import PositionNoise
-from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
+from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, vector
 
 
 @pytest.mark.parametrize("of", [F32, vector(F32), I64, vector(I32, 4)], ids=str)

@@ -23,10 +23,9 @@ from foresay.verifier.model import paged_pass
 from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rounded
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted
-from foresay.verifier.ops.kernels.cpu.types import F32, I64
-from foresay.verifier.ops.kernels.cpu.values import Value
-from foresay.verifier.ops.move import move_paths
+from foresay.verifier.ops.kernels.cpu.values import F32, I64, Value
 from foresay.verifier.ops.rope import rotate_and_store
+from foresay.verifier.ops.trees import move_paths
 from foresay.verifier.paged_rows import ForwardBatch
 
 

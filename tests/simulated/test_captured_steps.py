@@ -19,7 +19,7 @@ from foresay.verifier.graphs import buckets
 from foresay.verifier.graphs.buckets import passes
 from foresay.verifier.graphs.capture import without_stops
 from foresay.verifier.graphs.runner import WholeRunner
-from foresay.verifier.ops import norm
+from foresay.verifier.ops import rows
 from foresay.verifier.ops.records import Norm
 from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.paged_rows import Sizes
@@ -189,7 +189,7 @@ def test_other_numbers_are_noticed() -> None:
             numbers.append(numbers[-1] + 1)
             with pytest.raises(NotOnTheDevice, match="was captured as"):
                 graph()
-        kept = captured(without_stops(lambda: norm.norm(x, Norm(x, numbers[-1]))))
+        kept = captured(without_stops(lambda: rows.norm(x, Norm(x, numbers[-1]))))
         numbers.append(0.5)
         with pytest.raises(NotOnTheDevice, match="was captured as"):
             kept()

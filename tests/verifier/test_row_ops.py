@@ -12,12 +12,10 @@ from torch.nn import functional
 
 from foresay.kvpaging.ops import as_bytes, quantized
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.gate import gate_heads
 from foresay.verifier.ops.kernels.cpu.launch import recording
-from foresay.verifier.ops.logits import finish_logits
-from foresay.verifier.ops.norm import add_norm, embed, norm
 from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
 from foresay.verifier.ops.rope import rotate_and_store
+from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, norm
 from tests.combinations import pairwise
 from tests.verifier.conftest import PROCESSORS
 from tests.verifier.reading import threads

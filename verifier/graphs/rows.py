@@ -11,10 +11,9 @@ from torch import Tensor
 from foresay.verifier.graphs.proposer import chain_columns
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.eager import compiled
-from foresay.verifier.ops.lay_out import lay_out
-from foresay.verifier.ops.recent import text_ends
 from foresay.verifier.ops.records import PagedRows
 from foresay.verifier.ops.tree_attention import find_places
+from foresay.verifier.ops.trees import lay_out, text_ends
 from foresay.verifier.paged_rows import Group, StaticRows
 
 

@@ -26,9 +26,9 @@ from foresay.verifier.graphs.state import Joined, StepState
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layer import PagedHead
 from foresay.verifier.model.paged_pass import placed
-from foresay.verifier.ops.lay_out import lay_out
-from foresay.verifier.ops.norm import embed, norm
 from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.rows import embed, norm
+from foresay.verifier.ops.trees import lay_out
 from foresay.verifier.paged_rows import Group, StaticRows
 
 

@@ -27,8 +27,7 @@ from foresay.spec.protocols import Features, Rows
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layer import HeadWeights, PagedHead
 from foresay.verifier.ops.level import known_tokens
-from foresay.verifier.ops.norm import norm, pair
-from foresay.verifier.ops.take import take_rows
+from foresay.verifier.ops.rows import norm, pair, take_rows
 from foresay.verifier.paged_rows import ForwardBatch, StaticRows
 
 

@@ -19,10 +19,8 @@ from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.paged_pass import attended, placed
 from foresay.verifier.model.rope import RopeTable
-from foresay.verifier.ops.logits import finish_logits
-from foresay.verifier.ops.norm import add_norm, norm
 from foresay.verifier.ops.records import Norm
-from foresay.verifier.ops.take import take_rows
+from foresay.verifier.ops.rows import add_norm, finish_logits, norm, take_rows
 from foresay.verifier.paged_rows import StaticRows
 
 #: The factor and the cap of logits.

@@ -32,7 +32,7 @@ from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.ops.logits import finish_logits
+from foresay.verifier.ops.rows import finish_logits
 
 _SHARED = "lm_head.weight"
 #: How heads begin that lie in one file with the model they were trained with (Medusa-2).

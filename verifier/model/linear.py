@@ -20,7 +20,7 @@ from foresay.verifier.ops.linear import PackedWeight, packed_linear, unfinished_
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate, Partials
 from foresay.verifier.ops.rounded import GROUP
-from foresay.verifier.ops.take import take_columns
+from foresay.verifier.ops.rows import take_columns
 
 #: A weight as a checkpoint has it, [out, in].
 Matrix = Tensor | QuantizedMatrix

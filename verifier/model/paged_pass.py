@@ -16,12 +16,9 @@ from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import Attention
-from foresay.verifier.ops.gate import gate_heads
-from foresay.verifier.ops.logits import finish_logits
-from foresay.verifier.ops.norm import add_norm, embed, norm
 from foresay.verifier.ops.records import Norm, Partials, Rotation
 from foresay.verifier.ops.rope import rotate_and_store
-from foresay.verifier.ops.take import copy_rows, take_rows
+from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits, gate_heads, norm, take_rows
 from foresay.verifier.ops.tree_attention import tree_attention
 from foresay.verifier.paged_rows import StaticRows
 

@@ -17,7 +17,7 @@ from foresay.verifier.ops.eager import INTERPRETED
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.language import Language
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
-from foresay.verifier.ops.kernels.cpu.types import OF_TORCH
+from foresay.verifier.ops.kernels.cpu.values import OF_TORCH
 from foresay.verifier.ops.records import Norm, Partials
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from foresay.kvpaging.ops import LARGEST, store_rows
 from foresay.verifier.ops.eager import op
 from foresay.verifier.ops.launch import as_read, as_stored, launch, new, on_triton, row_of
-from foresay.verifier.ops.norm import norm
 from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
+from foresay.verifier.ops.rows import norm
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 What :func:`foresay.spec.sample.sample` does for the rows of one request, for rows that each have sampling parameters, a
 seed and a position of their own, and without a number on the host: so that it can be part of a captured graph.
+
+Before that requests change their logits (:mod:`foresay.spec.adjust`), on the device where these are.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresay.spec import adjust
 from foresay.spec.sample import BROKEN, gumbel_row, keep_top_k, keep_top_p_min_p, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import compiled
@@ -108,3 +111,21 @@ def _noise_of(sampling: RowSampling, n: int, columns: int, token_ids: Tensor | N
     vocab_size = columns if token_ids is None else int(token_ids.max()) + 1
     noise = gumbel_row(int(sampling.seeds[n]), int(sampling.positions[n]), vocab_size)
     return (noise if token_ids is None else noise[token_ids])[None]
+
+
+def edit_logits(logits: Tensor, edits: adjust.LogitEdits) -> None:
+    """What :func:`foresay.spec.adjust.edit_logits` does."""
+    adjust.edit_logits(logits, edits, keep_allowed)
+
+
+def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
+    """What :func:`foresay.spec.adjust.keep_allowed` does.
+
+    logits: fp32[N, V], contiguous; allowed: int32[N, ceil(V / 32)], or one row for all.
+    """
+    if not compiled(logits):
+        adjust.keep_allowed(logits, allowed)
+        return
+    from foresay.verifier.ops.kernels.cpu import allowed as kernels
+
+    kernels.keep_allowed(logits, allowed.contiguous())  # a grammar's masks may be one row that is repeated

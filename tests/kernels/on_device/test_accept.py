@@ -10,8 +10,8 @@ from torch import Tensor
 
 from foresay.spec.sample import BROKEN
 from foresay.spec.tree import MAX_NODES, DraftTree
-from foresay.verifier.ops.accept import accept_paths, report
 from foresay.verifier.ops.records import NO_NODE
+from foresay.verifier.ops.trees import accept_paths, report
 from foresay.verifier.paged_rows import signed
 from tests.spec.trees import random_tree, walk
 

@@ -9,13 +9,10 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.ops import as_bytes, dequantized
-from foresay.verifier.ops.gate import gate_heads
 from foresay.verifier.ops.kernels import segments
-from foresay.verifier.ops.logits import finish_logits
-from foresay.verifier.ops.norm import add_norm, embed, norm, pair
 from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
 from foresay.verifier.ops.rope import rotate_and_store
-from foresay.verifier.ops.take import take_both
+from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, norm, pair, take_both
 from tests.combinations import pairwise
 from tests.kernels.on_device.conftest import DTYPES
 

@@ -4,8 +4,7 @@
 
     jit      the processor of this machine; text of LLVM's language becomes the address of a function
     kept     finds that on disk, where an earlier start made it
-    asm      writes that text: loops, loads and stores, over
-             types, values (with operators), conversions and arithmetic
+    asm      writes that text: loops, loads and stores, over values (with types and operators) and arithmetic
     language    Triton's, written with asm and blocks: kernels whose body a GPU has too (rows, rotate, trees)
     noise, largest    what several kernels are made of
     walk     the code that walks a list of (kernel, arguments), a barrier behind each entry

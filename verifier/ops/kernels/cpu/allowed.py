@@ -6,15 +6,14 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.types import F32, I32
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import F32, I32, Value
 
 #: Logits that a thread takes at a time: whole words of a mask.
 _COLUMNS = 4096
 
 
 def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
-    """As :func:`foresay.verifier.ops.edit.keep_allowed`; both contiguous."""
+    """As :func:`foresay.verifier.ops.sample.keep_allowed`; both contiguous."""
     words = allowed.shape[1] if len(allowed) > 1 else 0
     _keeping()(logits, allowed, logits.shape[1], words, len(logits))
 

@@ -31,8 +31,7 @@ from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.parts import Parts, part_of
 from foresay.verifier.ops.kernels.cpu.places import INFO, NODES, PARTS, ROWS, SPAN, UNIT
 from foresay.verifier.ops.kernels.cpu.spans import Piece, Spans, Stored, T, room_of
-from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.records import Places
 
 

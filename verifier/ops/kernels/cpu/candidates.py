@@ -29,8 +29,7 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.largest import ROOM, Largest
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.noise import PositionNoise
-from foresay.verifier.ops.kernels.cpu.types import F32, I1, I32, I64, LANES, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import F32, I1, I32, I64, LANES, Value, vector
 from foresay.verifier.ops.records import COLDEST, MOST_CHILDREN, RowSampling
 
 INFINITY = float("inf")

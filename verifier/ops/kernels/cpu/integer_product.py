@@ -15,8 +15,19 @@ import torch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.product import Product, Shape
-from foresay.verifier.ops.kernels.cpu.types import BF16, F16, F32, I8, I16, I32, LANES, OF_TORCH, vector
-from foresay.verifier.ops.kernels.cpu.values import Operand, Value
+from foresay.verifier.ops.kernels.cpu.values import (
+    BF16,
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    LANES,
+    OF_TORCH,
+    Operand,
+    Value,
+    vector,
+)
 
 #: How the outputs of a block lie in the four quarters of a word: output 16 j + i in quarter j of word i.
 QUARTERS = 4

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.types import F32, I1, I16, I32, I64, LANES, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import F32, I1, I16, I32, I64, LANES, Value, vector
 from foresay.verifier.ops.records import MOST_CHILDREN
 
 #: Vectors of entries: of as many children as a node may have, and one to see whether there are more.

@@ -6,8 +6,7 @@ from __future__ import annotations
 from foresay.spec.sample import hashed
 from foresay.spec.sampling import mix64
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.types import I32
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import I32, Value
 
 
 class PositionNoise:

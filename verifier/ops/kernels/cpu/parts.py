@@ -14,8 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.types import F32, LANES, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import F32, LANES, Value, vector
 
 
 def part_of(dim: int) -> int:

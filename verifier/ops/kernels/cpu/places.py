@@ -19,8 +19,7 @@ from torch import Tensor
 from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.types import I1, I32, I64
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import I1, I32, I64, Value
 from foresay.verifier.ops.records import PagedRows, Places
 
 #: Nodes of a tree at most, and numbers that say of a row: its sequence, leading positions of that, nodes of its path.

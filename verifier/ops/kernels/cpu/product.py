@@ -25,8 +25,7 @@ from torch.nn import functional
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
-from foresay.verifier.ops.kernels.cpu.values import Operand, Value
+from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, LANES, OF_TORCH, Operand, Value, vector
 from foresay.verifier.ops.records import Gate, turns_of
 
 #: Vectors of sums that are held at once where registers are 32 and wide, and rows where they are not.

@@ -26,8 +26,7 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.integer_product import IntegerProduct, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
-from foresay.verifier.ops.kernels.cpu.types import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.records import turns_of
 from foresay.verifier.ops.rounded import GROUP, LEAST
 
