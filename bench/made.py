@@ -24,11 +24,10 @@ from bench.shapes import POSITIONS, EagleShape, ModelShape
 from foresay.kvpaging import KVStore, PagePool
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.eagle import EagleHead
-from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.heads.layouts import HeadTensors
 from foresay.verifier.heads.reader import weights_of
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.model.weights import allocate, places
 from foresay.verifier.paged_model import PagedModel
 

@@ -26,7 +26,7 @@ from foresay.spec.protocols import Features
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.dflash import Block, DFlashHead
-from foresay.verifier.model.sizes import kv_shapes
+from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.ops.level import known_tokens
 
 

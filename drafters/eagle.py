@@ -44,7 +44,7 @@ from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.eagle import EagleHead
-from foresay.verifier.model.sizes import kv_shapes
+from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.paged_rows import StaticRows
 
 log = logging.getLogger("foresay.drafters")

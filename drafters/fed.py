@@ -22,7 +22,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.proposer import Taken
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.model.sizes import KVShape
+from foresay.verifier.model.config import KVShape
 
 
 class FedDrafter(TreeDrafter):

@@ -46,8 +46,7 @@ from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import Capture
 from foresay.verifier.model import kept_weights
-from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.sizes import matrices, stored_parameters
+from foresay.verifier.model.config import ModelConfig, matrices, stored_parameters
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.rounded import GROUP

@@ -22,9 +22,8 @@ from foresay.spec.errors import ForesayError
 from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.model import kept_weights
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, kv_shapes, window_shapes
 from foresay.verifier.model.decoder import Decoder, Packed
-from foresay.verifier.model.sizes import kv_shapes, window_shapes
 from foresay.verifier.model.weights import load
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
 from foresay.verifier.paged_model import PagedModel

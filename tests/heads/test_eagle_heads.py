@@ -23,8 +23,8 @@ from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.heads.reader import read_weights
+from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.model.errors import ModelError
-from foresay.verifier.model.sizes import kv_shapes
 from tests.heads.published import EAGLE, draft_ids, make_eagle
 from tests.heads.writing import change_config
 from tests.verifier.reading import Reader, random_tokens

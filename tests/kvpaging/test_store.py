@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foresay.kvpaging import KVStore, PagePool, PageTable, PrefixIndex, move_rows, store_rows
-from foresay.verifier.model.sizes import KVShape
+from foresay.verifier.model.config import KVShape
 
 
 def _pair(num_pages: int = 12) -> tuple[PagePool, KVStore, KVStore]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable
-from foresay.verifier.model.sizes import KVShape
+from foresay.verifier.model.config import KVShape
 
 
 def _table(pool: PagePool, length: int) -> PageTable:

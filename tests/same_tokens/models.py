@@ -17,8 +17,8 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.tree import TreeShape
+from foresay.verifier.model.config import kv_shapes, window_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import kv_shapes, window_shapes
 from foresay.verifier.paged_model import PagedModel
 from tests.same_tokens.witness import Witness
 from tests.verifier.families import OF_BF16, make, round_to_bf16

@@ -15,17 +15,15 @@ from foresay.kvpaging import KVStore, PagePool
 from foresay.server.cli.main import COMMANDS, build_parser
 from foresay.server.engine.build import plan
 from foresay.server.engine.device import Device
-from foresay.server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION
+from foresay.server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION, rope_bytes, workspace_bytes
 from foresay.server.engine.memory import MemoryPlan
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import KVShape, ModelConfig, parameters
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.sizes import KVShape, parameters
 from foresay.verifier.model.weights import allocate
-from foresay.verifier.workspace import rope_bytes, workspace_bytes
 from tests.checking.planned import draft_of
 
 GIB = 1 << 30

@@ -19,9 +19,8 @@ from foresay.server.settings.resolved import BUNDLED, Unfit
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, stored_parameters
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import stored_parameters
 from foresay.verifier.model.weights import load
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.paged_model import PagedModel

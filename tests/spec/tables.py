@@ -25,7 +25,7 @@ from foresay.spec.sample import gumbel_row, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.model.sizes import KVShape
+from foresay.verifier.model.config import KVShape
 from tests.spec.grammars import Automaton
 from tests.spec.laws import reference_adjust, reference_draw
 

@@ -29,8 +29,8 @@ from foresay.verifier.graphs.state import Joined, StepState
 from foresay.verifier.heads.dflash import Block, DFlashHead
 from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import kv_shapes
 from tests.heads.plain import PlainEagle
 from tests.heads.plain_dflash import PlainDFlash
 from tests.heads.test_eagle_heads import Rig

@@ -17,9 +17,8 @@ from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.server.engine.parameters import quantized
 from foresay.spec.protocols import Rows, Wanted
 from foresay.spec.tree import MAX_NODES, DraftTree
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, window_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import window_shapes
 from foresay.verifier.model.weights import load
 from foresay.verifier.ops.kernels.cpu.threads import use, wanted
 from foresay.verifier.paged_model import PagedModel

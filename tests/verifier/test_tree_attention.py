@@ -11,7 +11,7 @@ import torch
 
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.tree import DraftTree
-from foresay.verifier.model.sizes import KVShape
+from foresay.verifier.model.config import KVShape
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import PagedRows
 from foresay.verifier.ops.tree_attention import tree_attention

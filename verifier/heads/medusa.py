@@ -24,9 +24,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.spec.protocols import Features
-from foresay.verifier.heads.files import HeadTensors
 from foresay.verifier.heads.layer import Finish
-from foresay.verifier.heads.layouts import MEDUSA_NAMES
+from foresay.verifier.heads.layouts import MEDUSA_NAMES, HeadTensors
 from foresay.verifier.heads.reader import HeadReader, known_ids
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import WeightsError

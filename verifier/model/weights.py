@@ -28,8 +28,7 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.nodes import Layer, Vector
 from foresay.verifier.model.quantization import HEAD, Scheme
-from foresay.verifier.model.rooms import Rooms
-from foresay.verifier.model.stored import Misfit, Stored, put, stored
+from foresay.verifier.model.stored import Misfit, Rooms, Stored, put, stored
 
 #: Told how much has been read, from 0 to 1.
 Progress = Callable[[float], None]
@@ -39,9 +38,9 @@ EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer. matrices: of its products (:mod:`foresay.verifier.model.sizes`), by name, [out, in], the rows of their
-    modules one below the other. biases: of those that have one. vectors: the rest, by the names that checkpoints have
-    for them."""
+    """One layer. matrices: of its products (:func:`foresay.verifier.model.config.products`), by name, [out, in], the
+    rows of their modules one below the other. biases: of those that have one. vectors: the rest, by the names that
+    checkpoints have for them."""
 
     matrices: dict[str, Matrix]
     biases: dict[str, Tensor]

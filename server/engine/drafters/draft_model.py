@@ -18,9 +18,8 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.text.tekken import tokenizer_file
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.tree import TreeShape
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.families import FAMILIES
-from foresay.verifier.model.sizes import parameters
 from foresay.verifier.paged_model import PagedModel
 
 #: A draft model with more than this share of the target's weights seldom pays.

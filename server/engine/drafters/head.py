@@ -27,12 +27,10 @@ from foresay.server.text.tekken import tokenizer_json
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
-from foresay.verifier.heads.files import HeadTensors
-from foresay.verifier.heads.layouts import PATTERNS, Kind, kind_of
+from foresay.verifier.heads.layouts import PATTERNS, HeadTensors, Kind, kind_of
 from foresay.verifier.heads.medusa import BESIDE_MODEL
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.model.weights import allocate
 from foresay.verifier.paged_model import PagedModel
 

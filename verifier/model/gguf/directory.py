@@ -17,8 +17,7 @@ from typing import Any
 from foresay.verifier.model.errors import ConfigError, ModelNotFound
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.config import config_of, end_tokens, tokens_of
-from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.gguf.parts import LINK, parts_of
+from foresay.verifier.model.gguf.file import LINK, GgufFile, parts_of
 from foresay.verifier.model.gguf.tokens import special_tokens, tokenizer_of
 from foresay.verifier.ops.kernels.cpu import kept
 
