@@ -29,7 +29,7 @@ from foresay.spec.trace import Statistics
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.capture import CudaGraphs, Direct
 from foresay.verifier.graphs.proposer import Proposer
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 PAGE = 16
 #: A head of a published shape, whose weights are random: it costs what a trained one costs and guesses nothing.

@@ -29,7 +29,7 @@ from foresay.verifier.heads.reader import weights_of
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import allocate, places
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 BUNDLED = Path(foresay.server.__file__).parent / "bundled"
 PROJECTIONS = tuple(f"self_attn.{name}_proj" for name in "qkvo")

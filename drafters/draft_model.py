@@ -29,9 +29,9 @@ from foresay.verifier.graphs.proposer import Taken
 from foresay.verifier.graphs.rows import rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.paged_pass import paged_pass
+from foresay.verifier.model_runner import PagedModel
 from foresay.verifier.ops.level import known_tokens
 from foresay.verifier.ops.trees import move_paths
-from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.paged_rows import StaticRows
 
 #: Committed text is caught up in pieces of at most this many rows, to bound the pass's memory.
@@ -41,7 +41,7 @@ _REACH = 2
 
 
 class DraftModelDrafter(TreeDrafter):
-    """Drafts with a :class:`~foresay.verifier.paged_model.PagedModel`.
+    """Drafts with a :class:`~foresay.verifier.model_runner.PagedModel`.
 
     In another vocabulary than the target's, read: int64[V], the model's id for each of the target's, and token_ids:
     int64[V'], the target's id of each of its logits; None where they are the same.

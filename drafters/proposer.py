@@ -26,11 +26,10 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape, merge
 from foresay.verifier.graphs.buckets import MakeProposers
-from foresay.verifier.graphs.plain import RootOnly
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from foresay.verifier.graphs.capture import Column, Staged
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer, RootOnly, Taken
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.paged_model import PagedModel
-from foresay.verifier.staged import Column, Staged
+from foresay.verifier.model_runner import PagedModel
 
 _UNKNOWN = np.array([np.nan])
 

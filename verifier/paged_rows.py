@@ -22,9 +22,9 @@ from foresay.kvpaging import WindowPages
 from foresay.spec.protocols import Rows, Wanted
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES, DraftTree
+from foresay.verifier.graphs.capture import Column, Staged
 from foresay.verifier.ops.records import SAMPLING, PagedRows, RowSampling, SamplingColumns
 from foresay.verifier.ops.tree_attention import find_places
-from foresay.verifier.staged import Column, Staged
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.protocols import Rows
 from foresay.spec.tree import DraftTree
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 #: All but those of one row are read together with as many of another text: so products have tiles of 16, 32, 64 and
 #: more rows. The text ends behind what attention sums at once (64 positions).

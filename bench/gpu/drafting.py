@@ -12,11 +12,10 @@ from bench.stats import percentile
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.buckets import widths
-from foresay.verifier.graphs.plain import RootOnly
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, chain_columns
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer, RootOnly, chain_columns
 from foresay.verifier.graphs.state import Joined, StepState
 from foresay.verifier.graphs.step import SpeculativeStep
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 #: Tokens of the bundled vocabulary; those after are never sampled.
 KNOWN_TOKENS = 4096

@@ -47,10 +47,10 @@ from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import Capture
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig, matrices, stored_parameters
+from foresay.verifier.model_runner import PagedModel
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.rounded import GROUP
-from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.probe import Exactness, probe
 
 

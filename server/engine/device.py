@@ -25,8 +25,8 @@ from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig, kv_shapes, window_shapes
 from foresay.verifier.model.decoder import Decoder, Packed
 from foresay.verifier.model.weights import load
+from foresay.verifier.model_runner import PagedModel
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
-from foresay.verifier.paged_model import PagedModel
 
 #: GPUs multiply bf16 from this compute capability on.
 _BF16_SINCE = (8, 0)

@@ -32,7 +32,7 @@ from foresay.verifier.graphs.buckets import pinned as pinned_proposers
 from foresay.verifier.graphs.capture import Capture, CudaGraphs, Direct
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import WholeRunner
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 #: Tokens drafted ahead where a shape is fixed and nobody says how far.
 DEFAULT_TOKENS = 4

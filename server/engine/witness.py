@@ -16,9 +16,9 @@ import torch
 
 from foresay.kvpaging import PagePool
 from foresay.server.settings.units import moment
+from foresay.verifier.model_runner import PagedModel
 from foresay.verifier.ops.kernels.cpu import kept
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.probe import EQUAL, Exactness, probe, probing
 
 #: Seconds that a finding is taken for true, and without a request before it is tried again, which double each time that

@@ -15,7 +15,7 @@ from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import ROOT_ONLY, TreeShape
-from foresay.verifier.graphs.plain import RootOnly
+from foresay.verifier.graphs.proposer import RootOnly
 from tests.combinations import alternating
 from tests.drafters.worlds import Captured, World
 from tests.same_tokens.heads import head_drafter

@@ -22,7 +22,7 @@ from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 from tests.combinations import alternating
 from tests.same_tokens.models import Pair, engine_of, paged
 from tests.same_tokens.runs import LARGEST, TEMPLATE, assert_same, jobs_of, plain

@@ -23,16 +23,15 @@ from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.proposer import Drafts
 from foresay.kvpaging import PagePool
 from foresay.spec.tree import TreeShape
-from foresay.verifier.graphs.plain import RootOnly
-from foresay.verifier.graphs.proposer import Proposer
+from foresay.verifier.graphs.capture import Column, Staged
+from foresay.verifier.graphs.proposer import Proposer, RootOnly
 from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import allocate
+from foresay.verifier.model_runner import PagedModel
 from foresay.verifier.ops.kernels import chain, linear
 from foresay.verifier.ops.kernels.chain import capability
-from foresay.verifier.paged_model import PagedModel
-from foresay.verifier.staged import Column, Staged
 from tests.kernels.binder import DEVICE, Launches, bound
 from tests.kernels.compiling import resource_usage
 

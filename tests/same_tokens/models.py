@@ -19,7 +19,7 @@ from foresay.spec.scheduler import Scheduler
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import kv_shapes, window_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 from tests.same_tokens.witness import Witness
 from tests.verifier.families import OF_BF16, make, round_to_bf16
 from tests.verifier.reading import load_decoder

@@ -18,7 +18,7 @@ from foresay.spec.adjust import Adjustment
 from foresay.spec.constrain import Guarded
 from foresay.spec.logprobs import logprobs_of_run
 from foresay.spec.protocols import Rows
-from foresay.verifier import verify
+from foresay.verifier import model_runner
 from foresay.verifier.model import paged_pass
 from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rounded
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
@@ -132,7 +132,7 @@ def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted rows stay in the slots where the tree had them."""
-    monkeypatch.setattr(verify, "move_paths", lambda *rows: None)
+    monkeypatch.setattr(model_runner, "move_paths", lambda *rows: None)
 
 
 def scales_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def _largest_scales() -> Kernel:
 
 def scales_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows move down without their scales."""
-    monkeypatch.setattr(verify, "move_paths", lambda parts, *rows: move_paths(parts[:2], *rows))
+    monkeypatch.setattr(model_runner, "move_paths", lambda parts, *rows: move_paths(parts[:2], *rows))
 
 
 def penalties_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from foresay.spec.protocols import Verified
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.trace import StepTrace
 from foresay.spec.tree import DraftTree
-from foresay.verifier.replayed_pass import ReplayedPass
+from foresay.verifier.model_runner import ReplayedPass
 
 
 def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> Engine:

@@ -22,8 +22,8 @@ from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model.config import ModelConfig, stored_parameters
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import load
+from foresay.verifier.model_runner import PagedModel
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.paged_model import PagedModel
 from tests.server.test_device import HOPPER
 from tests.simulated.device import DEVICE, simulated
 from tests.verifier.conftest import lesser

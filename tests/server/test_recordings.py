@@ -14,7 +14,7 @@ from foresay.server.engine.memory import recorded_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 
 @pytest.mark.parametrize(("draft", "tree"), [("auto", None), ("eagle3", "3,2,1"), ("none", None)])

@@ -19,9 +19,9 @@ from foresay.verifier.graphs import buckets
 from foresay.verifier.graphs.buckets import passes
 from foresay.verifier.graphs.capture import without_stops
 from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.model_runner import PagedModel
 from foresay.verifier.ops import rows
 from foresay.verifier.ops.records import Norm
-from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.paged_rows import Sizes
 from tests.same_tokens.captured import MakeDrafter, captured_engine, draft_model, run_freely
 from tests.same_tokens.models import Pair

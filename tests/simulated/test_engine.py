@@ -6,7 +6,7 @@ import pytest
 
 import foresay.server.engine.build
 import foresay.server.engine.calibrate
-import foresay.verifier.paged_model
+import foresay.verifier.model_runner
 from foresay.kvpaging import KVStore
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.device import Device
@@ -44,7 +44,7 @@ def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             count[0] += 1
             super().__init__(work)
 
-    monkeypatch.setattr(foresay.verifier.paged_model, "Direct", Counted)
+    monkeypatch.setattr(foresay.verifier.model_runner, "Direct", Counted)
     return count
 
 

@@ -35,7 +35,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
 from foresay.verifier.graphs.buckets import buckets, chunks, passes, sizes, widths
 from foresay.verifier.graphs.runner import WholeRunner
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.models import MakeDrafter, Pair, info_of, paged
 from tests.same_tokens.runs import jobs_of

@@ -20,8 +20,8 @@ from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.model.config import ModelConfig, window_shapes
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import load
+from foresay.verifier.model_runner import PagedModel
 from foresay.verifier.ops.kernels.cpu.threads import use, wanted
-from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.probe import probe
 
 

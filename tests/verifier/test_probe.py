@@ -10,8 +10,8 @@ import torch
 from foresay.kvpaging import KVStore, OutOfPages, PagePool
 from foresay.server.engine.memory import Demand
 from foresay.spec.tree import MAX_NODES
+from foresay.verifier.model_runner import PagedModel
 from foresay.verifier.ops.kernels import linear
-from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.probe import _CHUNKS as CHUNKS
 from foresay.verifier.probe import probe
 from tests.combinations import pairwise

@@ -20,9 +20,9 @@ from foresay.spec.protocols import Drafter, Verifier
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence, StepRunner, VerifyResult
 from foresay.spec.trace import Stopwatch
-from foresay.verifier.graphs.buckets import Bucket, Captured
-from foresay.verifier.graphs.capture import fetched
-from foresay.verifier.graphs.launched import (
+from foresay.verifier.graphs.buckets import (
+    Bucket,
+    Captured,
     Launched,
     between_drafts,
     capturable,
@@ -32,6 +32,7 @@ from foresay.verifier.graphs.launched import (
     reach,
     reserved,
 )
+from foresay.verifier.graphs.capture import fetched
 from foresay.verifier.graphs.state import Joined, write
 from foresay.verifier.graphs.step import Outcome, seen
 

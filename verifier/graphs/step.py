@@ -29,11 +29,10 @@ from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.paged_pass import paged_pass
+from foresay.verifier.model_runner import PagedModel, accept_and_move
 from foresay.verifier.ops.records import RowSampling
 from foresay.verifier.ops.sample import keep_allowed, sample_rows
 from foresay.verifier.ops.trees import real_parents, report
-from foresay.verifier.paged_model import PagedModel
-from foresay.verifier.verify import accept_and_move
 
 
 class Drawing(Protocol):

@@ -23,7 +23,7 @@ from foresay.spec.names import ALIASES, DRAFTERS, NONE
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 _NAMED = re.compile(r"(?!\d)\w+(\.(?!\d)\w+)*:(?!\d)\w+")
 #: What a drafter's name may look like: it stands in flags, requests, metrics and traces.

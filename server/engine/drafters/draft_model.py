@@ -20,7 +20,7 @@ from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.families import FAMILIES
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 #: A draft model with more than this share of the target's weights seldom pays.
 _LARGE = 0.5

@@ -29,7 +29,7 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.hub import resolve
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from foresay.verifier.heads.medusa import BESIDE_MODEL
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import allocate
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 #: Below this share of right first guesses a head hardly belongs to its target; chance is far below it.
 LEAST_AGREEMENT = 0.2

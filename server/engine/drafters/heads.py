@@ -32,7 +32,7 @@ from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from foresay.spec.names import NGRAM, NONE, SUFFIX
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.model.hub import resolve
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import PagedModel
 
 
 @dataclass(frozen=True)
