@@ -29,7 +29,7 @@ from foresay.spec.trace import Statistics
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.capture import CudaGraphs, Direct
 from foresay.verifier.graphs.proposer import Proposer
-from foresay.verifier.model_runner import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 PAGE = 16
 #: A head of a published shape, whose weights are random: it costs what a trained one costs and guesses nothing.
@@ -56,14 +56,14 @@ class Bench:
     pair: Pair
     positions: int
     random: bool = False
-    target: PagedModel = field(init=False)
+    target: ModelRunner = field(init=False)
     _drafters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         pool = PagePool(-(-self.positions // PAGE) + 1, PAGE)
         self.target = self._model(pool, self.pair.target, "target")
 
-    def _model(self, pool: PagePool, shape: ModelShape, name: str) -> PagedModel:
+    def _model(self, pool: PagePool, shape: ModelShape, name: str) -> ModelRunner:
         if self.random:
             decoder = random_model(self.device, shape, self.positions)
         else:

@@ -29,7 +29,7 @@ from foresay.verifier.heads.reader import weights_of
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import allocate, places
-from foresay.verifier.model_runner import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 BUNDLED = Path(foresay.server.__file__).parent / "bundled"
 PROJECTIONS = tuple(f"self_attn.{name}_proj" for name in "qkvo")
@@ -101,9 +101,9 @@ def scribble(store: KVStore) -> None:
         part.normal_()
 
 
-def paged(pool: PagePool, decoder: Decoder, device: Device) -> PagedModel:
+def paged(pool: PagePool, decoder: Decoder, device: Device) -> ModelRunner:
     """A decoder with a store on the pool."""
-    return PagedModel(decoder, store_for(pool, decoder, device), decoder.max_positions - 64)
+    return ModelRunner(decoder, store_for(pool, decoder, device), decoder.max_positions - 64)
 
 
 def random_eagle(device: Device, target: Decoder, shape: EagleShape) -> EagleHead:

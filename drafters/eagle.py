@@ -41,11 +41,11 @@ from foresay.spec.names import EAGLE, EAGLE3, PEAGLE
 from foresay.spec.protocols import Features, Rows
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.model.config import kv_shapes
-from foresay.verifier.paged_rows import StaticRows
 
 log = logging.getLogger("foresay.drafters")
 

@@ -29,7 +29,7 @@ from foresay.verifier.graphs.buckets import MakeProposers
 from foresay.verifier.graphs.capture import Column, Staged
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, RootOnly, Taken
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.model_runner import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 _UNKNOWN = np.array([np.nan])
 
@@ -301,7 +301,7 @@ _CHAINS, _TREES, _FOUND, _BESIDE = (2, 4, MODEL_LEVELS), (4, MODEL_LEVELS), (8, 
 
 
 def by_plan(
-    models: Sequence[tuple[TreeDrafter, int]], looks: bool, verifier: PagedModel, pinned: TreeShape | None = None
+    models: Sequence[tuple[TreeDrafter, int]], looks: bool, verifier: ModelRunner, pinned: TreeShape | None = None
 ) -> MakeProposers:
     """Where a budget plans who drafts how much. models: with the most levels of each. looks: whether any of those whom
     it asks looks texts up. pinned: the shape of every draft, if only the drafter is chosen."""

@@ -22,16 +22,16 @@ from foresay.kvpaging import KVStore, PageTable
 from foresay.spec.adjust import LogitEdits
 from foresay.spec.protocols import FeatureRequest, Features, Forward, Rows, Verified
 from foresay.spec.tree import MAX_NODES
+from foresay.verifier.forward_batch import ForwardBatch, Sizes, StaticRows, needed
 from foresay.verifier.graphs.capture import Capture, Direct, recorded, recorded_bytes
 from foresay.verifier.graphs.proposer import DeviceTree
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.paged_pass import paged_pass
+from foresay.verifier.model.forward import forward
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.records import AcceptedPaths
 from foresay.verifier.ops.rows import take_rows
 from foresay.verifier.ops.sample import edit_logits, sample_rows
 from foresay.verifier.ops.trees import accept_paths, move_paths
-from foresay.verifier.paged_rows import ForwardBatch, Sizes, StaticRows, needed
 
 
 def verify(store: KVStore, rows: StaticRows, sampled: Tensor, batch: ForwardBatch) -> Tensor:
@@ -80,7 +80,7 @@ def accept_and_move(
 _FORWARD, _SAMPLE, _VERIFY = range(3)
 
 
-class ReplayedPass:
+class GraphRunner:
     """One for rows of these sizes, with the features that one reader asks for. What it returns is good until the next
     pass."""
 
@@ -104,7 +104,7 @@ class ReplayedPass:
     def _work(self) -> Iterator[None]:
         with torch.inference_mode():
             rows = self._batch.laid_out()
-            self._logits, self._features = paged_pass(self._decoder, rows, self._store, self._asked)
+            self._logits, self._features = forward(self._decoder, rows, self._store, self._asked)
         yield
         if not self.sizes.wanted:
             return
@@ -151,13 +151,13 @@ def _of_tree(row: list[int], nodes: int) -> Verified:
 _LEAST = Sizes(16, 1, 16, 16)
 
 
-class PagedModel:
+class ModelRunner:
     """Implements :class:`foresay.spec.protocols.Verifier`. Owns its KV store; page tables belong to the sequences."""
 
     def __init__(self, decoder: Decoder, store: KVStore, max_positions: int) -> None:
         self.decoder, self.store = decoder, store
-        self._replayed: dict[FeatureRequest | None, list[ReplayedPass]] = {}
-        self._last: ReplayedPass | None = None
+        self._replayed: dict[FeatureRequest | None, list[GraphRunner]] = {}
+        self._last: GraphRunner | None = None
         self._kept = store.parts[0]
         self.vocab_size = decoder.config.vocab_size
         self.max_positions = max_positions
@@ -191,10 +191,10 @@ class PagedModel:
         self._last = self._holding(rows, features) or self._made(features, Sizes.of(rows), Direct)
         return self._last(rows, features)
 
-    def _made(self, features: FeatureRequest | None, sizes: Sizes, capture: Capture) -> ReplayedPass:
-        return ReplayedPass(self.decoder, self.store, features, sizes, capture)
+    def _made(self, features: FeatureRequest | None, sizes: Sizes, capture: Capture) -> GraphRunner:
+        return GraphRunner(self.decoder, self.store, features, sizes, capture)
 
-    def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> ReplayedPass | None:
+    def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> GraphRunner | None:
         """A captured pass that has room for these; None if they are to be run op by op."""
         passes = self._replayed.setdefault(features, [])
         if compiled(self._kept):

@@ -15,7 +15,7 @@ from foresay.verifier.graphs.buckets import widths
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, RootOnly, chain_columns
 from foresay.verifier.graphs.state import Joined, StepState
 from foresay.verifier.graphs.step import SpeculativeStep
-from foresay.verifier.model_runner import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 #: Tokens of the bundled vocabulary; those after are never sampled.
 KNOWN_TOKENS = 4096
@@ -42,7 +42,7 @@ class Ground:
     table is as wide as that of the captured steps by which a server of texts this long would serve it."""
 
     def __init__(
-        self, target: PagedModel, proposer: Proposer, context: int, steps: int = 0, temperature: float = 0.0
+        self, target: ModelRunner, proposer: Proposer, context: int, steps: int = 0, temperature: float = 0.0
     ) -> None:
         pool = target.store.pool
         count = pool.pages_for(context + (steps + 8) * proposer.shape.nodes)
@@ -63,7 +63,13 @@ class Steps:
     """Steps of one kind, captured where that is possible. block: steps in a row before the text is cut back."""
 
     def __init__(
-        self, device: Device, target: PagedModel, proposer: Proposer, context: int, block: int, temperature: float = 0.0
+        self,
+        device: Device,
+        target: ModelRunner,
+        proposer: Proposer,
+        context: int,
+        block: int,
+        temperature: float = 0.0,
     ) -> None:
         self.device, self.block = device, block
         self.ground = Ground(target, proposer, context, block, temperature)

@@ -31,8 +31,8 @@ from foresay.verifier.graphs.buckets import MakeProposers, buckets, chunks, pass
 from foresay.verifier.graphs.buckets import pinned as pinned_proposers
 from foresay.verifier.graphs.capture import Capture, CudaGraphs, Direct
 from foresay.verifier.graphs.proposer import Proposer
-from foresay.verifier.graphs.runner import WholeRunner
-from foresay.verifier.model_runner import PagedModel
+from foresay.verifier.graphs.runner import GraphStepRunner
+from foresay.verifier.model_runner import ModelRunner
 
 #: Tokens drafted ahead where a shape is fixed and nobody says how far.
 DEFAULT_TOKENS = 4
@@ -92,7 +92,7 @@ def _member(drafter: Drafter, profile_run: ProfileRun) -> Member:
 
 
 def capture_passes(
-    verifier: PagedModel,
+    verifier: ModelRunner,
     drafters: Sequence[Drafter],
     longest: int,
     max_seqs: int,
@@ -112,7 +112,7 @@ def capture_passes(
 
 
 def capture_levels(
-    verifier: PagedModel, drafting: Drafting, longest: int, max_seqs: int, capture: Capture, say: Callable[..., None]
+    verifier: ModelRunner, drafting: Drafting, longest: int, max_seqs: int, capture: Capture, say: Callable[..., None]
 ) -> None:
     """The levels of drafts: whoever asks for some later would hold up all streams until they are captured."""
     needed = rooms(max_seqs, longest, verifier.store.pool.page_size)
@@ -124,7 +124,7 @@ def capture_levels(
 
 
 def runner_of(
-    verifier: PagedModel,
+    verifier: ModelRunner,
     drafting: Drafting,
     longest: int,
     max_seqs: int,
@@ -144,10 +144,10 @@ def runner_of(
         made[key] = bucket
         for step in bucket.steps:
             step.drafting = _part(drafting.budget, step.proposer)
-    return WholeRunner(verifier, drafting.drafter, made)
+    return GraphStepRunner(verifier, drafting.drafter, made)
 
 
-def _proposers(verifier: PagedModel, drafting: Drafting) -> MakeProposers | None:
+def _proposers(verifier: ModelRunner, drafting: Drafting) -> MakeProposers | None:
     """Who drafts in captured steps; None where the host has to come in between."""
     budget, asked, shape = drafting.budget, configured(drafting.drafter), drafting.shape
     if budget is None:
@@ -176,7 +176,7 @@ def capture_of(graphs: bool) -> Capture:
     return CudaGraphs() if graphs else Direct
 
 
-def proposer(drafter: TreeDrafter | None, shape: TreeShape, sequences: int, verifier: PagedModel) -> Proposer | None:
+def proposer(drafter: TreeDrafter | None, shape: TreeShape, sequences: int, verifier: ModelRunner) -> Proposer | None:
     """Who drafts inside a captured step; None if nobody does."""
     if drafter is None or not shape.levels:
         return None

@@ -25,7 +25,7 @@ from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import Joined, StepState
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.paged_pass import paged_pass
+from foresay.verifier.model.forward import forward
 from foresay.verifier.ops.trees import accept_paths, move_paths
 from tests.same_tokens.models import paged
 
@@ -139,7 +139,7 @@ class Captured:
         tree = replace(tree, tokens=tree.tokens.clone())  # roots are read from the state, which moves on
         numbers = torch.arange(tree.tokens.shape[1]).expand(state.size, -1)
         rows, slots = rows_of(state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
-        features = paged_pass(self.world.target, rows, store, self.proposer.needs)[1]
+        features = forward(self.world.target, rows, store, self.proposer.needs)[1]
         sampled = torch.tensor(
             [dictated(*pair, chosen) for pair, chosen in zip(_pairs(tree), self._filled(choices), strict=True)]
         )

@@ -19,14 +19,14 @@ from foresay.spec.constrain import Guarded
 from foresay.spec.logprobs import logprobs_of_run
 from foresay.spec.protocols import Rows
 from foresay.verifier import model_runner
-from foresay.verifier.model import paged_pass
+from foresay.verifier.forward_batch import ForwardBatch
+from foresay.verifier.model import forward
 from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rounded
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted
 from foresay.verifier.ops.kernels.cpu.values import F32, I64, Value
 from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.ops.trees import move_paths
-from foresay.verifier.paged_rows import ForwardBatch
 
 
 def rewritten(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, kernel: type) -> None:
@@ -143,7 +143,7 @@ def scales_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         _largest_scales()(layer[2], slots, counted(count, len(qkv)), layer[2][0].numel())
         return query
 
-    monkeypatch.setattr(paged_pass, "rotate_and_store", then_largest)
+    monkeypatch.setattr(forward, "rotate_and_store", then_largest)
 
 
 @Compiled

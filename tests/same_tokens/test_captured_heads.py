@@ -15,7 +15,7 @@ from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.capture import Direct
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
-from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.graphs.state import StepState
 from tests.drafters.worlds import World
 from tests.same_tokens.captured import captured_engine, run_freely
@@ -84,7 +84,7 @@ class CapturedWhisper:
 class Run:
     """A run of captured steps. whispers: one for each number of places."""
 
-    runner: WholeRunner
+    runner: GraphStepRunner
     whispers: list[CapturedWhisper]
     accepted: int
 
@@ -100,7 +100,7 @@ def run(pair: Pair, kind: str, shape: str, jobs: list[Job], careful: bool = Fals
     engine = captured_engine(pair, head_of(pair, kind, shape), SHAPES[shape], wrap=wrap, capture=Direct, **options)
     found = run_freely(engine, jobs, careful)
     assert {name: text.tokens for name, text in found.items()} == {name: text.tokens for name, text in texts.items()}
-    assert isinstance(engine.runner, WholeRunner)
+    assert isinstance(engine.runner, GraphStepRunner)
     return Run(engine.runner, whispers, sum(text.statistics.accepted for text in found.values() if text.statistics))
 
 

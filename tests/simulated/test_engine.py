@@ -15,7 +15,7 @@ from foresay.spec.engine import Engine
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.graphs.capture import Direct, Work
-from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.simulated.device import DEVICE, Simulated, simulated
 from tests.simulated.graph import captured
 
@@ -88,7 +88,7 @@ def test_the_same_tokens_as_on_the_cpu(draft, tree, whole, monkeypatch) -> None:
         engine = build_engine(config)
         by_op = count_passes(monkeypatch)
         assert texts(engine) == expected
-    assert isinstance(engine.runner, WholeRunner) == whole
+    assert isinstance(engine.runner, GraphStepRunner) == whole
     assert 0 < by_op[0] < 8  # the prompts'; all others were replayed
     assert engine.info.device == "meta (a GPU in all but speed)"
     assert "workspace" in engine.info.memory

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu import threads
-from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.records import AttentionMetadata
 from foresay.verifier.ops.tree_attention import tree_attention
 from tests.combinations import pairwise
 from tests.kernels.paged import Bench, Sequence, kept
@@ -44,7 +44,7 @@ def bench(shape: tuple[int, int, int, torch.dtype]) -> Bench:
 
 
 def attended(
-    laid_out: tuple[Tensor, Tensor, Tensor, PagedRows],
+    laid_out: tuple[Tensor, Tensor, Tensor, AttentionMetadata],
     stored: torch.dtype | None = None,
     *,
     sinks: bool = False,

@@ -15,12 +15,12 @@ from foresay.spec.errors import ForesayError, InvalidRequest, NumericalError
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import MAX_NODES
+from foresay.verifier.forward_batch import Sizes
 from foresay.verifier.graphs.capture import Arrival, Capture, Replay, without_stops
 from foresay.verifier.graphs.proposer import Proposer, RootOnly
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.graphs.step import Drawing, SpeculativeStep, sampled_ids
-from foresay.verifier.model_runner import PagedModel
-from foresay.verifier.paged_rows import Sizes
+from foresay.verifier.model_runner import ModelRunner
 
 #: Sequences of a whole step; a larger batch runs in parts.
 SIZES = (1, 2, 4)
@@ -127,7 +127,7 @@ def chunks(most: int, max_tokens: int, page_size: int) -> list[Sizes]:
 
 
 def buckets(
-    model: PagedModel,
+    model: ModelRunner,
     make: MakeProposers,
     capture: Capture,
     shapes: tuple[list[int], list[int]],

@@ -20,9 +20,9 @@ from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from foresay.verifier.forward_batch import signed
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.records import AcceptedPaths
-from foresay.verifier.paged_rows import signed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foresay.verifier.forward_batch import Group, StaticRows
 from foresay.verifier.graphs.proposer import chain_columns
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.eager import compiled
-from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.records import AttentionMetadata
 from foresay.verifier.ops.tree_attention import find_places
 from foresay.verifier.ops.trees import lay_out, text_ends
-from foresay.verifier.paged_rows import Group, StaticRows
 
 
 class Nodes(NamedTuple):
@@ -48,7 +48,7 @@ def rows_of(
     size, count = nodes.tokens.shape
     lengths, tables = state.lengths if lengths is None else lengths, state.tables if tables is None else tables
     rows = size * count
-    paged = PagedRows(
+    paged = AttentionMetadata(
         tables=tables,
         page_size=state.page_size,
         lengths=lengths,

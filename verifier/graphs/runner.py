@@ -1,4 +1,4 @@
-"""WholeRunner: steps of a few sequences from captured graphs, one ahead of the host; all others in parts.
+"""GraphStepRunner: steps of a few sequences from captured graphs, one ahead of the host; all others in parts.
 
 ::
 
@@ -37,7 +37,7 @@ from foresay.verifier.graphs.state import Joined, write
 from foresay.verifier.graphs.step import Outcome, seen
 
 
-class WholeRunner(StepRunner):
+class GraphStepRunner(StepRunner):
     """buckets: captured steps by number of sequences and pages of a table.
 
     run_ahead: whether the next step is launched before the host has seen this one. counts: steps that were launched

@@ -28,8 +28,8 @@ from foresay.verifier.graphs.capture import Arrival, fetched, packed, unpacked
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.model.paged_pass import paged_pass
-from foresay.verifier.model_runner import PagedModel, accept_and_move
+from foresay.verifier.model.forward import forward
+from foresay.verifier.model_runner import ModelRunner, accept_and_move
 from foresay.verifier.ops.records import RowSampling
 from foresay.verifier.ops.sample import keep_allowed, sample_rows
 from foresay.verifier.ops.trees import real_parents, report
@@ -105,7 +105,7 @@ class SpeculativeStep:
     :meth:`foresay.spec.constrain.Constraint.masks` packs it) may be sampled.
     """
 
-    def __init__(self, model: PagedModel, proposer: Proposer, state: StepState, sample: Drawing = sampled_ids) -> None:
+    def __init__(self, model: ModelRunner, proposer: Proposer, state: StepState, sample: Drawing = sampled_ids) -> None:
         self.model, self.proposer, self.state = model, proposer, state
         self._sample = sample
         nodes, device = proposer.shape.nodes, state.device
@@ -139,7 +139,7 @@ class SpeculativeStep:
         if self.state.window_tables is not None:
             same, windowed = rows_of(self.state, nodes, tables=self.state.window_tables)
             rows = replace(rows, windowed=same)
-        logits, features = paged_pass(self.model.decoder, rows, self.model.store, self.proposer.needs)
+        logits, features = forward(self.model.decoder, rows, self.model.store, self.proposer.needs)
         return _Passed(tree, slots, windowed, logits, features)
 
     def _verify(self, passed: _Passed, allowed: Tensor | None) -> None:

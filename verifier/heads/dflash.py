@@ -21,15 +21,15 @@ from torch import Tensor
 from foresay.kvpaging import KVStore, PageTable
 from foresay.spec.protocols import Features
 from foresay.spec.sampling import SamplingParams
+from foresay.verifier.forward_batch import Group, StaticRows
 from foresay.verifier.graphs.rows import chain_words
 from foresay.verifier.graphs.state import Joined, StepState
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layer import PagedHead
-from foresay.verifier.model.paged_pass import placed
-from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.model.forward import placed
+from foresay.verifier.ops.records import AttentionMetadata
 from foresay.verifier.ops.rows import embed, norm
 from foresay.verifier.ops.trees import lay_out
-from foresay.verifier.paged_rows import Group, StaticRows
 
 
 class Block:
@@ -51,7 +51,7 @@ class Block:
     def rows(self, state: StepState, roots: Tensor, causal: bool = False) -> StaticRows:
         """Each sees all of its block; causal: none of what is behind it. roots: int64[S], tokens."""
         size, count = self._numbers.shape
-        paged = PagedRows(
+        paged = AttentionMetadata(
             tables=state.tables,
             page_size=state.page_size,
             lengths=state.lengths,

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from foresay.kvpaging import KVStore, PageTable
 from foresay.spec.protocols import Features, Rows
+from foresay.verifier.forward_batch import ForwardBatch, StaticRows
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layer import HeadWeights, PagedHead
 from foresay.verifier.ops.level import known_tokens
 from foresay.verifier.ops.rows import norm, pair, take_rows
-from foresay.verifier.paged_rows import ForwardBatch, StaticRows
 
 
 class EagleHead(PagedHead):
@@ -58,7 +58,7 @@ class EagleHead(PagedHead):
 
     @torch.inference_mode()
     def states(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
-        """Run static rows, storing their KV (:mod:`foresay.verifier.model.paged_pass`).
+        """Run static rows, storing their KV (:mod:`foresay.verifier.model.forward`).
 
         hidden: [R, H], the fused feature (or the state) behind each row's token. Returns of the wanted rows what the
         output matrix reads and the states to go on from, [W, H] both.

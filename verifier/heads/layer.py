@@ -13,15 +13,15 @@ from torch import Tensor
 
 from foresay.kvpaging import KVStore
 from foresay.spec.protocols import Features
+from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.model.decoder import PackedLayer
+from foresay.verifier.model.forward import attended, placed
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import Layer
-from foresay.verifier.model.paged_pass import attended, placed
 from foresay.verifier.model.rope import RopeTable
 from foresay.verifier.ops.records import Norm
 from foresay.verifier.ops.rows import add_norm, finish_logits, norm, take_rows
-from foresay.verifier.paged_rows import StaticRows
 
 #: The factor and the cap of logits.
 Finish = tuple[float, float | None]

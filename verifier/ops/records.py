@@ -110,7 +110,7 @@ class Places:
 
 
 @dataclass(slots=True)
-class PagedRows:
+class AttentionMetadata:
     """Where rows and their keys are. All tensors on one device; nothing of their content decides a shape.
 
     tables: int32[S, P], page ids; entries no row reaches may hold anything. page_size: slots of a page.

@@ -16,10 +16,10 @@ from torch import Tensor
 from foresay.kvpaging.ops import dequantized
 from foresay.verifier.ops.eager import op
 from foresay.verifier.ops.launch import new
-from foresay.verifier.ops.records import PagedRows, Places
+from foresay.verifier.ops.records import AttentionMetadata, Places
 
 
-def find_places(paged: PagedRows, rows: int, count: Tensor | None = None) -> Places:
+def find_places(paged: AttentionMetadata, rows: int, count: Tensor | None = None) -> Places:
     """Where all keys are, looked for once: for kernels of a CPU. rows: R. count: int64[1], how many of them; None:
     all."""
     from foresay.verifier.ops.kernels.cpu import places
@@ -35,7 +35,7 @@ def tree_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: PagedRows,
+    rows: AttentionMetadata,
     scale: float,
     window: int | None = None,
     first: int = 0,
@@ -69,7 +69,7 @@ def tree_attention(
 
 @tree_attention.on_gpu
 def _on_gpu(
-    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, window: int | None = None,
+    query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata, scale: float, window: int | None = None,
     first: int = 0, count: Tensor | None = None, scales: Tensor | None = None, softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -83,7 +83,7 @@ def _on_gpu(
 
 @tree_attention.on_cpu
 def _on_cpu(
-    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, window: int | None = None,
+    query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata, scale: float, window: int | None = None,
     first: int = 0, count: Tensor | None = None, scales: Tensor | None = None, softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -94,7 +94,7 @@ def _on_cpu(
     return mixed
 
 
-def _places(rows: PagedRows, sequence: int, order: int, row: int) -> Tensor:
+def _places(rows: AttentionMetadata, sequence: int, order: int, row: int) -> Tensor:
     """int64[N]: where the keys that a row may see lie in its sequence, in order of position."""
     length = int(rows.lengths[sequence])
     if rows.words is None or (rows.texts is not None and int(rows.texts[sequence])):

@@ -32,7 +32,7 @@ from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model_runner import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LayeredHead(Head):
         """Keys and values of its layers."""
         return token_bytes(self.config(target).layer, dtype, self.kv_dtype)
 
-    def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target, or does so on other layers; texts longer than it knows."""
         found = [tried(lambda table, tokens: self._guessed(drafter, target, table, tokens), target, pool, directory)]
         known = drafter.head.layer.max_positions
@@ -87,7 +87,7 @@ class LayeredHead(Head):
         """Where its keys and values are: with what it was given to read."""
         return drafter.fed
 
-    def _guessed(self, drafter: Any, target: PagedModel, table: PageTable, tokens: Tensor) -> str:
+    def _guessed(self, drafter: Any, target: ModelRunner, table: PageTable, tokens: Tensor) -> str:
         """What ``trial.tried`` asks. Layers may be numbered by another convention, so the others are tried."""
         head = drafter.head
         others = head.config.other_layers(target.decoder.config.num_layers)
@@ -148,7 +148,7 @@ class Medusa(Head):
     names, made = (MEDUSA,), MedusaDrafter
     kind, trained = "medusa", MEDUSA
 
-    def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> MedusaDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> MedusaDrafter:
         """With a store on the pool's pages."""
         return MedusaDrafter(MedusaHeads.load(self.directory, target.decoder), pool, dynamic)
 
@@ -156,7 +156,7 @@ class Medusa(Head):
         """The target's last hidden state."""
         return item_bytes(dtype) * target.hidden_size
 
-    def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target."""
 
         def guessed(table: PageTable, tokens: Tensor) -> str:
@@ -200,7 +200,7 @@ class Eagle(LayeredHead):
         layer = self.config(target).layer
         return super().token_bytes(target, dtype) + item_bytes(dtype) * int(layer.hidden_size)
 
-    def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> EagleDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> EagleDrafter:
         """With stores on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
@@ -229,7 +229,7 @@ class DFlash(LayeredHead):
     names, made = (DFLASH, DSPARK), DFlashDrafter
     kind, trained = "dflash", DFLASH
 
-    def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> DFlashDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> DFlashDrafter:
         """With a store on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)

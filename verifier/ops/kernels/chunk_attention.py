@@ -30,7 +30,7 @@ from foresay.verifier.ops.kernels.key_blocks import (
     tiles_of,
 )
 from foresay.verifier.ops.launch import as_stored
-from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.records import AttentionMetadata
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -85,7 +85,7 @@ def chunk_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: PagedRows,
+    rows: AttentionMetadata,
     scale: float,
     window: int | None = None,
     first: int = 0,

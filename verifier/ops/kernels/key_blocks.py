@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.quantized_rows import widened
-from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.records import AttentionMetadata
 
 #: Keys of a block.
 BLOCK = 64
@@ -171,7 +171,7 @@ def scaling(scale: float, softcap: float | None) -> tuple[float, float]:
     return (scale * LOG2_E, 0.0) if softcap is None else (2.0 * LOG2_E * scale / softcap, softcap * LOG2_E)
 
 
-def shape_constants(query: Tensor, keys: Tensor, rows: PagedRows, window: int | None) -> dict[str, int]:
+def shape_constants(query: Tensor, keys: Tensor, rows: AttentionMetadata, window: int | None) -> dict[str, int]:
     """The constants that all kernels here share."""
     heads, width = query.shape[1:]
     return {
@@ -185,7 +185,7 @@ def shape_constants(query: Tensor, keys: Tensor, rows: PagedRows, window: int | 
     }
 
 
-def tile_constants(query: Tensor, keys: Tensor, rows: PagedRows) -> dict[str, int]:
+def tile_constants(query: Tensor, keys: Tensor, rows: AttentionMetadata) -> dict[str, int]:
     """The constants of kernels that read keys and values: query heads of a kv head, value columns, page size."""
     group = query.shape[1] // keys.shape[1]
     assert group <= TILE, f"{group} query heads share a kv head; a tile holds {TILE}"
@@ -193,7 +193,7 @@ def tile_constants(query: Tensor, keys: Tensor, rows: PagedRows) -> dict[str, in
     return {"GROUP": group, "C": columns, "PAGE": rows.page_size, "TILE": TILE}
 
 
-def tiles_of(query: Tensor, keys: Tensor, rows: PagedRows) -> int:
+def tiles_of(query: Tensor, keys: Tensor, rows: AttentionMetadata) -> int:
     """The most tiles that so many rows of so many sequences fill."""
     stacked = len(query) * (query.shape[1] // keys.shape[1])
     return -(-stacked // TILE) + len(rows.lengths) - 1

@@ -20,7 +20,7 @@ from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.values import I1, I32, I64, Value
-from foresay.verifier.ops.records import PagedRows, Places
+from foresay.verifier.ops.records import AttentionMetadata, Places
 
 #: Nodes of a tree at most, and numbers that say of a row: its sequence, leading positions of that, nodes of its path.
 NODES, INFO = 64, 3
@@ -30,7 +30,7 @@ ROWS, SPAN, UNIT = 32, 256, 7
 _FEW, PARTS = 64, 1024
 
 
-def find_places(paged: PagedRows, rows: int, count: Tensor) -> Places:
+def find_places(paged: AttentionMetadata, rows: int, count: Tensor) -> Places:
     """rows: room for so many. count: int64[1], how many there are; those behind the last sequence's are padding."""
     sequences, pages = paged.tables.shape
     shapes = ((sequences, pages * paged.page_size), (rows, INFO), (rows, NODES), (rows + PARTS, UNIT))

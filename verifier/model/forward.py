@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foresay.kvpaging import KVStore
 from foresay.spec.protocols import FeatureRequest, Features
+from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import Attention
@@ -20,11 +21,10 @@ from foresay.verifier.ops.records import Norm, Partials, Rotation
 from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits, gate_heads, norm, take_rows
 from foresay.verifier.ops.tree_attention import tree_attention
-from foresay.verifier.paged_rows import StaticRows
 
 
 @torch.inference_mode()
-def paged_pass(
+def forward(
     decoder: Decoder, rows: StaticRows, store: KVStore, features: FeatureRequest | None = None
 ) -> tuple[Tensor, Features]:
     """Run the rows through the model, storing their KV.

@@ -23,7 +23,7 @@ from foresay.spec.protocols import Rows, Wanted
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.graphs.capture import Column, Staged
-from foresay.verifier.ops.records import SAMPLING, PagedRows, RowSampling, SamplingColumns
+from foresay.verifier.ops.records import SAMPLING, AttentionMetadata, RowSampling, SamplingColumns
 from foresay.verifier.ops.tree_attention import find_places
 
 
@@ -32,7 +32,7 @@ class Group:
     """Rows that attend alike: all are nodes of trees (or short chains), or all are long stretches of text."""
 
     rows: slice
-    paged: PagedRows
+    paged: AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,9 @@ class ForwardBatch:
             slots, groups = there[pages + "slots"], self._groups(pages + "tables")
             return StaticRows(there["tokens"], there["positions"], slots, groups, there["wanted"])
         rows, wanted, sequences = there["counts"].split(1)
-        paged = PagedRows(there[pages + "tables"], self._size, there["lengths"], there["offsets"], there["words"])
+        paged = AttentionMetadata(
+            there[pages + "tables"], self._size, there["lengths"], there["offsets"], there["words"]
+        )
         paged.texts, paged.sequences = there["texts"], sequences
         places = find_places(paged, self.sizes.rows, rows)
         groups = (Group(slice(0, self.sizes.rows), paged),)
@@ -205,7 +207,7 @@ class ForwardBatch:
             first, *more = alike
             behind = first + len(more) + 1
             rows, begin = slice(offsets[first], offsets[behind]), offsets[first]
-            paged = PagedRows(
+            paged = AttentionMetadata(
                 there[tables][first:behind],
                 self._size,
                 there["lengths"][first:behind],
