@@ -19,7 +19,7 @@ from torch import Tensor
 from foresay.drafters.calibration import Calibration, Floats, kind_of
 from foresay.drafters.growth import Level, LevelLayout
 from foresay.spec.constrain import Ahead
-from foresay.spec.decide import edits_at, edits_logits
+from foresay.spec.logits import edits_at, edits_logits
 from foresay.spec.price import Bar
 from foresay.spec.sample import BROKEN
 from foresay.spec.sequence import SequenceState

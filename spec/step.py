@@ -24,9 +24,8 @@ from torch import Tensor
 from foresay.spec.adjust import LogitEdits
 from foresay.spec.budget.plan import NO_PLAN, Plan
 from foresay.spec.constrain import Guarded, MaskThread, graft
-from foresay.spec.decide import edits_of, why_nothing
 from foresay.spec.errors import ForesayError
-from foresay.spec.logprobs import logprobs_of_run, score_prompt
+from foresay.spec.logits import edits_of, logprobs_of_run, score_prompt, why_nothing
 from foresay.spec.protocols import (
     Drafter,
     Features,

@@ -12,9 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foresay.drafters.suffix.contexts import MOST_CONTEXT, Contexts
+from foresay.drafters.suffix.contexts import MOST_CONTEXT, Answers, Contexts, History
 from foresay.drafters.suffix.growth import Found, Grown, grow_chain, grow_tree
-from foresay.drafters.suffix.history import Answers, History
 from foresay.spec.names import SUFFIX
 from foresay.spec.protocols import FeatureRequest, or_roots
 from foresay.spec.sequence import SequenceState

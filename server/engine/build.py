@@ -50,7 +50,7 @@ from foresay.verifier.model.config import ModelConfig, matrices, stored_paramete
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.ops.rounded import GROUP
+from foresay.verifier.ops.linear import GROUP
 from foresay.verifier.probe import Exactness, probe
 
 

@@ -17,7 +17,7 @@ from foresay.drafters.grown import adjusted, adjusts
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.adjust import Adjustment, edit_logits, packed, paths_of, unpacked
 from foresay.spec.constrain import Ahead, Guarded
-from foresay.spec.decide import edits_of
+from foresay.spec.logits import edits_of
 from foresay.spec.protocols import Drafter, Rows
 from foresay.spec.request import Request
 from foresay.spec.sample import Noise, sample

@@ -12,9 +12,8 @@ from itertools import pairwise
 import pytest
 
 from foresay.drafters.shadow import Walk
-from foresay.drafters.suffix.contexts import MOST_CONTEXT, MOST_PLACES, Contexts
+from foresay.drafters.suffix.contexts import MOST_CONTEXT, MOST_PLACES, Contexts, History
 from foresay.drafters.suffix.drafter import PIECE, Slices, SuffixDrafter
-from foresay.drafters.suffix.history import History
 from foresay.spec.tree import TreeShape
 from tests.drafters.texts import sequence
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.drafters.dflash import DFlashDrafter, DSparkDrafter
+from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams

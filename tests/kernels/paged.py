@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import quantized
+from foresay.kvpaging.store import quantized
 from foresay.verifier.ops.records import AttentionMetadata
 from tests.verifier.reading import random_parents
 

@@ -6,9 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from foresay.drafters.dflash import DFlashDrafter, DSparkDrafter
 from foresay.drafters.eagle import EagleDrafter, PEagleDrafter
-from foresay.drafters.medusa import MedusaDrafter
+from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter, MedusaDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.protocols import Drafter, Features
 from foresay.spec.sequence import SequenceState

@@ -16,7 +16,7 @@ from torch import Tensor
 from foresay.spec import step
 from foresay.spec.adjust import Adjustment
 from foresay.spec.constrain import Guarded
-from foresay.spec.logprobs import logprobs_of_run
+from foresay.spec.logits import logprobs_of_run
 from foresay.spec.protocols import Rows
 from foresay.verifier import model_runner
 from foresay.verifier.forward_batch import ForwardBatch

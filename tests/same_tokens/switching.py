@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.drafters.eagle import EagleDrafter
-from foresay.drafters.medusa import MedusaDrafter
 from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.parallel import MedusaDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.protocols import Drafter, FeatureRequest, Features, reader_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.spec.logprobs import row_sum
+from foresay.spec.logits import row_sum
 from foresay.spec.sample import BROKEN, Noise, gumbel_row, keep_top_k, keep_top_p_min_p, sample
 from foresay.spec.sampling import SamplingParams, derive_seed
 from tests.spec.laws import ALPHA, chi_square_tail, gumbel, kept, law, pair_tail, reference_draw

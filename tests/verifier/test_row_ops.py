@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.kvpaging.ops import as_bytes, quantized
+from foresay.kvpaging.store import as_bytes, quantized
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation

@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 
 from foresay.verifier.model.errors import ModelError, WeightsError
 from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.gguf.config import CONFIGURATION, ours, theirs
 from foresay.verifier.model.gguf.file import LINK, TYPES, GgufFile, parts_of
-from foresay.verifier.model.gguf.names import CONFIGURATION, ours, theirs
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")

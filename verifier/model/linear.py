@@ -16,10 +16,9 @@ from torch import Tensor
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
-from foresay.verifier.ops.linear import PackedWeight, packed_linear, unfinished_linear
+from foresay.verifier.ops.linear import GROUP, PackedWeight, packed_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate, Partials
-from foresay.verifier.ops.rounded import GROUP
 from foresay.verifier.ops.rows import take_columns
 
 #: A weight as a checkpoint has it, [out, in].
@@ -31,7 +30,7 @@ class Linear:
 
     dtype, device: of x and of what comes out; dtype is the weight's unless given. gated: what is done to the
     product (:meth:`gated`). rounds: inputs are rounded to 8 bits where the weight has kernels for that
-    (:mod:`foresay.verifier.ops.rounded`).
+    (:mod:`foresay.verifier.ops.linear`).
     """
 
     __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import LARGEST, store_rows
+from foresay.kvpaging.store import LARGEST, store_rows
 from foresay.verifier.ops.eager import op
 from foresay.verifier.ops.launch import as_read, as_stored, launch, new, on_triton, row_of
 from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
@@ -36,8 +36,8 @@ def rotate_and_store(
 
     qkv: [R, (Q + 2 G) * D], queries, keys, values, a product that may not be finished. layer: one layer of a store, its
     keys, values and scales: [slots, G, D] twice, written in place, and None; or fp32[slots, 2, G] where keys and values
-    are quantised on the way (:func:`foresay.kvpaging.ops.quantized`), and are of the quantised dtype. slots: int64[R],
-    distinct but for padding rows, which all go to slots of page 0. All else is of one dtype, all is contiguous.
+    are quantised on the way (:func:`foresay.kvpaging.store.quantized`), and are of the quantised dtype. slots:
+    int64[R], distinct but for padding rows, which all go to slots of page 0. All else is of one dtype and contiguous.
     Returns the rotated queries, [R, Q, D], contiguous. count: int64[1], of how many rows, read when it runs (of
     compiled kernels; None: all).
     """

@@ -126,6 +126,6 @@ def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
     if not compiled(logits):
         adjust.keep_allowed(logits, allowed)
         return
-    from foresay.verifier.ops.kernels.cpu import allowed as kernels
+    from foresay.verifier.ops.kernels.cpu import choice as kernels
 
     kernels.keep_allowed(logits, allowed.contiguous())  # a grammar's masks may be one row that is repeated

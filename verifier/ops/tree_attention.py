@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import dequantized
+from foresay.kvpaging.store import dequantized
 from foresay.verifier.ops.eager import op
 from foresay.verifier.ops.launch import new
 from foresay.verifier.ops.records import AttentionMetadata, Places
@@ -22,11 +22,11 @@ from foresay.verifier.ops.records import AttentionMetadata, Places
 def find_places(paged: AttentionMetadata, rows: int, count: Tensor | None = None) -> Places:
     """Where all keys are, looked for once: for kernels of a CPU. rows: R. count: int64[1], how many of them; None:
     all."""
-    from foresay.verifier.ops.kernels.cpu import places
+    from foresay.verifier.ops.kernels.cpu import units
     from foresay.verifier.ops.kernels.cpu.launch import counted
 
     if paged.places is None:
-        paged.places = places.find_places(paged, rows, counted(count, rows))
+        paged.places = units.find_places(paged, rows, counted(count, rows))
     return paged.places
 
 

@@ -6,7 +6,7 @@ the same name (:mod:`foresay.verifier.ops.kernels.trees`).
 :func:`accept_paths` is what :func:`foresay.spec.accept.accept` says of one tree, for trees padded to one size: so that
 it can be part of a captured graph. Stop ids and length limits stay with the host, which cuts the emitted run.
 
-:func:`foresay.kvpaging.ops.move_rows` takes as many rows as its index tensors name. Inside a captured graph the tensors
+``move_rows`` of :mod:`foresay.kvpaging.store` takes as many rows as its index tensors name. In a captured graph tensors
 have one size, and how many rows count is known to the device alone. So :func:`move_paths` is here and not in kvpaging,
 which keeps to torch and numpy.
 
@@ -20,7 +20,7 @@ import math
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import move_rows
+from foresay.kvpaging.store import move_rows
 from foresay.spec.accept import accept
 from foresay.spec.tree import DraftTree
 from foresay.verifier.ops.eager import op

@@ -12,9 +12,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from foresay.drafters.dflash import DFlashDrafter, DSparkDrafter
 from foresay.drafters.eagle import EagleDrafter, PEagleDrafter
-from foresay.drafters.medusa import MedusaDrafter
+from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter, MedusaDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.checks import Notes, Target, layers
 from foresay.server.engine.device import KV_DTYPES
@@ -143,7 +142,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Medusa(Head):
-    """:mod:`foresay.drafters.medusa`."""
+    """:mod:`foresay.drafters.parallel`."""
 
     names, made = (MEDUSA,), MedusaDrafter
     kind, trained = "medusa", MEDUSA
@@ -224,7 +223,7 @@ class Eagle(LayeredHead):
 
 @dataclass(frozen=True)
 class DFlash(LayeredHead):
-    """:mod:`foresay.drafters.dflash`, :mod:`foresay.drafters.dflash`."""
+    """:mod:`foresay.drafters.parallel`, :mod:`foresay.drafters.parallel`."""
 
     names, made = (DFLASH, DSPARK), DFlashDrafter
     kind, trained = "dflash", DFLASH

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import as_bytes, dequantized
+from foresay.kvpaging.store import as_bytes, dequantized
 from foresay.verifier.ops.kernels import segments
 from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
 from foresay.verifier.ops.rope import rotate_and_store

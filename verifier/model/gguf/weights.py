@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.gguf.config import CONFIGURATION, gguf_of, ours, theirs
 from foresay.verifier.model.gguf.file import (
     BF16,
     F16,
@@ -44,7 +45,6 @@ from foresay.verifier.model.gguf.file import (
     GgufFile,
     Type,
 )
-from foresay.verifier.model.gguf.names import CONFIGURATION, gguf_of, ours, theirs
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.ops.quantized import QuantizedMatrix
 

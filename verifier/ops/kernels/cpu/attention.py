@@ -24,13 +24,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import LARGEST
+from foresay.kvpaging.store import LARGEST
 from foresay.verifier.ops.kernels.cpu import launch, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.parts import Parts, part_of
-from foresay.verifier.ops.kernels.cpu.places import INFO, NODES, PARTS, ROWS, SPAN, UNIT
 from foresay.verifier.ops.kernels.cpu.spans import Piece, Spans, Stored, T, room_of
+from foresay.verifier.ops.kernels.cpu.units import INFO, NODES, PARTS, ROWS, SPAN, UNIT, Parts, part_of
 from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.records import Places
 

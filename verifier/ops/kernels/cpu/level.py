@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.largest import ROOM, Largest
+from foresay.verifier.ops.kernels.cpu.choice import ROOM, Largest
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.values import F32, I16, I32, I64, LANES, Value, vector
 from foresay.verifier.ops.records import MOST_CHILDREN, Above, Kept, Pieces

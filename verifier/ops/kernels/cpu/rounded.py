@@ -1,4 +1,4 @@
-"""Products of whole numbers (:mod:`foresay.verifier.ops.rounded`): rounding rows, and multiplying them.
+"""Products of whole numbers (:mod:`foresay.verifier.ops.linear`): rounding rows, and multiplying them.
 
 ::
 
@@ -27,8 +27,8 @@ from foresay.verifier.ops.kernels.cpu.integer_product import IntegerProduct, Int
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
 from foresay.verifier.ops.kernels.cpu.values import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, Value, vector
+from foresay.verifier.ops.linear import GROUP, LEAST
 from foresay.verifier.ops.records import turns_of
-from foresay.verifier.ops.rounded import GROUP, LEAST
 
 #: Numbers of rows with code of their own (others are filled up), the last of them at once, where registers are 32 and
 #: wide, and where they are not; and vectors of outputs where they are.

@@ -22,8 +22,7 @@ from math import gcd
 from typing import Any, TypeVar
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.parts import part_of
-from foresay.verifier.ops.kernels.cpu.places import SPAN
+from foresay.verifier.ops.kernels.cpu.units import SPAN, part_of
 from foresay.verifier.ops.kernels.cpu.values import BF16, BYTES, E4M3, F32, I8, I16, I32, I64, LANES, Value, vector
 
 T = TypeVar("T", int, Value)

@@ -1,6 +1,6 @@
-"""A DFlash or DSpark head proposes: one pass makes the logits of all levels, and a chain or a tree is grown from them.
+"""Heads that guess all levels at once: DFlash, DSpark and Medusa.
 
-::
+Of DFlash one pass makes the logits of all levels, and a chain or a tree is grown from them::
 
     committed    keys and values of what the target thought of each position, stored as soon as it is known
     begin        a pass over the root and a mask for each level; only its rows' keys are scratch
@@ -11,6 +11,10 @@ of what is missing: among a position's likely tokens the one that will be drawn 
 
 A DSpark head has a DFlash block, whose logits below each node are moved by the node's own token. The pass is DFlash's;
 what follows below a token costs a small product for each level, so that trees grow as those of a draft model do.
+
+Of Medusa's heads each guesses a token further on from the hidden state of the last committed row. One small product per
+depth for all sequences, no pass over the text; what is stored is the hidden state of each position. Heads do not see
+what the others chose, so below every node of a depth the candidates are the same.
 """
 
 from __future__ import annotations
@@ -18,14 +22,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresay.drafters.fed import FedDrafter, marginal_logits
+from foresay.drafters.fed import FeatureDrafter, FedDrafter, marginal_logits
 from foresay.drafters.growth import Growth
 from foresay.kvpaging import KVStore, PagePool
-from foresay.spec.names import DFLASH, DSPARK
-from foresay.spec.protocols import Features
+from foresay.spec.names import DFLASH, DSPARK, MEDUSA
+from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.dflash import Block, DFlashHead
+from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.ops.level import known_tokens
 
@@ -111,3 +116,40 @@ class DSparkDrafter(DFlashDrafter):
         known = known_tokens(tokens.contiguous(), self.head.vocab_size).flatten()
         bias, states = self._markov.bias(known, hidden, states)
         return logits + bias, states
+
+
+class MedusaDrafter(FeatureDrafter):
+    """Drafts with heads, as deep as there are heads."""
+
+    free = True
+
+    def __init__(self, heads: MedusaHeads, pool: PagePool, dynamic: bool = True, name: str = MEDUSA) -> None:
+        needs, width = FeatureRequest(final=True), heads.hidden_size
+        super().__init__(name, dynamic, pool, needs, width, heads.dtype, heads.device, heads.token_map)
+        self.heads = heads
+
+    def fuse(self, features: Features) -> Tensor:
+        """[R, H]: the state that the target's output head multiplies."""
+        return features["final"]
+
+    def limited(self, shape: TreeShape) -> TreeShape:
+        """Not deeper than there are heads."""
+        return shape.limited(len(self.heads))
+
+    def reach(self, levels: int) -> int:
+        """The root, for the state it was sampled from."""
+        return 1
+
+    def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:
+        """The first head, run once for all sequences."""
+        hidden = self.before(state, levels)
+        return self.heads(hidden, 0), hidden
+
+    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The next head: the same below every node."""
+        assert states is not None, "the roots' hidden rows"
+        depth = len(growth.levels)
+        logits = self.heads(states, depth)
+        if growth.plan.apart:
+            logits = logits.repeat_interleave(growth.plan.levels[depth].front, dim=0)
+        return logits, states
