@@ -23,8 +23,8 @@ from foresay.spec.protocols import Rows, Wanted
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.graphs.capture import Column, Staged
+from foresay.verifier.ops.attention import find_places
 from foresay.verifier.ops.records import SAMPLING, AttentionMetadata, RowSampling, SamplingColumns
-from foresay.verifier.ops.tree_attention import find_places
 
 
 @dataclass(frozen=True, slots=True)

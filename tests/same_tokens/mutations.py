@@ -21,11 +21,11 @@ from foresay.spec.protocols import Rows
 from foresay.verifier import model_runner
 from foresay.verifier.forward_batch import ForwardBatch
 from foresay.verifier.model import forward
+from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rounded
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted
 from foresay.verifier.ops.kernels.cpu.values import F32, I64, Value
-from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.ops.trees import move_paths
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.verifier.ops.attention import tree_attention
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.records import AttentionMetadata
-from foresay.verifier.ops.tree_attention import tree_attention
 from tests.combinations import pairwise
 from tests.kernels.paged import Bench, Sequence, kept
 from tests.verifier.conftest import PROCESSORS

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.kvpaging.store import as_bytes, quantized
+from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
-from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, norm
 from tests.combinations import pairwise
 from tests.verifier.conftest import PROCESSORS

@@ -13,9 +13,9 @@ from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.tree import DraftTree
 from foresay.verifier.forward_batch import signed
 from foresay.verifier.model.config import KVShape
+from foresay.verifier.ops.attention import tree_attention
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import AttentionMetadata
-from foresay.verifier.ops.tree_attention import tree_attention
 from tests.verifier.reading import random_parents, scattered
 
 SCALE = 0.3

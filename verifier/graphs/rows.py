@@ -11,9 +11,9 @@ from torch import Tensor
 from foresay.verifier.forward_batch import Group, StaticRows
 from foresay.verifier.graphs.proposer import chain_columns
 from foresay.verifier.graphs.state import StepState
+from foresay.verifier.ops.attention import find_places
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.records import AttentionMetadata
-from foresay.verifier.ops.tree_attention import find_places
 from foresay.verifier.ops.trees import lay_out, text_ends
 
 

@@ -17,10 +17,9 @@ from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import Attention
+from foresay.verifier.ops.attention import rotate_and_store, tree_attention
 from foresay.verifier.ops.records import Norm, Partials, Rotation
-from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits, gate_heads, norm, take_rows
-from foresay.verifier.ops.tree_attention import tree_attention
 
 
 @torch.inference_mode()
@@ -101,7 +100,7 @@ def attended(
     sinks: Tensor | None,
     first: int = 0,
 ) -> Tensor:
-    """[R, Q * D]: the attention of all groups of rows (:func:`~foresay.verifier.ops.tree_attention.tree_attention`)."""
+    """[R, Q * D]: the attention of all groups of rows (:func:`~foresay.verifier.ops.attention.tree_attention`)."""
     keys, values, scales = stored
     how = node.scale, node.window, first, rows.count, scales, node.softcap, sinks
     seen = [tree_attention(query[group.rows], keys, values, group.paged, *how) for group in rows.groups]

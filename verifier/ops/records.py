@@ -62,8 +62,8 @@ class Norm:
 class Rotation(NamedTuple):
     """The angles of each row of a pass, by its position.
 
-    cos, signed_sin: [R, 1, D] as :func:`foresay.verifier.ops.rope.rotate` takes them. query_factor: [R], of the same
-    dtype, what a row's queries are multiplied by once they are rotated; None: nothing.
+    cos, signed_sin: [R, 1, D] as :func:`foresay.verifier.ops.attention.rotate` takes them. query_factor: [R], of the
+    same dtype, what a row's queries are multiplied by once they are rotated; None: nothing.
     """
 
     cos: Tensor
@@ -121,7 +121,7 @@ class AttentionMetadata:
     depths: int32[R], nodes above each row, which is at position length + depth. Not read where words is None.
     texts: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU; None:
         no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
-    places: what :func:`foresay.verifier.ops.tree_attention.find_places` found; None: nothing was looked for.
+    places: what :func:`foresay.verifier.ops.attention.find_places` found; None: nothing was looked for.
     """
 
     tables: Tensor

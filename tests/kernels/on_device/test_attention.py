@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foresay.verifier.ops import tree_attention as op
+from foresay.verifier.ops import attention as op
 from foresay.verifier.ops.kernels import tree_attention as kernels
 from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
 from foresay.verifier.ops.kernels.tree_attention import tree_attention

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.store import as_bytes, dequantized
-from foresay.verifier.ops.kernels import segments
+from foresay.verifier.ops.attention import rotate_and_store
+from foresay.verifier.ops.kernels import linear
 from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
-from foresay.verifier.ops.rope import rotate_and_store
 from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, norm, pair, take_both
 from tests.combinations import pairwise
 from tests.kernels.on_device.conftest import DTYPES
@@ -80,7 +80,7 @@ def test_a_share_of_a_branch_is_added(width, dtype, device) -> None:
     """Then the sum is normed or not; segments are added up before."""
     x, y = noise(device, ROWS, width, dtype=dtype), noise(device, ROWS, width, dtype=dtype).flip(0)
     partials, how = Partials(noise(device, 3, ROWS, width, dtype=torch.float32), y[0]), Norm(y[1], 1e-6)
-    for added, whole in ((y, y), (partials, segments.finish(partials, dtype))):
+    for added, whole in ((y, y), (partials, linear.finish(partials, dtype))):
         streams, plain = [x.clone() for _ in range(4)], x.cpu().clone()
         add_norm(plain, whole.cpu(), None, share=0.22)
         assert add_norm.launch(streams[0], added, None, share=0.22) is streams[0] and close(streams[0], plain, 1.0)
@@ -228,7 +228,7 @@ def test_segments_are_added_as_the_product_itself_adds_them(biased, kind, dtype,
     case = _Attention(device, dtype, 9, 3, 64)
     sums = noise(device, 3, *case.qkv.shape, dtype=torch.float32)
     partials = Partials(sums, noise(device, case.qkv.shape[1], dtype=dtype) if biased else None)
-    whole, norms = segments.finish(partials, dtype), norms_of(kind, (9, 3, 64), dtype, device)
+    whole, norms = linear.finish(partials, dtype), norms_of(kind, (9, 3, 64), dtype, device)
     assert torch.equal(whole, partials.finished(dtype))
 
     def run(qkv: Tensor | Partials) -> tuple[Tensor, ...]:

@@ -4,7 +4,6 @@
 
     file.py        the file, whole or cut up: metadata, and which tensors it holds of which type
     config.py      metadata -> what config.json says, and what its tensors are called here
-    tokens.py      metadata -> what tokenizer.json says
-    directory.py   a directory made of all that, with the file in it: such a one every part of a server can read
+    directory.py   metadata -> what tokenizer.json says; a directory of all that and the file, as all of a server reads
     weights.py     the directory's tensors, read: numbers in blocks -> matrices of whole numbers
 """

@@ -94,7 +94,7 @@ def chunk_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As :func:`foresay.verifier.ops.tree_attention.tree_attention`, for rows without words."""
+    """As :func:`foresay.verifier.ops.attention.tree_attention`, for rows without words."""
     out = torch.zeros_like(query)  # no program writes the padding rows
     shape, tile = shape_constants(query, keys, rows, window), tile_constants(query, keys, rows)
     grid = (tiles_of(query, keys, rows), keys.shape[1], triton.cdiv(query.shape[2], tile["C"]))

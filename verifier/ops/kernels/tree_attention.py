@@ -281,7 +281,7 @@ def tree_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As :func:`foresay.verifier.ops.tree_attention.tree_attention`, for rows with words.
+    """As :func:`foresay.verifier.ops.attention.tree_attention`, for rows with words.
 
     whole_splits: whether a program takes a split or one block; None: by the size of rows and tables. It decides no bit.
     """
