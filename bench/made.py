@@ -23,8 +23,8 @@ from bench.inflate_heads import HeadInflation
 from bench.shapes import POSITIONS, EagleShape, ModelShape
 from foresay.kvpaging import KVStore, PagePool
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.layouts import HeadTensors
+from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import weights_of
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder

@@ -31,8 +31,7 @@ from foresay.verifier.graphs.rows import rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.forward import forward
 from foresay.verifier.model_runner import ModelRunner
-from foresay.verifier.ops.level import known_tokens
-from foresay.verifier.ops.trees import move_paths
+from foresay.verifier.ops.trees import known_tokens, move_paths
 
 #: Committed text is caught up in pieces of at most this many rows, to bound the pass's memory.
 _CATCH_UP_ROWS = 256

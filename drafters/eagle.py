@@ -44,7 +44,7 @@ from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.heads.eagle import EagleHead
+from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.model.config import kv_shapes
 
 log = logging.getLogger("foresay.drafters")

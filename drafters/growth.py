@@ -36,9 +36,8 @@ from foresay.verifier.graphs.capture import on_host as brought
 from foresay.verifier.graphs.proposer import DeviceTree, chain_columns
 from foresay.verifier.graphs.rows import Nodes
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.ops.level import keep_children, worth_another
 from foresay.verifier.ops.records import Above, Kept
-from foresay.verifier.ops.sample import best_children, sample_rows
+from foresay.verifier.ops.sample import best_children, keep_children, sample_rows, worth_another
 
 #: A dynamic tree looks at no fewer children of a node, if it has as many nodes. Looking costs little.
 _LEAST_LOOKED = 8

@@ -29,10 +29,10 @@ from foresay.spec.names import DFLASH, DSPARK, MEDUSA
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.heads.dflash import Block, DFlashHead
 from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.heads.paged import Block, DFlashHead
 from foresay.verifier.model.config import kv_shapes
-from foresay.verifier.ops.level import known_tokens
+from foresay.verifier.ops.trees import known_tokens
 
 
 class DFlashDrafter(FedDrafter):

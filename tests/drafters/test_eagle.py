@@ -17,7 +17,7 @@ from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
-from foresay.verifier.heads.eagle import EagleHead
+from foresay.verifier.heads.paged import EagleHead
 from tests.heads.published import draft_ids, make_eagle
 from tests.same_tokens.heads import Whisper, load_eagle
 from tests.same_tokens.models import Pair, engine_of, paged

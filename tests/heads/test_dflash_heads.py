@@ -17,8 +17,8 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import Joined, StepState
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.dflash import DFlashHead
 from foresay.verifier.heads.layouts import kind_of
+from foresay.verifier.heads.paged import DFlashHead
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ModelError
 from tests.combinations import alternating

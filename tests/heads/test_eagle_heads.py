@@ -20,8 +20,8 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.verifier.graphs.state import Joined, StepState
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.layouts import kind_of
+from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.model.errors import ModelError

@@ -13,9 +13,8 @@ from foresay.spec.protocols import Drafter, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.dflash import DFlashHead
-from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.decoder import Decoder
 from tests.heads.plain_dflash import make_dflash

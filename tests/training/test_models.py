@@ -26,9 +26,9 @@ from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.graphs.state import Joined, StepState
-from foresay.verifier.heads.dflash import Block, DFlashHead
 from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.heads.paged import Block, DFlashHead
 from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.model.decoder import Decoder
 from tests.heads.plain import PlainEagle

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from foresay.kvpaging import WindowPages
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.level import positions_below
 from foresay.verifier.ops.records import AcceptedPaths, RowSampling
-from foresay.verifier.ops.trees import advance
+from foresay.verifier.ops.trees import advance, positions_below
 
 
 @dataclass(frozen=True, slots=True)

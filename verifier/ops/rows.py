@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from foresay.verifier.ops.eager import op
 from foresay.verifier.ops.launch import as_normed, as_read, launch, new, of_any_width, on_triton, row_of, warps
-from foresay.verifier.ops.level import known_tokens
 from foresay.verifier.ops.records import Norm, Partials
+from foresay.verifier.ops.trees import known_tokens
 
 
 @op()

@@ -231,3 +231,43 @@ def _text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextE
         "trees.end_rows", (sequences,), (recent, lengths, *made, width, count, first), {"BLOCK": padded(count)},
     )  # fmt: skip
     return made
+
+
+@op()
+def positions_below(ends: Tensor, depths: Tensor) -> Tensor:
+    """int64[S * N]: the positions of tokens below nodes. ends: int64[S, 1], behind the roots. depths: int32[S, N]."""
+    return (ends + depths).flatten()
+
+
+@positions_below.kernel
+def _positions_below(ends: Tensor, depths: Tensor) -> Tensor:
+    out = new((depths.numel(),), ends)
+    _one_by_one("trees.below_rows", (ends, depths, out), out, depths.shape[1], {})
+    return out
+
+
+@op()
+def known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None = None) -> Tensor:
+    """The tokens as another model's: those it does not have as its last one, those that are none as the first.
+
+    tokens: int64, contiguous. read: int64[V], its id for each; None where they are the same.
+    """
+    known = tokens.clamp(0, vocab_size - 1)
+    return known if read is None else read[known]
+
+
+@known_tokens.kernel
+def _known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None = None) -> Tensor:
+    out = new(tokens.shape, tokens)
+    translated = read is not None
+    arguments = (tokens, tokens if read is None else read, out)
+    _one_by_one("trees.known_rows", arguments, out, vocab_size - 1, {"TRANSLATED": translated})
+    return out
+
+
+def _one_by_one(
+    kernel: str, arguments: tuple[Tensor, ...], out: Tensor, number: int, constants: dict[str, bool]
+) -> None:
+    together = 128 if on_triton(out) else 1
+    grid = (-(-out.numel() // together),)
+    launch(kernel, grid, (*arguments, number, out.numel()), constants | {"ROWS": together})

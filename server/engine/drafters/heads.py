@@ -26,9 +26,8 @@ from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, PEAGLE
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.dflash import DFlashHead
-from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model_runner import ModelRunner
