@@ -90,7 +90,7 @@ def _of_template(shape: TreeShape, level: int) -> LevelLayout:
     return LevelLayout(len(front), looked, len(nodes), tuple(going), tuple(picks))
 
 
-class Plan:
+class GrowthPlan:
     """What trees of a shape have in common, on the device.
 
     dynamic, free: see :func:`layout`. columns: of a drafter's logits that are looked at. apart: whether each node has a
@@ -205,7 +205,7 @@ class Growth:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: GrowthPlan,
         state: StepState,
         token_ids: Tensor | None = None,
         curves: Curves | None = None,
@@ -348,7 +348,7 @@ def levels(growth: Growth, passes: Passes) -> Iterator[Tensor]:
             logits, states = passes.next(growth, states, places)
 
 
-def _taken(values: Tensor, going: tuple[int, ...], plan: Plan) -> Tensor:
+def _taken(values: Tensor, going: tuple[int, ...], plan: GrowthPlan) -> Tensor:
     """[S, F]: the columns of the nodes that are expanded."""
     if going == tuple(range(len(going))):
         return values if len(going) == values.shape[1] else values[:, : len(going)].contiguous()

@@ -30,7 +30,7 @@ from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.medusa import MedusaHeads
-from foresay.verifier.heads.paged import Block, DFlashHead
+from foresay.verifier.heads.paged import DFlashHead, MaskBlock
 from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.ops.trees import known_tokens
 
@@ -48,7 +48,7 @@ class DFlashDrafter(FedDrafter):
         store = KVStore(pool, kv_shapes(layer), kv or head.dtype, device)
         super().__init__(name, dynamic, pool, head.config.needs, store, device, head.token_ids)
         self.head = head
-        self._blocks: dict[tuple[int, int], Block] = {}
+        self._blocks: dict[tuple[int, int], MaskBlock] = {}
 
     def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
         """As keys and values of every layer."""
@@ -76,7 +76,7 @@ class DFlashDrafter(FedDrafter):
         config = self.head.config
         key = state.size, levels + (not config.anchored)
         if key not in self._blocks:
-            self._blocks[key] = Block(*key, config, self.device)
+            self._blocks[key] = MaskBlock(*key, config, self.device)
         block, roots = self._blocks[key], known_tokens(state.roots.contiguous(), self.head.vocab_size)
         return self.head.guess(block, state, roots, self.fed)
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foresay.drafters.suffix.growth import Grown
+from foresay.drafters.suffix.growth import DraftNodes
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.chance import Cells
 from foresay.spec.names import PREDICTION
@@ -158,7 +158,7 @@ class _Running:
 
     alignment: Alignment
     trust: Cells
-    grown: Grown | None = None
+    grown: DraftNodes | None = None
     length: int = 0
 
 
@@ -214,7 +214,7 @@ class PredictionDrafter:
         running.grown = grow(tokens[-1], alignment.tokens, alignment.places, shape, running.trust)
         return self._worthwhile(running.grown)
 
-    def _worthwhile(self, grown: Grown) -> DraftTree | None:
+    def _worthwhile(self, grown: DraftNodes) -> DraftTree | None:
         """So many of the likeliest nodes as give the most tokens for their time."""
         nodes = len(grown.tokens)
         if self._cost is not None:
@@ -229,11 +229,11 @@ class PredictionDrafter:
         return DraftTree.build(grown.tokens[:nodes], grown.parents[:nodes], self.name, tuple(grown.chances[:nodes]))
 
 
-def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: TreeShape, trust: Cells) -> Grown:
+def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: TreeShape, trust: Cells) -> DraftNodes:
     """What follows at the places, the likeliest tokens first; places that agree share their nodes."""
     if len(places) == 1:
         return _grow_chain(root, prediction, places[0], shape, trust)
-    grown, children = Grown([root]), dict[tuple[int, int], int]()
+    grown, children = DraftNodes([root]), dict[tuple[int, int], int]()
     # Smallest first: minus the chance; then the order of the places; parent, depth.
     heap = [(-trust.chances[place.cell(0)], order, 0, 0) for order, place in enumerate(places)]
     heapq.heapify(heap)
@@ -252,10 +252,10 @@ def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: T
     return grown
 
 
-def _grow_chain(root: int, prediction: Sequence[int], place: Place, shape: TreeShape, trust: Cells) -> Grown:
+def _grow_chain(root: int, prediction: Sequence[int], place: Place, shape: TreeShape, trust: Cells) -> DraftNodes:
     """The same for one place, in less time: that of most steps."""
     tokens = [root, *prediction[place.at : place.at + shape.levels]]
     cells = [0, *(place.cell(depth) for depth in range(len(tokens) - 1))]
     chances = list(accumulate((trust.chances[cell] for cell in cells[1:]), mul, initial=1.0))
     nodes = next((node for node, chance in enumerate(chances) if node > 1 and chance < LEAST_CHANCE), len(tokens))
-    return Grown(tokens[:nodes], list(range(-1, nodes - 1)), chances[:nodes], cells[:nodes])
+    return DraftNodes(tokens[:nodes], list(range(-1, nodes - 1)), chances[:nodes], cells[:nodes])

@@ -14,10 +14,10 @@ from foresay.drafters.calibration import Calibration, Curves, kind_of
 from foresay.drafters.combined import own_path, united
 from foresay.drafters.cut import joined
 from foresay.drafters.fed import FedDrafter
-from foresay.drafters.grown import Grown
-from foresay.drafters.growth import Growth, Level, Plan, levels
+from foresay.drafters.growth import Growth, GrowthPlan, Level, levels
 from foresay.drafters.levels import TreeDrafter, levels_ahead
 from foresay.drafters.prices import ALWAYS, NEVER, WrittenBars
+from foresay.drafters.tree_builder import TreeBuilder
 from foresay.spec.budget.members import MODEL_LEVELS, OPEN
 from foresay.spec.names import together
 from foresay.spec.price import Bar, Price
@@ -45,11 +45,11 @@ class Drafts:
         self.needs: FeatureRequest | None = drafter.needs
         self.reach = drafter.reach(self.shape.levels)
         columns = drafter.columns(vocab_size)
-        self._plan = Plan(self.shape, sequences, drafter.device, drafter.dynamic, drafter.free, columns)
+        self._plan = GrowthPlan(self.shape, sequences, drafter.device, drafter.dynamic, drafter.free, columns)
         self._curves, levels, nodes = Curves(sequences, drafter.device), self.shape.levels, self.shape.nodes
         self._bars = WrittenBars(sequences, levels, drafter.device, nodes)
         self._bars.write([[ALWAYS] * levels] * sequences, [nodes] * sequences, [self._rows(self.shape)] * sequences)
-        self._grown: dict[str, Grown] = {}
+        self._grown: dict[str, TreeBuilder] = {}
 
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root: a pass for each level."""
@@ -123,7 +123,7 @@ class Drafts:
         if not more:
             return tree
         *parts, places = more
-        grown = Grown(sequence, self.shape, True, self.drafter.calibration, None, tree.tokens[:1])
+        grown = TreeBuilder(sequence, self.shape, True, self.drafter.calibration, None, tree.tokens[:1])
         grown.fixed = self._plan.levels
         each = len(parts) // len(grown.fixed)
         for level in (Level(*parts[first : first + each]) for first in range(0, len(parts), each)):
@@ -141,7 +141,7 @@ class Drafts:
             _learn(self.drafter.calibration, sequence, tree, path)
 
 
-class Found:
+class LookupHits:
     """Implements the same for what lookups have found before the step: the host writes it. nodes: of the largest."""
 
     needs: FeatureRequest | None = None
@@ -207,7 +207,7 @@ class Found:
 class Together:
     """Implements the same for what lookups have found and a tree that grows, as one: what both have is the lookups'."""
 
-    def __init__(self, found: Found, drafts: Drafts) -> None:
+    def __init__(self, found: LookupHits, drafts: Drafts) -> None:
         self.found, self.drafts, self.name = found, drafts, drafts.name
         self.needs, self.reach = drafts.needs, drafts.reach
         nodes, deep = found.shape.nodes + drafts.shape.nodes - 2, max(found.shape.levels, drafts.shape.levels)
@@ -310,12 +310,12 @@ def by_plan(
 
     def made(size: int) -> list[Proposer]:
         proposers: list[Proposer] = [RootOnly(size, device)]
-        proposers += [Found(size, nodes, device) for nodes in _FOUND if looks]
+        proposers += [LookupHits(size, nodes, device) for nodes in _FOUND if looks]
         for model, most in models:
             proposers += [Drafts(model, shape, size, vocab_size) for shape in shapes(most)]
         if looks and pinned is None:
             trees = [one for one in proposers if isinstance(one, Drafts) and one.shape.price is not None]
-            proposers += [Together(Found(size, _BESIDE, device), tree) for tree in trees]
+            proposers += [Together(LookupHits(size, _BESIDE, device), tree) for tree in trees]
         return [_read_along(proposer, [model for model, _ in models]) for proposer in proposers]
 
     return made

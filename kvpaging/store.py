@@ -83,7 +83,7 @@ def move_rows(parts: tuple[Tensor, ...], source: Tensor, destination: Tensor) ->
             part.index_copy_(1, destination, part.index_select(1, source))
 
 
-class Shape(Protocol):
+class LayerShape(Protocol):
     """What a layer keeps of a token: so many heads, each a key and a value of these widths; and what it sees."""
 
     @property
@@ -160,7 +160,7 @@ class KVStore:
     """
 
     def __init__(
-        self, pool: PagePool, layers: Sequence[Shape], dtype: torch.dtype, device: torch.device | str = "cpu"
+        self, pool: PagePool, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
         self.pool, self.layers, self.device = pool, tuple(layers), torch.device(device)
         self.windows = pool.windows if any(each.window is not None for each in layers) else None

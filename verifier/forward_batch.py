@@ -28,7 +28,7 @@ from foresay.verifier.ops.records import SAMPLING, AttentionMetadata, RowSamplin
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """Rows that attend alike: all are nodes of trees (or short chains), or all are long stretches of text."""
 
     rows: slice
@@ -48,7 +48,7 @@ class StaticRows:
     tokens: Tensor
     positions: Tensor
     slots: Tensor
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     wanted: Tensor | None = None
     count: Tensor | None = None
     wanted_count: Tensor | None = None
@@ -195,12 +195,12 @@ class ForwardBatch:
         )
         paged.texts, paged.sequences = there["texts"], sequences
         places = find_places(paged, self.sizes.rows, rows)
-        groups = (Group(slice(0, self.sizes.rows), paged),)
+        groups = (RowGroup(slice(0, self.sizes.rows), paged),)
         return StaticRows(there["tokens"], places.positions, places.own, groups, there["wanted"], rows, wanted)
 
-    def _groups(self, tables: str) -> tuple[Group, ...]:
+    def _groups(self, tables: str) -> tuple[RowGroup, ...]:
         """On a device: trees and texts in turns. tables: the column."""
-        there, groups = self.tensors, list[Group]()
+        there, groups = self.tensors, list[RowGroup]()
         texts = self._staged.arrays["texts"].tolist()
         offsets = [*self._staged.arrays["offsets"][:-1].tolist(), self.sizes.rows]
         for text, alike in groupby(range(len(texts)), texts.__getitem__):
@@ -215,7 +215,7 @@ class ForwardBatch:
                 None if text else there["words"][rows],
                 None if text else there["depths"][rows],
             )
-            groups.append(Group(rows, paged))
+            groups.append(RowGroup(rows, paged))
         return tuple(groups)
 
     def write(self, rows: Sequence[Rows]) -> None:

@@ -13,7 +13,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.buckets import widths
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, RootOnly, chain_columns
-from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model_runner import ModelRunner
 
@@ -52,7 +52,7 @@ class Ground:
         self.state = StepState(1, wide, pool.page_size, max(2, proposer.reach), target.store.device)
         pages = (1 + torch.randperm(pool.num_pages - 1)[:count]).tolist()
         text = torch.randint(5, KNOWN_TOKENS, (self.state.recent.shape[1],)).tolist()
-        self._joined = Joined(pages, context, text, SamplingParams(temperature=temperature, seed=1), 0)
+        self._joined = BatchSlot(pages, context, text, SamplingParams(temperature=temperature, seed=1), 0)
 
     def reset(self) -> None:
         """Back to the committed tokens it began with."""

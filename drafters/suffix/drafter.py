@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foresay.drafters.suffix.contexts import MOST_CONTEXT, Answers, Contexts, History
-from foresay.drafters.suffix.growth import Found, Grown, grow_chain, grow_tree
+from foresay.drafters.suffix.growth import Continuations, DraftNodes, grow_chain, grow_tree
 from foresay.spec.names import SUFFIX
 from foresay.spec.protocols import FeatureRequest, or_roots
 from foresay.spec.sequence import SequenceState
@@ -71,7 +71,7 @@ class _Running:
 
     own: Contexts
     answers: Answers
-    grown: Grown | None = None
+    grown: DraftNodes | None = None
     length: int = 0
 
 
@@ -146,7 +146,7 @@ class SuffixDrafter:
         matches = [text.matches(tokens) for text in texts]
         if not (shape.levels and any(matches)):
             return None
-        found = Found.of(texts, matches, 1 if shape.is_chain else _LENGTHS, shape.levels)
+        found = Continuations.of(texts, matches, 1 if shape.is_chain else _LENGTHS, shape.levels)
         if not found.runs[0]:
             return None
         if shape.is_chain:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.drafters.grown import adjusted, adjusts
+from foresay.drafters.tree_builder import adjusted, adjusts
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.adjust import Adjustment, edit_logits, packed, paths_of, unpacked
 from foresay.spec.constrain import Ahead, Guarded

@@ -23,7 +23,7 @@ from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from foresay.verifier.graphs.rows import Nodes, rows_of
-from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.forward import forward
 from foresay.verifier.ops.trees import accept_paths, move_paths
@@ -107,7 +107,7 @@ class Captured:
 
     def join(self) -> bool:
         """Make everything ready for steps of the sequences as they are."""
-        joined = [Joined(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in self._sequences]
+        joined = [BatchSlot(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in self._sequences]
         ready = self.proposer.prepare(self._sequences)
         self.state.join(joined)
         return ready

@@ -18,7 +18,7 @@ from foresay.spec.protocols import FeatureRequest, Features, Rows
 from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
-from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.heads.paged import EagleHead
@@ -223,7 +223,7 @@ def follow_masks(model, head: EagleHead, guesses: Callable[[Features, list[int],
         if length > levels + 1:
             rows = Rows(table, torch.tensor(tokens[1 : length - levels]), 1, wanted="none")
             head.run([rows], drafter.rows[table.slots(0, length - levels - 1)], drafter.store)
-        sequences.append(Joined(table.pages, length - 1, tokens, SamplingParams(), 0))
+        sequences.append(BatchSlot(table.pages, length - 1, tokens, SamplingParams(), 0))
         expected.append(guesses(features, tokens, levels))
     for together in ([0], [1], [2], [0, 1, 2]):
         state = StepState(len(together), 4, 16, drafter.reach(levels), "cpu")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foresay.verifier.forward_batch import Group, StaticRows
+from foresay.verifier.forward_batch import RowGroup, StaticRows
 from foresay.verifier.graphs.proposer import chain_columns
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.attention import find_places
@@ -68,7 +68,7 @@ def rows_of(
         tokens=nodes.tokens.flatten(),
         positions=positions,
         slots=slots,
-        groups=(Group(slice(0, rows), paged),),
+        groups=(RowGroup(slice(0, rows), paged),),
         wanted=wanted,
         count=known,
         wanted_count=paged.sequences,

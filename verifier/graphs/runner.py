@@ -33,7 +33,7 @@ from foresay.verifier.graphs.buckets import (
     reserved,
 )
 from foresay.verifier.graphs.capture import fetched
-from foresay.verifier.graphs.state import Joined, write
+from foresay.verifier.graphs.state import BatchSlot, write
 from foresay.verifier.graphs.step import Outcome, seen
 
 
@@ -139,7 +139,9 @@ class GraphStepRunner(StepRunner):
             return None
         last = self._last
         if last is None or last.captured.state is not state or not last.knows(sequences):
-            state.join([Joined(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in sequences])
+            state.join(
+                [BatchSlot(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in sequences]
+            )
         return self._launch(captured, batch)
 
     def _launch(self, captured: Captured, batch: list[ScheduledSequence]) -> Launched:

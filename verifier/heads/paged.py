@@ -36,9 +36,9 @@ from torch import Tensor
 from foresay.kvpaging import KVStore, PageTable
 from foresay.spec.protocols import Features, Rows
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.forward_batch import ForwardBatch, Group, StaticRows
+from foresay.verifier.forward_batch import ForwardBatch, RowGroup, StaticRows
 from foresay.verifier.graphs.rows import chain_words
-from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layer import HeadWeights, PagedHead
 from foresay.verifier.model.forward import placed
@@ -106,7 +106,7 @@ class EagleHead(PagedHead):
         return self.named(logits) == wanted[1:]
 
 
-class Block:
+class MaskBlock:
     """A root and masks, ``count`` rows for each of S sequences, at the ends of their texts.
 
     anchored: whether the root's row guesses too. The rows that guess are wanted, depth by depth.
@@ -135,7 +135,7 @@ class Block:
         )
         places = lay_out(state.tables, state.page_size, state.lengths, self._depths, self._numbers, state.live)
         tokens = torch.cat((roots[:, None], self._masks), dim=1).flatten()
-        return StaticRows(tokens, *places, (Group(slice(0, size * count), paged),), self._wanted)
+        return StaticRows(tokens, *places, (RowGroup(slice(0, size * count), paged),), self._wanted)
 
 
 class DFlashHead(PagedHead):
@@ -148,7 +148,7 @@ class DFlashHead(PagedHead):
         for number, (_, layer) in enumerate(self._layers):
             placed(layer, context, rotation, slots, store.layer(number))
 
-    def guess(self, block: Block, state: StepState, roots: Tensor, store: KVStore) -> Tensor:
+    def guess(self, block: MaskBlock, state: StepState, roots: Tensor, store: KVStore) -> Tensor:
         """[W, H]: of the rows of a block that guess. roots: int64[S], known tokens."""
         causal = block.rows(state, roots, causal=True) if any(self.config.causal) else None
         return self.paged(block.rows(state, roots), store, causal)
@@ -168,10 +168,10 @@ class DFlashHead(PagedHead):
         count = len(tokens)
         slots = table.slots(0, count).to(self.device)
         self.inject(features, torch.arange(count, device=self.device), slots, store)
-        block = Block(1, 1 if self.config.anchored else 2, self.config, self.device)
+        block = MaskBlock(1, 1 if self.config.anchored else 2, self.config, self.device)
         state = StepState(1, len(table.pages), table.pool.page_size, 1, self.device)
         guesses, anchors = [], range(1, count - 1, 2)
         for anchor in reversed(anchors):  # a block's rows take the place of what was injected behind its root
-            state.join([Joined(table.pages, anchor, [int(tokens[anchor])], SamplingParams(temperature=0.0), 0)])
+            state.join([BatchSlot(table.pages, anchor, [int(tokens[anchor])], SamplingParams(temperature=0.0), 0)])
             guesses.append(self.logits(self.guess(block, state, state.roots.contiguous(), store)))
         return self.named(torch.cat(guesses[::-1])) == wanted[torch.tensor(list(anchors))]

@@ -31,7 +31,7 @@ class Misfit(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class TensorSlot:
     """A tensor of the files. kinds: the types that it may have. put: takes it, or the matrix that one of GGUF is;
     raises :class:`Misfit`."""
 
@@ -40,10 +40,12 @@ class Stored:
     put: Callable[[Any], Tensor | None]
 
 
-def stored(name: str, place: Matrix, scheme: Scheme | None, there: Container[str] = ()) -> Iterator[tuple[str, Stored]]:
+def stored(
+    name: str, place: Matrix, scheme: Scheme | None, there: Container[str] = ()
+) -> Iterator[tuple[str, TensorSlot]]:
     """The tensors by name that make up one of the decoder's. name: that of its floats. there: what the files have."""
     if isinstance(place, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
-        yield name, Stored(tuple(place.shape), FLOATS, partial(put, place))
+        yield name, TensorSlot(tuple(place.shape), FLOATS, partial(put, place))
         return
     floats = dict.fromkeys((FLOATS8, BLOCKS), _floats)
     layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, **floats, **dict.fromkeys(GPTQ, _gptq)}
@@ -53,7 +55,7 @@ def stored(name: str, place: Matrix, scheme: Scheme | None, there: Container[str
         yield f"{module}.{other if f'{module}.{other}' in there else part}", found
     if place.order is not None:
         order = "g_idx" if scheme.layout in GPTQ else "weight_g_idx"
-        yield f"{module}.{order}", Stored((place.inner,), ("I32", "I64"), partial(_put_order, place, place.order))
+        yield f"{module}.{order}", TensorSlot((place.inner,), ("I32", "I64"), partial(_put_order, place, place.order))
 
 
 def put(place: Matrix, found: Matrix) -> Tensor | None:
@@ -68,20 +70,20 @@ def put(place: Matrix, found: Matrix) -> Tensor | None:
     return None
 
 
-_Parts = Iterator[tuple[str, Stored]]
+_Parts = Iterator[tuple[str, TensorSlot]]
 
 
 def _packed(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     (outer, inner), bits = place.shape, scheme.bits
     in_word = 32 // bits
     width = -(-inner // in_word)
-    yield "weight_packed", Stored((outer, width), ("I32",), lambda t: place.put(_numbers(t, bits)[:, :inner]))
+    yield "weight_packed", TensorSlot((outer, width), ("I32",), lambda t: place.put(_numbers(t, bits)[:, :inner]))
     yield "weight_scale", _spread(place.scales, scheme)
-    yield "weight_shape", Stored((2,), ("I64", "I32"), partial(_check_shape, place.shape))
+    yield "weight_shape", TensorSlot((2,), ("I64", "I32"), partial(_check_shape, place.shape))
     if place.zeros is not None:
         zeros, groups = place.zeros, place.zeros.shape[1]
         shape = (-(-outer // in_word), groups)
-        yield "weight_zero_point", Stored(shape, ("I32",), lambda t: zeros.copy_(_numbers(t.T, bits).T[:outer]))
+        yield "weight_zero_point", TensorSlot(shape, ("I32",), lambda t: zeros.copy_(_numbers(t.T, bits).T[:outer]))
 
 
 def _check_shape(expected: tuple[int, int], found: Tensor) -> None:
@@ -90,23 +92,23 @@ def _check_shape(expected: tuple[int, int], found: Tensor) -> None:
 
 
 def _integers(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    yield "weight", Stored(place.shape, ("I8",), place.put)
+    yield "weight", TensorSlot(place.shape, ("I8",), place.put)
     yield "weight_scale", _spread(place.scales, scheme)
     if place.zeros is not None:
-        yield "weight_zero_point", Stored(tuple(place.zeros.shape), ("I8",), place.zeros.copy_)
+        yield "weight_zero_point", TensorSlot(tuple(place.zeros.shape), ("I8",), place.zeros.copy_)
 
 
 def _floats(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    yield "weight", Stored(place.shape, (E4M3,), partial(_put_floats, place))
+    yield "weight", TensorSlot(place.shape, (E4M3,), partial(_put_floats, place))
     yield "weight_scale_inv" if scheme.layout == BLOCKS else "weight_scale", _spread(place.scales, scheme)
 
 
-def _spread(scales: Tensor, scheme: Scheme) -> Stored:
+def _spread(scales: Tensor, scheme: Scheme) -> TensorSlot:
     """Scales of one row each, of several rows, or of all of them."""
     outer, groups = scales.shape
     rows = scheme.rows or outer
     shape = (-(-outer // rows), groups) if scheme.rows else (1,)
-    return Stored(shape, FLOATS, lambda t: scales.copy_(t.view(-1, groups).repeat_interleave(rows, 0)[:outer]))
+    return TensorSlot(shape, FLOATS, lambda t: scales.copy_(t.view(-1, groups).repeat_interleave(rows, 0)[:outer]))
 
 
 def _put_floats(place: QuantizedMatrix, found: Tensor) -> None:
@@ -119,14 +121,14 @@ def _gptq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     outer, inner = place.shape
     groups = place.scales.shape[1]
     less = 1 if scheme.layout == GPTQ[0] else 0
-    yield "qweight", Stored((inner // _EIGHT, outer), ("I32",), lambda t: place.put(_numbers(t.T, 4)))
+    yield "qweight", TensorSlot((inner // _EIGHT, outer), ("I32",), lambda t: place.put(_numbers(t.T, 4)))
     yield (
         "qzeros",
-        Stored((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _more(_numbers(t, 4).T, less))),
+        TensorSlot((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _more(_numbers(t, 4).T, less))),
     )
-    yield "scales", Stored((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
+    yield "scales", TensorSlot((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
     if place.order is None:
-        yield "g_idx", Stored((inner,), ("I32",), partial(_check_order, place.group))
+        yield "g_idx", TensorSlot((inner,), ("I32",), partial(_check_order, place.group))
 
 
 def _more(zeros: Tensor, less: int) -> Tensor:
@@ -154,12 +156,12 @@ def _put_order(place: QuantizedMatrix, order: Tensor, found: Tensor) -> None:
 def _awq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     outer, inner = place.shape
     groups = place.scales.shape[1]
-    yield "qweight", Stored((inner, outer // _EIGHT), ("I32",), lambda t: place.put(_in_order(_numbers(t, 4)).T))
+    yield "qweight", TensorSlot((inner, outer // _EIGHT), ("I32",), lambda t: place.put(_in_order(_numbers(t, 4)).T))
     yield (
         "qzeros",
-        Stored((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _in_order(_numbers(t, 4)).T)),
+        TensorSlot((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _in_order(_numbers(t, 4)).T)),
     )
-    yield "scales", Stored((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
+    yield "scales", TensorSlot((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
 
 
 def _in_order(numbers: Tensor) -> Tensor:

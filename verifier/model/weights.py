@@ -28,7 +28,7 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.nodes import Layer, Vector
 from foresay.verifier.model.quantization import HEAD, Scheme
-from foresay.verifier.model.stored import Misfit, Rooms, Stored, put, stored
+from foresay.verifier.model.stored import Misfit, Rooms, TensorSlot, put, stored
 
 #: Told how much has been read, from 0 to 1.
 Progress = Callable[[float], None]
@@ -99,7 +99,7 @@ def check(checkpoint: Checkpoint, config: ModelConfig) -> None:
     _fitting(checkpoint, config, allocate(config, torch.bfloat16, "meta"))
 
 
-def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, Stored]:
+def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, TensorSlot]:
     """Where each tensor goes, once it is certain that all are there and in the right shape."""
     found = {
         each: place
@@ -115,7 +115,7 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
             put(head, found)
             return put(embed, found)
 
-        found[EMBEDDING] = Stored(tuple(embed.shape), FLOATS, put_both)
+        found[EMBEDDING] = TensorSlot(tuple(embed.shape), FLOATS, put_both)
     return found
 
 
@@ -191,7 +191,7 @@ def _layer_places(layer: Layer, hidden: int, held: LayerWeights) -> Iterator[tup
 
 
 @torch.no_grad()
-def _read(checkpoint: Checkpoint, places: dict[str, Stored], progress: Progress, fp16: bool) -> None:
+def _read(checkpoint: Checkpoint, places: dict[str, TensorSlot], progress: Progress, fp16: bool) -> None:
     """Copy each tensor of the checkpoint into its place, one file open at a time. fp16: whether all must fit that."""
     total, done = sum(checkpoint.tensors[name].nbytes for name in places), 0
     for file in checkpoint.files:
@@ -202,7 +202,7 @@ def _read(checkpoint: Checkpoint, places: dict[str, Stored], progress: Progress,
                 progress(done / total)
 
 
-def _put(place: Stored, tensor: Matrix, name: str, fp16: bool) -> None:
+def _put(place: TensorSlot, tensor: Matrix, name: str, fp16: bool) -> None:
     try:
         found = place.put(tensor)
     except Misfit as error:

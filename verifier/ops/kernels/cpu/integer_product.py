@@ -14,7 +14,7 @@ import torch
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.product import Product, Shape
+from foresay.verifier.ops.kernels.cpu.product import ProductKernel, ProductShape
 from foresay.verifier.ops.kernels.cpu.values import (
     BF16,
     F16,
@@ -34,7 +34,7 @@ QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerShape(Shape):
+class IntegerShape(ProductShape):
     """scale: dtype of the scales. shifted: whether there are zeros. minimums, steps: whether there are such. floats:
     whether numbers are e4m3. piece: numbers of a piece where inputs are rounded
     (:mod:`~foresay.verifier.ops.kernels.cpu.rounded`), else 0.
@@ -66,7 +66,7 @@ def kernel_of(shape: IntegerShape) -> Kernel:
     return IntegerProduct(Kernel("multiply"), shape).write()
 
 
-class IntegerProduct(Product):
+class IntegerProduct(ProductKernel):
     """Writes the kernel. More arguments: scales, zeros, minimums, steps, steps of minimums; groups, numbers of a group,
     spans, groups of a span.
 

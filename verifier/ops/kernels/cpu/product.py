@@ -33,7 +33,7 @@ _SUMS, _ROWS = 24, 6
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ProductShape:
     """What a kernel is compiled for. compute, out: dtypes of inputs and of what comes out."""
 
     block: int
@@ -73,7 +73,7 @@ def in_blocks(rows: Tensor, block: int) -> Tensor:
     return filled(rows, block).transpose(1, 2)
 
 
-class Product:
+class ProductKernel:
     """Writes a kernel. Arguments: x, weight, out, bias, count, blocks (or pairs of them), widths of out and x."""
 
     #: Bytes: how far ahead of the sums weights are asked for.
@@ -83,7 +83,7 @@ class Product:
     far = near = 1 << 30
     strip = 1 << 17
 
-    def __init__(self, kernel: Kernel, shape: Shape) -> None:
+    def __init__(self, kernel: Kernel, shape: ProductShape) -> None:
         self.k, self.shape = kernel, shape
         self.x, self.weight, self.out, self.bias = (kernel.pointer(index) for index in range(4))
         self.rows, self.blocks, self.width, self.inner = kernel.counted(4), *(kernel.number(at) for at in (5, 6, 7))

@@ -159,7 +159,7 @@ def part_of(dim: int) -> int:
     return -(-dim // LANES) * LANES + LANES
 
 
-class Parts:
+class AttentionParts:
     """Emits what is done with parts. of_weights: the type that weights have in products."""
 
     def __init__(self, k: Kernel, dim: int, of_weights: Any) -> None:

@@ -68,7 +68,7 @@ _NONE = -math.inf
 
 
 @dataclass(slots=True, eq=False)
-class Grown:
+class TreeBuilder:
     """fixed: of the levels that are grown, of which the tree may take fewer. over: whether no level is to come, or none
     is worth it.
 
