@@ -91,7 +91,7 @@ class Bench:
                 return EagleDrafter(bundled_eagle(self.device, decoder, self.pair.target), pool, dynamic=False)
         head = random_eagle(self.device, decoder, self.pair.eagle)
         drafter = EagleDrafter(head, pool, dynamic=False, name=PUBLISHED)
-        for store in (drafter.store, drafter.fed):
+        for store in (drafter.store, drafter.hidden_states):
             scribble(store)
         return drafter
 

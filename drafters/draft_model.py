@@ -26,7 +26,7 @@ from foresay.spec.protocols import Rows
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
 from foresay.verifier.forward_batch import StaticRows
-from foresay.verifier.graphs.proposer import Taken
+from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.rows import rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.forward import forward
@@ -91,7 +91,7 @@ class DraftModelDrafter(TreeDrafter):
         """All committed tokens are there."""
         self.model.store.mark(sequence.table, sequence.table.length)
 
-    def follow(self, state: StepState, taken: Taken, levels: int) -> None:
+    def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:
         """Rows of accepted nodes move down. A leaf has none; the next step computes it before it drafts."""
         if not taken.tree.chain:
             sources, count = taken.own_rows()

@@ -34,8 +34,8 @@ import logging
 import torch
 from torch import Tensor
 
-from foresay.drafters.fed import FeatureDrafter, marginal_logits
 from foresay.drafters.growth import Growth
+from foresay.drafters.hidden_states import FeatureDrafter, marginal_logits
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.names import EAGLE, EAGLE3, PEAGLE
 from foresay.spec.protocols import Features, Rows
@@ -188,7 +188,7 @@ class PEagleDrafter(EagleDrafter):
         nodes, wanted = self._of_masks(state.size, levels - 1)
         assert self.head.mask is not None, "it drafts in parallel"
         masks = self.head.mask.expand(len(wanted), -1).contiguous()
-        behind, _ = self.head.states(rows_of(state, nodes, wanted=wanted)[0], masks, self.store)
+        behind, _ = self.head.states(rows_of(state, nodes, logits_indices=wanted)[0], masks, self.store)
         return torch.cat((first, behind))
 
     def _of_masks(self, sequences: int, count: int) -> tuple[Nodes, Tensor]:

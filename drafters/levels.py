@@ -36,7 +36,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 from foresay.verifier.graphs.capture import Capture, Direct, recorded, recorded_bytes
-from foresay.verifier.graphs.proposer import Taken
+from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.rows import TextEnds
 from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.ops.eager import compiled
@@ -149,7 +149,7 @@ class TreeDrafter(ABC):
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """See :class:`foresay.drafters.growth.Passes`."""
 
-    def follow(self, state: StepState, taken: Taken, levels: int) -> None:  # noqa: B027  see :meth:`extend`
+    def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:  # noqa: B027  see :meth:`extend`
         """Bring what is stored of the text up to what a captured step accepted; ``state`` is as it was before that.
 
         levels: of the trees that are drafted.

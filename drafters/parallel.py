@@ -22,8 +22,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresay.drafters.fed import FeatureDrafter, FedDrafter, marginal_logits
 from foresay.drafters.growth import Growth
+from foresay.drafters.hidden_states import FeatureDrafter, HiddenStateDrafter, marginal_logits
 from foresay.kvpaging import KVStore, PagePool
 from foresay.spec.names import DFLASH, DSPARK, MEDUSA
 from foresay.spec.protocols import FeatureRequest, Features
@@ -35,7 +35,7 @@ from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.ops.trees import known_tokens
 
 
-class DFlashDrafter(FedDrafter):
+class DFlashDrafter(HiddenStateDrafter):
     """Drafts with a head, as deep as its block. Owns the store of its keys and values. kv: what they are kept in; None:
     as computed."""
 
@@ -52,7 +52,7 @@ class DFlashDrafter(FedDrafter):
 
     def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
         """As keys and values of every layer."""
-        self.head.inject(features, positions, slots, self.fed)
+        self.head.inject(features, positions, slots, self.hidden_states)
 
     def limited(self, shape: TreeShape) -> TreeShape:
         """Not deeper than a block guesses."""
@@ -78,7 +78,7 @@ class DFlashDrafter(FedDrafter):
         if key not in self._blocks:
             self._blocks[key] = MaskBlock(*key, config, self.device)
         block, roots = self._blocks[key], known_tokens(state.roots.contiguous(), self.head.vocab_size)
-        return self.head.guess(block, state, roots, self.fed)
+        return self.head.guess(block, state, roots, self.hidden_states)
 
 
 class DSparkDrafter(DFlashDrafter):

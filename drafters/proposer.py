@@ -13,8 +13,8 @@ from torch import Tensor
 from foresay.drafters.calibration import Calibration, Curves, kind_of
 from foresay.drafters.combined import own_path, united
 from foresay.drafters.cut import joined
-from foresay.drafters.fed import FedDrafter
 from foresay.drafters.growth import Growth, GrowthPlan, Level, levels
+from foresay.drafters.hidden_states import HiddenStateDrafter
 from foresay.drafters.levels import TreeDrafter, levels_ahead
 from foresay.drafters.prices import ALWAYS, NEVER, WrittenBars
 from foresay.drafters.tree_builder import TreeBuilder
@@ -27,7 +27,7 @@ from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape, merge
 from foresay.verifier.graphs.buckets import MakeProposers
 from foresay.verifier.graphs.capture import Column, Staged
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, RootOnly, Taken
+from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer, RootOnly
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model_runner import ModelRunner
 
@@ -62,7 +62,7 @@ class Drafts:
             pass
         return growth
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """What it stores of the texts follows them."""
         self.drafter.follow(state, taken, self.shape.levels)
 
@@ -164,7 +164,7 @@ class LookupHits:
         tokens = torch.cat((state.roots[:, None], there["tokens"][:, 1:]), dim=1)
         return DeviceTree(tokens, there["parents"], there["words"], there["depths"], there["counts"], chain=False)
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """Nothing is stored."""
 
     def prepare(self, sequences: Sequence[SequenceState]) -> bool:
@@ -221,7 +221,7 @@ class Together:
         tree, rows, numbers = joined(self.found.propose(state), made, self.drafts.shape.levels)
         return replace(tree, rows=rows, more=(*growth.looked, made.places, numbers))
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """What the drafter stores follows."""
         self.drafts.drafter.follow(state, taken, self.shape.levels)
 
@@ -275,14 +275,14 @@ class Together:
 class ReadAlong:
     """Implements the same for another, in whose steps drafters read along that are not asked."""
 
-    def __init__(self, inner: Proposer, readers: Sequence[FedDrafter]) -> None:
+    def __init__(self, inner: Proposer, readers: Sequence[HiddenStateDrafter]) -> None:
         self.inner, self._readers = inner, readers
         self.name, self.shape, self.reach = inner.name, inner.shape, inner.reach
         self.needs = united([inner.needs, *(reader.needs for reader in readers)])
         self.propose, self.prepare, self.takes = inner.propose, inner.prepare, inner.takes
         self.write, self.arrived = inner.write, inner.arrived
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """They keep what they read of the accepted paths."""
         self.inner.committed(state, taken)
         for reader in self._readers:
@@ -329,7 +329,7 @@ def planned_shapes(most: int) -> list[TreeShape]:
 
 
 def _read_along(proposer: Proposer, models: Sequence[TreeDrafter]) -> Proposer:
-    readers = [model for model in models if isinstance(model, FedDrafter) and model.name != proposer.name]
+    readers = [model for model in models if isinstance(model, HiddenStateDrafter) and model.name != proposer.name]
     return ReadAlong(proposer, readers) if readers else proposer
 
 

@@ -39,19 +39,19 @@ class RowGroup:
 class StaticRows:
     """R rows, perhaps padding at the end, at position 0 of the padding page.
 
-    tokens, positions, slots: int64[R]. groups: in order, of all rows; padding belongs to the last. wanted: int64[W],
-    the rows whose logits are needed; None for all. count, wanted_count: int64[1], of how many rows, and of how many
-    wanted ones, where that is known when the pass runs; None: of all. windowed: the same rows as layers with a window
-    keep them; None where those are in the pages of the pool too.
+    tokens, positions, slots: int64[R]. groups: in order, of all rows; padding belongs to the last. logits_indices:
+    int64[W], the rows whose logits are needed; None for all. count, logits_count: int64[1], of how many rows, and of
+    how many wanted ones, where that is known when the pass runs; None: of all. windowed: the same rows as layers with a
+    window keep them; None where those are in the pages of the pool too.
     """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     groups: tuple[RowGroup, ...]
-    wanted: Tensor | None = None
+    logits_indices: Tensor | None = None
     count: Tensor | None = None
-    wanted_count: Tensor | None = None
+    logits_count: Tensor | None = None
     windowed: StaticRows | None = None
 
     def of_layer(self, windowed: bool) -> StaticRows:
@@ -141,8 +141,9 @@ class ForwardBatch:
         self.drafted, self.starts = False, [0]
         rows, sequences, trees = (sizes.rows,), (sizes.sequences,), (sizes.sequences, MAX_NODES)
         columns: dict[str, Column] = {
-            "tokens": (rows, torch.int64), "words": (rows, torch.int64), "wanted": ((sizes.wanted,), torch.int64),
-            "counts": ((3,), torch.int64), "lengths": (sequences, torch.int32), "texts": (sequences, torch.int32),
+            "tokens": (rows, torch.int64), "words": (rows, torch.int64),
+            "logits_indices": ((sizes.wanted,), torch.int64),
+            "counts": ((3,), torch.int64), "lengths": (sequences, torch.int32), "is_prefill": (sequences, torch.int32),
             "offsets": ((sizes.sequences + 1,), torch.int32), "tables": ((sizes.sequences, sizes.pages), torch.int32),
         }  # fmt: skip
         if sizes.wanted:
@@ -159,7 +160,7 @@ class ForwardBatch:
             columns |= {} if windows is None else {_WINDOW + "slots": (rows, torch.int64)}
         self._staged = Staged(device, columns)
         self.tensors = self._staged.tensors
-        self._staged.arrays["texts"][:] = sizes.is_text and not self._finds
+        self._staged.arrays["is_prefill"][:] = sizes.is_text and not self._finds
         if sizes.wanted:
             self._columns = SamplingColumns(*(self._staged.arrays[_SAMPLE + name] for name in SAMPLING))
         self._pages = [list[int]() for _ in range(sizes.sequences)]
@@ -188,20 +189,20 @@ class ForwardBatch:
         there = self.tensors
         if not self._finds:
             slots, groups = there[pages + "slots"], self._groups(pages + "tables")
-            return StaticRows(there["tokens"], there["positions"], slots, groups, there["wanted"])
+            return StaticRows(there["tokens"], there["positions"], slots, groups, there["logits_indices"])
         rows, wanted, sequences = there["counts"].split(1)
         paged = AttentionMetadata(
             there[pages + "tables"], self._size, there["lengths"], there["offsets"], there["words"]
         )
-        paged.texts, paged.sequences = there["texts"], sequences
+        paged.is_prefill, paged.sequences = there["is_prefill"], sequences
         places = find_places(paged, self.sizes.rows, rows)
         groups = (RowGroup(slice(0, self.sizes.rows), paged),)
-        return StaticRows(there["tokens"], places.positions, places.own, groups, there["wanted"], rows, wanted)
+        return StaticRows(there["tokens"], places.positions, places.own, groups, there["logits_indices"], rows, wanted)
 
     def _groups(self, tables: str) -> tuple[RowGroup, ...]:
         """On a device: trees and texts in turns. tables: the column."""
         there, groups = self.tensors, list[RowGroup]()
-        texts = self._staged.arrays["texts"].tolist()
+        texts = self._staged.arrays["is_prefill"].tolist()
         offsets = [*self._staged.arrays["offsets"][:-1].tolist(), self.sizes.rows]
         for text, alike in groupby(range(len(texts)), texts.__getitem__):
             first, *more = alike
@@ -249,10 +250,10 @@ class ForwardBatch:
         for index, part in enumerate(rows):
             end = row + len(part.tokens)
             to["offsets"][index + 1] = end
-            to["texts"][index] = part.words is None if self._finds else is_text(part)
+            to["is_prefill"][index] = part.words is None if self._finds else is_text(part)
             first = {"all": row, "last": end - 1, "none": end}[part.wanted]
             self.starts.append(self.starts[-1] + end - first)
-            to["wanted"][self.starts[-2] : self.starts[-1]] = range(first, end)
+            to["logits_indices"][self.starts[-2] : self.starts[-1]] = range(first, end)
             row = end
         to["counts"][:] = row, self.starts[-1], len(rows)
         for index, (tree, last) in enumerate(zip(trees, self.starts[1:], strict=True)):
@@ -300,8 +301,8 @@ class ForwardBatch:
         """Padding after the last of each."""
         to = self._staged.arrays
         to["offsets"][sequences + 1 :] = rows
-        to["texts"][sequences:] = to["texts"][sequences - 1]
-        for name, first in {"tokens": rows, "positions": rows, "slots": rows, "wanted": wanted}.items():
+        to["is_prefill"][sequences:] = to["is_prefill"][sequences - 1]
+        for name, first in {"tokens": rows, "positions": rows, "slots": rows, "logits_indices": wanted}.items():
             to[name][first:] = 0
         if self._windows is not None:
             to[_WINDOW + "slots"][rows:] = 0

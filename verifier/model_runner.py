@@ -37,13 +37,13 @@ from foresay.verifier.ops.trees import accept_paths, move_paths
 def verify(store: KVStore, rows: StaticRows, sampled: Tensor, batch: ForwardBatch) -> Tensor:
     """Accept and move. sampled: int64[W], from each wanted row. Returns int64[B, 1 + 2 N], which the host reads: how
     long each path is, the path, the sample at each node."""
-    assert rows.wanted is not None, "logits are those of rows"
+    assert rows.logits_indices is not None, "logits are those of rows"
     parents, places, nodes = (batch.tensors[name] for name in ("parents", "places", "nodes"))
 
     def of_nodes(column: Tensor, places: Tensor) -> Tensor:
         return take_rows(column, places.flatten()).view_as(parents)
 
-    at_nodes, numbers = of_nodes(sampled, places), of_nodes(rows.wanted, places)
+    at_nodes, numbers = of_nodes(sampled, places), of_nodes(rows.logits_indices, places)
     slots = [each.slots for each in (rows, rows.windowed) if each is not None]
     columns = rows.tokens, batch.tensors["words"], *slots
     tokens, words, own, *windowed = (of_nodes(column, numbers) for column in columns)

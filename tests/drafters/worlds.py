@@ -21,7 +21,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.model.decoder import Decoder
@@ -132,7 +132,7 @@ class Captured:
         pairs = zip(taken.tree.tokens.tolist(), taken.tree.counts.tolist(), strict=True)
         return [tokens[:count] for tokens, count in pairs][: len(self._sequences)]
 
-    def device_step(self, choices: Sequence[Sequence[int]]) -> Taken:
+    def device_step(self, choices: Sequence[Sequence[int]]) -> AcceptedTree:
         """What is captured of a step; the host is told nothing."""
         state, store = self.state, self.world.verifier.store
         tree = self.proposer.propose(state)
@@ -146,7 +146,7 @@ class Captured:
         paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts * state.live, slots)
         for arrays in store.arrays:
             move_paths(arrays.parts, paths.sources, slots, paths.lengths)
-        taken = Taken(tree, paths, slots, features)
+        taken = AcceptedTree(tree, paths, slots, features)
         self.proposer.committed(state, taken)
         state.advance(paths)
         return taken
@@ -154,7 +154,7 @@ class Captured:
     def _filled(self, choices: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         return [*choices, *[()] * (self.places - len(choices))]
 
-    def _collect(self, sequence: SequenceState, taken: Taken, index: int) -> None:
+    def _collect(self, sequence: SequenceState, taken: AcceptedTree, index: int) -> None:
         count = int(taken.paths.lengths[index])
         sequence.tokens += taken.paths.emitted[index, :count].tolist()
         sequence.table.commit(count)

@@ -14,7 +14,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.graphs.capture import Direct
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.graphs.state import StepState
 from tests.drafters.worlds import World
@@ -57,7 +57,7 @@ class CapturedWhisper:
         nodes = torch.arange(tree.tokens.shape[1])
         return (tree.ancestors[:, -1:] >> nodes & 1).bool()
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         self.inner.committed(state, taken)
 
     def prepare(self, sequences: Sequence[SequenceState]) -> bool:

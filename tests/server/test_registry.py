@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Those that consist of others, which tell themselves apart; and whoever has logits, a base of kinds, from the rest.
 _OF_OTHERS = {
     "drafters/combined.py": ["RoutedDrafter", "CombinedDrafter"],
-    "drafters/proposer.py": ["TreeDrafter", "FedDrafter"],
+    "drafters/proposer.py": ["TreeDrafter", "HiddenStateDrafter"],
 }
 
 

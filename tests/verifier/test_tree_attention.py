@@ -51,7 +51,7 @@ def test_it_is_what_the_reference_says(kind, window, first) -> None:
         rows.words = torch.tensor([*(word for tree in trees for word in signed(tree.ancestors)), 0, 0])
         rows.depths = torch.tensor([*(depth for tree in trees for depth in tree.depths), 0, 0], dtype=torch.int32)
     if kind == "both":
-        rows.texts = torch.tensor([0, 1, 0], dtype=torch.int32)
+        rows.is_prefill = torch.tensor([0, 1, 0], dtype=torch.int32)
     result = tree_attention(query, *store.layer(0)[:2], rows, SCALE, window, first)
     with references():
         wanted = tree_attention(query, *store.layer(0)[:2], rows, SCALE, window, first)

@@ -47,7 +47,7 @@ class DeviceTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AcceptedTree:
     """What a step came to, on the device, before the state moves on.
 
     paths: what was accepted. slots: int64[S, N], where the KV of each node was written; the accepted rows now are in
@@ -85,7 +85,7 @@ class Proposer(Protocol):
         """Captured: a tree below every root. Rows of its own go to slots past ``state.lengths``."""
         ...
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """Captured: bring own caches up to the accepted paths. ``state`` is still as it was for :meth:`propose`."""
         ...
 
@@ -139,7 +139,7 @@ class RootOnly:
         parents, ancestors, depths = self._columns
         return DeviceTree(state.roots[:, None].contiguous(), parents, ancestors, depths, self._counts, True)
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """What the other reads of the text is kept for it."""
         if self.beside is not None:
             self.beside.committed(state, taken)

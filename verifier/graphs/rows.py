@@ -34,16 +34,16 @@ def rows_of(
     state: StepState,
     nodes: Nodes,
     lengths: Tensor | None = None,
-    wanted: Tensor | None = None,
+    logits_indices: Tensor | None = None,
     live: bool = False,
     tables: Tensor | None = None,
 ) -> tuple[StaticRows, Tensor]:
     """The rows of a pass, and int64[S, F], the slot of each.
 
-    lengths: int32[S], the position of each tree's first node; None: that of the root. wanted: int64[W], the rows whose
-    logits are needed, one for each sequence if not all of them; None: all. live: leave padding out where a CPU's
-    kernels do so: what is in its rows, their slots too, is then undefined. tables: int32[S, P], the pages that the
-    rows are in; None: those of the pool.
+    lengths: int32[S], the position of each tree's first node; None: that of the root. logits_indices: int64[W], the
+    rows whose logits are needed, one for each sequence if not all of them; None: all. live: leave padding out where a
+    CPU's kernels do so: what is in its rows, their slots too, is then undefined. tables: int32[S, P], the pages that
+    the rows are in; None: those of the pool.
     """
     size, count = nodes.tokens.shape
     lengths, tables = state.lengths if lengths is None else lengths, state.tables if tables is None else tables
@@ -69,9 +69,9 @@ def rows_of(
         positions=positions,
         slots=slots,
         groups=(RowGroup(slice(0, rows), paged),),
-        wanted=wanted,
+        logits_indices=logits_indices,
         count=known,
-        wanted_count=paged.sequences,
+        logits_count=paged.sequences,
     )
     return static, slots.view(size, count)
 

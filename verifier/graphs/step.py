@@ -25,7 +25,7 @@ from torch import Tensor
 from foresay.spec.protocols import Features, Verified
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.capture import Arrival, fetched, packed, unpacked
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.forward import forward
@@ -148,7 +148,7 @@ class SpeculativeStep:
             keep_allowed(passed.logits, allowed)
         sampled = self._sample(passed.logits, state.sampling(tree.depths), tree)
         paths = accept_and_move(store, tree, sampled, slots, state.live, passed.windowed)
-        self.proposer.committed(state, Taken(tree, paths, slots, passed.features))
+        self.proposer.committed(state, AcceptedTree(tree, paths, slots, passed.features))
         report(paths, tree.tokens, tree.parents, tree.counts, sampled, self.out, _NO_NODE)
         if tree.more:
             self._pack((self.out, *tree.more))

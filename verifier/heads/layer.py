@@ -139,10 +139,10 @@ class PagedHead:
             stored = store.layer(number)
             query = placed(layer, mixed, rotation, own.slots, stored)
             seen = attended(query, stored, own, node.attention, None, self.config.first)
-            if number == len(norms) - 1 and rows.wanted is not None:
-                if not len(rows.wanted):
+            if number == len(norms) - 1 and rows.logits_indices is not None:
+                if not len(rows.logits_indices):
                     return x[:0], x[:0]
-                x, seen = take_rows(x, rows.wanted), take_rows(seen, rows.wanted)
+                x, seen = take_rows(x, rows.logits_indices), take_rows(seen, rows.logits_indices)
             inner = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
             mixed = add_norm(x, layer.down.unfinished(layer.gate_up.gated(inner)), above)
         return mixed, x

@@ -18,7 +18,7 @@ from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.ops.attention import rotate_and_store, tree_attention
-from foresay.verifier.ops.records import Norm, Partials, Rotation
+from foresay.verifier.ops.records import Norm, Rotation, SplitKSums
 from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits, gate_heads, norm, take_rows
 
 
@@ -57,7 +57,7 @@ def forward(
     return _logits(decoder, normed, rows), taken
 
 
-def _branch(product: Linear, x: Tensor, how: Norm | None, count: Tensor | None) -> Tensor | Partials:
+def _branch(product: Linear, x: Tensor, how: Norm | None, count: Tensor | None) -> Tensor | SplitKSums:
     """What is added to the residual stream: a product, normed where the model does that."""
     return product.unfinished(x, count) if how is None else norm(product(x, count), how, count)
 
@@ -109,12 +109,12 @@ def attended(
 
 def _logits(decoder: Decoder, normed: Tensor, rows: StaticRows) -> Tensor:
     """fp32[W, V]."""
-    wanted, stack = rows.wanted, decoder.config.stack
-    if wanted is None:
+    logits_indices, stack = rows.logits_indices, decoder.config.stack
+    if logits_indices is None:
         logits, count = decoder.head.wide(normed, rows.count), rows.count
-    elif len(wanted):
-        count = rows.wanted_count
-        logits = decoder.head.wide(take_rows(normed, wanted, count), count)
+    elif len(logits_indices):
+        count = rows.logits_count
+        logits = decoder.head.wide(take_rows(normed, logits_indices, count), count)
     else:
         return normed.new_empty(0, decoder.head.out_features, dtype=torch.float32)
     return finish_logits(logits, stack.logit_scale, stack.logit_cap, count)

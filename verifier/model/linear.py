@@ -18,7 +18,7 @@ from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
 from foresay.verifier.ops.linear import GROUP, PackedWeight, packed_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
-from foresay.verifier.ops.records import Gate, Partials
+from foresay.verifier.ops.records import Gate, SplitKSums
 from foresay.verifier.ops.rows import take_columns
 
 #: A weight as a checkpoint has it, [out, in].
@@ -76,7 +76,7 @@ class Linear:
         """[R, in] -> [R, out], rounded. count: int64[1], of how many rows, read when it runs (on a CPU; None: all)."""
         return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
 
-    def unfinished(self, x: Tensor, count: Tensor | None = None) -> Tensor | Partials:
+    def unfinished(self, x: Tensor, count: Tensor | None = None) -> Tensor | SplitKSums:
         """The same for an op that can finish it."""
         return unfinished_linear(self._taken(x, count), self._packed, self.dtype, count)
 

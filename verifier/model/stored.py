@@ -186,7 +186,7 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class WeightAllocator:
     """Makes uninitialised tensors. matrices: the dtype of those that are floats."""
 
     config: ModelConfig

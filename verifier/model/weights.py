@@ -28,7 +28,7 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.nodes import Layer, Vector
 from foresay.verifier.model.quantization import HEAD, Scheme
-from foresay.verifier.model.stored import Misfit, Rooms, TensorSlot, put, stored
+from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stored
 
 #: Told how much has been read, from 0 to 1.
 Progress = Callable[[float], None]
@@ -135,7 +135,7 @@ def allocate(
 ) -> ModelWeights:
     """Uninitialised weights in the shapes of ``config``. matrices: what they are in, but for the embedding."""
 
-    rooms = Rooms(config, dtype, matrices or dtype, torch.device(device))
+    rooms = WeightAllocator(config, dtype, matrices or dtype, torch.device(device))
     embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
     return ModelWeights(
         embed=embed,
@@ -148,7 +148,7 @@ def allocate(
     )
 
 
-def _allocate_head(config: ModelConfig, rooms: Rooms, embed: Tensor) -> Matrix:
+def _allocate_head(config: ModelConfig, rooms: WeightAllocator, embed: Tensor) -> Matrix:
     """A tied head is the embedding, unless it is to be made of it."""
     apart = config.quantization is not None and config.quantization.with_head
     if config.tie_word_embeddings and not (apart and rooms.scheme((HEAD,), embed.shape[1])):
@@ -156,7 +156,7 @@ def _allocate_head(config: ModelConfig, rooms: Rooms, embed: Tensor) -> Matrix:
     return rooms.matrix(len(embed), embed.shape[1], HEAD)
 
 
-def _allocate_layer(layer: Layer, hidden: int, rooms: Rooms, prefix: str) -> LayerWeights:
+def _allocate_layer(layer: Layer, hidden: int, rooms: WeightAllocator, prefix: str) -> LayerWeights:
     matrices, biases = dict[str, Matrix](), dict[str, Tensor]()
     for product in layer.products(hidden):
         modules = (f"{prefix}{module}" for module in product.rows)
@@ -166,7 +166,7 @@ def _allocate_layer(layer: Layer, hidden: int, rooms: Rooms, prefix: str) -> Lay
     return LayerWeights(matrices, biases, _allocate_vectors(rooms, layer.vectors(hidden)))
 
 
-def _allocate_vectors(rooms: Rooms, vectors: Iterable[Vector]) -> dict[str, Tensor]:
+def _allocate_vectors(rooms: WeightAllocator, vectors: Iterable[Vector]) -> dict[str, Tensor]:
     return {each.name: rooms.wide(each.size) if each.wide else rooms.vector(each.size) for each in vectors}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from foresay.kvpaging.store import LARGEST, dequantized, store_rows
 from foresay.verifier.ops.eager import op
 from foresay.verifier.ops.launch import as_read, as_stored, launch, new, on_triton, row_of
-from foresay.verifier.ops.records import AttentionMetadata, HeadNorms, Norm, Partials, Places, Rotation
+from foresay.verifier.ops.records import AttentionMetadata, HeadNorms, Norm, Places, Rotation, SplitKSums
 from foresay.verifier.ops.rows import norm
 
 
@@ -98,7 +98,7 @@ def _on_cpu(
 def _places(rows: AttentionMetadata, sequence: int, order: int, row: int) -> Tensor:
     """int64[N]: where the keys that a row may see lie in its sequence, in order of position."""
     length = int(rows.lengths[sequence])
-    if rows.words is None or (rows.texts is not None and int(rows.texts[sequence])):
+    if rows.words is None or (rows.is_prefill is not None and int(rows.is_prefill[sequence])):
         return torch.arange(length + order + 1)
     word = int(rows.words[row])
     return torch.tensor([*range(length), *(length + node for node in range(64) if word >> node & 1)])
@@ -134,7 +134,7 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
 
 @op()
 def rotate_and_store(
-    qkv: Tensor | Partials,
+    qkv: Tensor | SplitKSums,
     rotation: Rotation,
     layer: tuple[Tensor, Tensor, Tensor | None],
     slots: Tensor,
@@ -151,7 +151,7 @@ def rotate_and_store(
     compiled kernels; None: all).
     """
     cos, signed_sin, factor = rotation
-    if isinstance(qkv, Partials):
+    if isinstance(qkv, SplitKSums):
         qkv = qkv.finished(cos.dtype)
     groups, dim = layer[0].shape[-2:]
     heads = qkv.view(len(qkv), -1, dim)
@@ -178,7 +178,7 @@ def _normed(heads: Tensor, groups: int, norms: HeadNorms) -> Tensor:
 
 @rotate_and_store.kernel
 def _rotate_and_store(
-    qkv: Tensor | Partials,
+    qkv: Tensor | SplitKSums,
     rotation: Rotation,
     layer: tuple[Tensor, Tensor, Tensor | None],
     slots: Tensor,

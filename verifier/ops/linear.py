@@ -26,7 +26,7 @@ from torch.nn import functional
 from foresay.verifier.ops.eager import compiled, op
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.quantized import QuantizedMatrix
-from foresay.verifier.ops.records import Gate, Partials
+from foresay.verifier.ops.records import Gate, SplitKSums
 
 
 class PackedWeight(Protocol):
@@ -61,7 +61,7 @@ class PackedWeight(Protocol):
     def plain_bias(self) -> Tensor | None:
         """[O]: the bias as it was."""
 
-    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor | Partials:
+    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor | SplitKSums:
         """As :func:`unfinished_linear`, by compiled kernels."""
 
     def segments(self) -> list[slice]:
@@ -83,7 +83,7 @@ def packed_linear(
 
 def unfinished_linear(
     x: Tensor, weight: PackedWeight | BlockedWeight, dtype: torch.dtype, count: Tensor | None = None
-) -> Tensor | Partials:
+) -> Tensor | SplitKSums:
     """The same, but that a GPU leaves the sums of several segments, and the gate with them, to whoever reads it."""
     if isinstance(weight, BlockedWeight):
         if x.is_cuda:
@@ -93,12 +93,12 @@ def unfinished_linear(
     elif compiled(x):
         return weight.product(x, dtype, count)
     if (whole := weight.rounded(x)) is not None:
-        return finish(Partials(whole.unsqueeze(0), None), dtype, weight.gated)
+        return finish(SplitKSums(whole.unsqueeze(0), None), dtype, weight.gated)
     bias, plain = weight.plain_bias(), weight.plain().to(x.dtype)
     segments = weight.segments()
     if len(segments) > 1:
         sums = [functional.linear(x[:, part].float(), plain[:, part].float()) for part in segments]
-        return Partials(torch.stack(sums), bias)
+        return SplitKSums(torch.stack(sums), bias)
     whole_bias = None if bias is None else bias.to(x.dtype)
     if weight.gated:
         return gated_linear(x, plain, whole_bias, weight.gated).to(dtype)
@@ -106,7 +106,7 @@ def unfinished_linear(
 
 
 @op(gpu="segments")
-def finish(product: Partials, dtype: torch.dtype, gated: Gate = "") -> Tensor:
+def finish(product: SplitKSums, dtype: torch.dtype, gated: Gate = "") -> Tensor:
     """[R, O] of ``dtype``, or [R, O / 2] of halves."""
     whole = product.finished(dtype)
     return _applied(whole, gated) if gated else whole

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from foresay.verifier.ops.eager import op
 from foresay.verifier.ops.launch import as_normed, as_read, launch, new, of_any_width, on_triton, row_of, warps
-from foresay.verifier.ops.records import Norm, Partials
+from foresay.verifier.ops.records import Norm, SplitKSums
 from foresay.verifier.ops.trees import known_tokens
 
 
@@ -102,14 +102,14 @@ def _norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:
 
 @op()
 def add_norm(
-    x: Tensor, y: Tensor | Partials, how: Norm | None, count: Tensor | None = None, share: float = 1.0
+    x: Tensor, y: Tensor | SplitKSums, how: Norm | None, count: Tensor | None = None, share: float = 1.0
 ) -> Tensor:
     """``x += share * y``, then the norm of the sum as :func:`norm` has it; without ``how`` x itself is returned.
 
     x, y: [R, D], contiguous; x is the residual stream and is changed in place. y may be a product that is not finished.
     share: ``share * y`` is rounded before it is added. Returns [R, D].
     """
-    if isinstance(y, Partials):
+    if isinstance(y, SplitKSums):
         y = y.finished(x.dtype)
     x.add_(y if share == 1.0 else y * share)
     return x if how is None else norm(x, how)
@@ -117,14 +117,14 @@ def add_norm(
 
 @add_norm.kernel
 def _add_norm(
-    x: Tensor, y: Tensor | Partials, how: Norm | None, count: Tensor | None = None, share: float = 1.0
+    x: Tensor, y: Tensor | SplitKSums, how: Norm | None, count: Tensor | None = None, share: float = 1.0
 ) -> Tensor:
     assert x.shape == (y if isinstance(y, Tensor) else y.sums).shape[-2:], "x and y are of one shape"
     return _normed(x, y, how, count, share)
 
 
 def _normed(
-    x: Tensor, y: Tensor | Partials | None, how: Norm | None, count: Tensor | None, share: float = 0.0
+    x: Tensor, y: Tensor | SplitKSums | None, how: Norm | None, count: Tensor | None, share: float = 0.0
 ) -> Tensor:
     rows, width = x.shape
     out = x if how is None else new(x.shape, x)
@@ -189,19 +189,19 @@ def _pair(
 
 
 @op()
-def gate_heads(x: Tensor, gate: Tensor | Partials, count: Tensor | None = None) -> Tensor:
+def gate_heads(x: Tensor, gate: Tensor | SplitKSums, count: Tensor | None = None) -> Tensor:
     """``x *= sigmoid(gate)``, number by number, the sigmoid rounded first. Returns x, which is changed in place.
 
     x, gate: [R, Q * D], of one dtype and contiguous; gate may be a product that is not finished. count: int64[1], of
     how many rows, read when it runs (of compiled kernels; None: all).
     """
-    if isinstance(gate, Partials):
+    if isinstance(gate, SplitKSums):
         gate = gate.finished(x.dtype)
     return x.mul_(gate.sigmoid())
 
 
 @gate_heads.kernel
-def _gate_heads(x: Tensor, gate: Tensor | Partials, count: Tensor | None = None) -> Tensor:
+def _gate_heads(x: Tensor, gate: Tensor | SplitKSums, count: Tensor | None = None) -> Tensor:
     (product, bias), about = as_read(gate)
     assert x.shape == product.shape[-2:], "each number has a gate"
     (rows, width), columns = x.shape, 1024 if on_triton(x) else 256  # a single row is shared among threads too

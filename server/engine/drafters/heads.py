@@ -83,7 +83,7 @@ class LayeredHead(Head):
 
     def _store(self, drafter: Any) -> Any:
         """Where its keys and values are: with what it was given to read."""
-        return drafter.fed
+        return drafter.hidden_states
 
     def _guessed(self, drafter: Any, target: ModelRunner, table: PageTable, tokens: Tensor) -> str:
         """What ``trial.tried`` asks. Layers may be numbered by another convention, so the others are tried."""

@@ -34,7 +34,7 @@ from foresay.verifier.ops.kernels.blocked import TILE, BlockedWeight
 from foresay.verifier.ops.kernels.chain import capability, chained, wait_turn
 from foresay.verifier.ops.kernels.tile import bring_tile, columns_of, nothing, tile_product
 from foresay.verifier.ops.launch import as_read
-from foresay.verifier.ops.records import Gate, Partials, turns_of
+from foresay.verifier.ops.records import Gate, SplitKSums, turns_of
 
 #: A kernel is not compiled again for numbers of rows that are 1 or even.
 ROWS = ("R",)
@@ -112,7 +112,7 @@ def add_segments(product, bias, out, R, OUTER: tl.constexpr, SEGMENTS: tl.conste
     tl.store(out + row.to(tl.int64) * width + columns, result, mask=inside)
 
 
-def finish(product: Partials, dtype: torch.dtype, gate: Gate = "") -> Tensor:
+def finish(product: SplitKSums, dtype: torch.dtype, gate: Gate = "") -> Tensor:
     """As :func:`foresay.verifier.ops.linear.finish`."""
     pointers, about = as_read(product)
     rows, outer = product.sums.shape[1:]
@@ -217,7 +217,7 @@ def whole(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor:
     return made if isinstance(made, Tensor) else finish(made, dtype, weight.gated)
 
 
-def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor | Partials:
+def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor | SplitKSums:
     """``x @ weight.T + bias``, rounded to ``dtype``, and what is done to it: [R, O], or [R, O / 2] of halves. If
     the weight is cut the sums of its segments. x: [R, K].
     """
@@ -227,7 +227,7 @@ def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor | Pa
     if programs > 1:
         sums = x.new_empty(programs, len(x), weight.outer, dtype=torch.float32)
         _launch(x, weight, sums, tile, programs)
-        return Partials(sums, weight.bias)
+        return SplitKSums(sums, weight.bias)
     out = x.new_empty(len(x), weight.outer // turns_of(weight.gated), dtype=dtype)
     _launch(x, weight, out, tile, programs)
     return out

@@ -46,8 +46,8 @@ def find_places(paged: AttentionMetadata, rows: int, count: Tensor) -> Places:
     slots, info, paths, units = (launch.room(shape, torch.int32) for shape in shapes)
     places = Places(positions, own, slots, info, paths, units, number)
     all_texts = paged.words is None
-    _finding(paged.page_size, all_texts, paged.texts is not None)(
-        paged.tables, paged.lengths, paged.offsets, 0 if paged.texts is None else paged.texts,
+    _finding(paged.page_size, all_texts, paged.is_prefill is not None)(
+        paged.tables, paged.lengths, paged.offsets, 0 if paged.is_prefill is None else paged.is_prefill,
         0 if paged.words is None else paged.words, launch.counted(paged.sequences, sequences), pages, count,
         places.positions, places.own, places.slots, places.slots.shape[1], places.info, places.paths,
         places.units, places.number,

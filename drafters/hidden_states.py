@@ -1,4 +1,4 @@
-"""Drafters that are fed with the target's hidden states, their features.
+"""Drafters that read the target's hidden states, their features.
 
 These lie in a store on the sequences' pages, each in the slot of its position: so they come with a prefix hit, are
 there for whoever takes another place, and a captured step finds and stores them on the device. A text whose features
@@ -20,13 +20,13 @@ from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
-from foresay.verifier.graphs.proposer import Taken
+from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.config import KVShape
 
 
-class FedDrafter(TreeDrafter):
-    """Owns ``fed``, the store of what it keeps of what it is fed. needs: what that is."""
+class HiddenStateDrafter(TreeDrafter):
+    """Owns ``hidden_states``, the store of what it keeps of them. needs: which it reads."""
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class FedDrafter(TreeDrafter):
         dynamic: bool,
         pool: PagePool,
         needs: FeatureRequest,
-        fed: KVStore,
+        hidden_states: KVStore,
         device: torch.device,
         token_ids: Tensor | None,
     ) -> None:
         super().__init__(name, dynamic, device, pool, token_ids)
-        self.needs, self.fed = needs, fed
+        self.needs, self.hidden_states = needs, hidden_states
 
     @abstractmethod
     def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
@@ -56,8 +56,8 @@ class FedDrafter(TreeDrafter):
 
     def stored(self, table: PageTable, count: int) -> None:
         """The last ``count`` positions were kept."""
-        if self.fed.filled(table) >= table.length - count:
-            self.fed.mark(table, table.length)
+        if self.hidden_states.filled(table) >= table.length - count:
+            self.hidden_states.mark(table, table.length)
 
     def able(self, sequence: SequenceState) -> bool:
         """Whether there is a text, and the features of all of it."""
@@ -65,9 +65,9 @@ class FedDrafter(TreeDrafter):
 
     def knows(self, sequence: SequenceState) -> bool:
         """Whether the features of all committed positions are there."""
-        return self.fed.filled(sequence.table) == sequence.table.length
+        return self.hidden_states.filled(sequence.table) == sequence.table.length
 
-    def follow(self, state: StepState, taken: Taken, levels: int) -> None:
+    def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:
         """Keep the accepted path. What is kept behind it is scratch, as its slots are."""
         path, slots = (each[:, : levels + 1] for each in (taken.paths.paths, taken.slots))
         order = torch.arange(state.size, device=path.device)[:, None]
@@ -82,7 +82,7 @@ class FedDrafter(TreeDrafter):
         self.stored(sequence.table, len(path))
 
 
-class FeatureDrafter(FedDrafter):
+class FeatureDrafter(HiddenStateDrafter):
     """One that keeps the features themselves, fused. width, dtype: of what is kept, H the width."""
 
     def __init__(
@@ -110,7 +110,7 @@ class FeatureDrafter(FedDrafter):
     @property
     def rows(self) -> Tensor:
         """[slots, H]: the features of all pages."""
-        return self.fed.layer(0)[0][:, 0]
+        return self.hidden_states.layer(0)[0][:, 0]
 
     def before(self, state: StepState, levels: int) -> Tensor:
         """[S * F, H]: the features behind the tokens that the first pass reads, those one place before."""
