@@ -97,7 +97,7 @@ def store_for(pool: PagePool, decoder: Decoder, device: Device) -> KVStore:
 
 def scribble(store: KVStore) -> None:
     """Random keys and values everywhere, as of long texts: a cache of zeros would hide what reading it costs."""
-    for part in store.parts:
+    for part in store.tensors:
         part.normal_()
 
 

@@ -96,7 +96,7 @@ class DraftModelDrafter(TreeDrafter):
         if not taken.tree.chain:
             sources, count = taken.own_rows()
             for arrays in self.model.store.arrays:
-                move_paths(arrays.parts, sources, taken.slots, count)
+                move_paths(arrays.tensors, sources, taken.slots, count)
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Mark the rows that are there: of the path's nodes all but a leaf."""

@@ -127,7 +127,7 @@ class KVArrays:
         return cls(keys, values, scales, windows)
 
     @property
-    def parts(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """All that a slot has, in every layer: [L, num_pages * page_size, ..] each."""
         return (self.keys, self.values) if self.scales is None else (self.keys, self.values, self.scales)
 
@@ -175,9 +175,9 @@ class KVStore:
         pool.attach(self)
 
     @property
-    def parts(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """All that a slot has, in every layer: [L, num_pages * page_size, ..] each."""
-        return tuple(part for arrays in self.arrays for part in arrays.parts)
+        return tuple(part for arrays in self.arrays for part in arrays.tensors)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys, values and scales of one layer."""
@@ -196,7 +196,7 @@ class KVStore:
         """Zeros in these slots, in every layer."""
         for arrays in self.arrays:
             own = arrays.own(slots)
-            for part in arrays.parts:
+            for part in arrays.tensors:
                 as_bytes(part)[:, own] = 0
 
     def filled(self, table: PageTable) -> int:
@@ -222,7 +222,7 @@ class KVStore:
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Move rows between slots in every layer, as if at once. Both int64 [N], on any device."""
         for arrays in self.arrays:
-            move_rows(arrays.parts, *(arrays.own(each).to(self.device) for each in (source, destination)))
+            move_rows(arrays.tensors, *(arrays.own(each).to(self.device) for each in (source, destination)))
 
     def rows(self, table: PageTable) -> list[Tensor]:
         """[T, L, ..] of each part: what is there of the text, by position; zeros where windows went past."""
@@ -230,7 +230,7 @@ class KVStore:
         for arrays in self.arrays:
             own = arrays.own(slots).to(self.device)
             seen = 0 if arrays.windows is None else arrays.windows.first(table.length) * self.pool.page_size
-            for part in arrays.parts:
+            for part in arrays.tensors:
                 found.append(part[:, own].transpose(0, 1))
                 as_bytes(found[-1])[:seen] = 0
         return found
@@ -252,7 +252,7 @@ class KVStore:
                 (source, destination) if arrays.windows is None else arrays.windows.of[[source, destination]].tolist()
             )
             rows, target = (slice(page * size, (page + 1) * size) for page in ends)
-            for part in arrays.parts:
+            for part in arrays.tensors:
                 part[:, target] = part[:, rows]
         self.marks[destination] = self.marks[source]
 
@@ -269,7 +269,7 @@ class KVStore:
             marks[PADDING_PAGE] = self.pool.page_size
             unread = torch.arange(self.pool.page_size) >= marks[:, None]
             rows = unread.flatten().nonzero()[:, 0].to(self.device)
-            for part in arrays.parts if arrays.scales is None else (arrays.scales,):
+            for part in arrays.tensors if arrays.scales is None else (arrays.scales,):
                 part.index_fill_(1, rows, torch.nan)
 
 

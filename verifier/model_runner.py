@@ -73,7 +73,7 @@ def accept_and_move(
         if windowed is not None:
             sources[True] = (accepted(windowed).sources, windowed)
         for arrays in store.arrays:
-            move_paths(arrays.parts, *sources[arrays.windows is not None], paths.lengths)
+            move_paths(arrays.tensors, *sources[arrays.windows is not None], paths.lengths)
     return paths
 
 
@@ -158,7 +158,7 @@ class ModelRunner:
         self.decoder, self.store = decoder, store
         self._replayed: dict[FeatureRequest | None, list[GraphRunner]] = {}
         self._last: GraphRunner | None = None
-        self._kept = store.parts[0]
+        self._kept = store.tensors[0]
         self.vocab_size = decoder.config.vocab_size
         self.max_positions = max_positions
 

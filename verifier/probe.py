@@ -87,7 +87,7 @@ def _first_difference(model: ModelRunner, pool: PagePool, seed: int) -> Generato
         ("after compaction", len(tokens), len(tokens)),
     )
     for where, rows, kept in parts:
-        ends = (rows, *(kept for _ in model.store.parts))
+        ends = (rows, *(kept for _ in model.store.tensors))
         if not all(_same_bits(a[:end], b[:end]) for a, b, end in zip(found, wanted, ends, strict=True)):
             return where
     return None

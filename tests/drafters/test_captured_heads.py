@@ -91,8 +91,10 @@ def test_the_host_knows_what_was_stored(worlds, kind) -> None:
             # Eager steps run the root's row before it is text, and do not count it.
             filled = eager.drafter.store.filled(theirs.table)
             assert other.drafter.store.filled(ours.table) == filled + 1
-            assert_equal_rows(eager.drafter.hidden_states.parts[0], theirs, other.drafter.hidden_states.parts[0], ours)
-            for mine, its in zip(eager.drafter.store.parts, other.drafter.store.parts, strict=True):
+            assert_equal_rows(
+                eager.drafter.hidden_states.tensors[0], theirs, other.drafter.hidden_states.tensors[0], ours
+            )
+            for mine, its in zip(eager.drafter.store.tensors, other.drafter.store.tensors, strict=True):
                 assert_equal_rows(mine, theirs, its, ours, filled)
 
 

@@ -87,7 +87,7 @@ class Watched:
     @staticmethod
     def _rows(store: KVStore, table: PageTable, count: int) -> torch.Tensor:
         slots = table.slots(0, count)
-        return torch.stack([part[:, slots] for part in store.parts])
+        return torch.stack([part[:, slots] for part in store.tensors])
 
     def run(self, jobs: Iterable[Job]) -> list[int]:
         """Run jobs to their end, checking after every step; returns the rows compared in each."""

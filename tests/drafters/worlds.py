@@ -145,7 +145,7 @@ class Captured:
         )
         paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts * state.live, slots)
         for arrays in store.arrays:
-            move_paths(arrays.parts, paths.sources, slots, paths.lengths)
+            move_paths(arrays.tensors, paths.sources, slots, paths.lengths)
         taken = AcceptedTree(tree, paths, slots, features)
         self.proposer.committed(state, taken)
         state.advance(paths)

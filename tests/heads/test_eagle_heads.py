@@ -104,7 +104,7 @@ def test_slot_0_is_not_seen(target, tmp_path) -> None:
     tokens = random_tokens(random.Random(3), 20, 300)
     rig = Rig(head, tokens, features_of(target("llama2"), tokens, head.config.needs))
     before, _ = rig.text(1, 20)
-    for part, number in zip(rig.store.parts, (3.0, 5.0), strict=True):
+    for part, number in zip(rig.store.tensors, (3.0, 5.0), strict=True):
         part[:, rig.table.slots(0, 1)] = number
     after, _ = rig.text(1, 20)
     assert torch.equal(before, after)

@@ -85,7 +85,7 @@ def test_what_is_planned_is_what_is_allocated(tied) -> None:
     norms = [norm.nbytes for layer in weights.layers for norm in layer.vectors.values()]
     assert sum(norms) < 1e-4 * found.weights["target"]  # not counted
     store = KVStore(PagePool(found.pages, 16), [KVShape(8, 128, 128)] * 32, torch.bfloat16, "meta")
-    assert found.kv_bytes == sum(part.nbytes for part in store.parts)
+    assert found.kv_bytes == sum(part.nbytes for part in store.tensors)
 
 
 def test_every_part_takes_its_share_of_the_tokens() -> None:

@@ -59,7 +59,7 @@ class Bench:
         table.reserve(len(keys))
         self.store.poison()
         slots = table.slots(0, len(keys))
-        for part, rows in zip(self.store.parts, (keys, values), strict=True):
+        for part, rows in zip(self.store.tensors, (keys, values), strict=True):
             part[0, slots] = rows
         return table
 

@@ -30,7 +30,7 @@ def test_it_is_what_the_reference_says(kind, window, first) -> None:
     pool = PagePool(40, SIZE)
     store = KVStore(pool, [KVShape(GROUPS, WIDTH, WIDTH)], torch.float32)
     scattered(pool)
-    for part in store.parts:
+    for part in store.tensors:
         part.normal_(generator=generator)
     sequences = [(0, 1), (37, 9), (100, 5)]
     counts = [nodes for _, nodes in sequences]

@@ -49,20 +49,20 @@ def pinned(make: Callable[[int], Proposer | None], device: torch.device) -> Make
 class Captured:
     """One step of one bucket, ready to be launched. The two of a bucket share their state.
 
-    parts: the same step with a stop, for a mask; None where there is no such. drafting: what part of its time drafting
-    is expected to take, since nobody sees where it ends; 0 where nobody wants to know.
+    with_stop: the same step with a stop, for a mask; None where there is no such. drafting: what part of its time
+    drafting is expected to take, since nobody sees where it ends; 0 where nobody wants to know.
     """
 
     step: SpeculativeStep
     launch: Replay
-    parts: Replay | None = None
+    with_stop: Replay | None = None
     drafting: float = 0.0
 
     @classmethod
     def of(cls, step: SpeculativeStep, capture: Capture, masked: bool) -> Captured:
         """Capture a step whole; masked: and in two parts, between which its logits are kept."""
         whole = capture(without_stops(step))
-        return cls(step, whole, capture(step.parts) if masked else None)
+        return cls(step, whole, capture(step.with_stop) if masked else None)
 
     @property
     def state(self) -> StepState:
@@ -90,7 +90,7 @@ class Bucket:
         """The first that drafts what is planned for each of these, with a stop for a mask if one needs it; None if none
         does."""
         masked = any(scheduled.sequence.constraint is not None for scheduled in batch)
-        able = (each for each in self.steps if each.parts is not None or not masked)
+        able = (each for each in self.steps if each.with_stop is not None or not masked)
         return next((each for each in able if all(map(each.proposer.takes, batch))), None)
 
 

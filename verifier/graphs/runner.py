@@ -158,8 +158,8 @@ class GraphStepRunner(StepRunner):
 
     def _launch_masked(self, captured: Captured, constraint: Guarded) -> None:
         """The step in two launches: between them the host sees the tree and says what may follow its nodes."""
-        assert captured.parts is not None, "a bucket of one sequence"
-        step, parts = captured.step, captured.parts
+        assert captured.with_stop is not None, "a bucket of one sequence"
+        step, parts = captured.step, captured.with_stop
         parts.run(0)
         tree = seen(fetched(step.seen).wait()[0], captured.proposer.name)
         allowed = constraint.allowed(tree)

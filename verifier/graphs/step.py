@@ -100,8 +100,8 @@ class _Passed:
 class SpeculativeStep:
     """The step of one bucket. Calling it launches the step on the current stream; its outcome is then in ``out``.
 
-    Where the host has to say which tokens may be sampled, it is launched in :meth:`parts`: at the stop ``seen`` holds
-    the trees (int64[S, 2 N]: tokens, parents), and what is then in ``allowed`` (int32[S * N, ceil(V / 32)], as
+    Where the host has to say which tokens may be sampled, it is launched in :meth:`with_stop`: at the stop ``seen``
+    holds the trees (int64[S, 2 N]: tokens, parents), and what is then in ``allowed`` (int32[S * N, ceil(V / 32)], as
     :meth:`foresay.spec.constrain.Constraint.masks` packs it) may be sampled.
     """
 
@@ -121,7 +121,7 @@ class SpeculativeStep:
         """Launch it whole."""
         self._verify(self._forward(), None)
 
-    def parts(self) -> Iterator[None]:
+    def with_stop(self) -> Iterator[None]:
         """Launch it with a stop after the pass."""
         with torch.inference_mode():
             passed = self._forward()

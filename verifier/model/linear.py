@@ -55,7 +55,7 @@ class Linear:
 
     @classmethod
     def of(cls, packed: PackedWeight, was: Tensor | None, dtype: torch.dtype) -> Linear:
-        """One on a CPU whose weight is packed already; see :attr:`parts`."""
+        """One on a CPU whose weight is packed already; see :attr:`packed`."""
         made = cls.__new__(cls)
         made.out_features, made.in_features = packed.outer, packed.inner
         made.dtype, made.device = dtype, torch.device("cpu")
@@ -63,7 +63,7 @@ class Linear:
         return made
 
     @property
-    def parts(self) -> tuple[PackedWeight | BlockedWeight, Tensor | None]:
+    def packed(self) -> tuple[PackedWeight | BlockedWeight, Tensor | None]:
         """The packed weight, and which number of a row each one of its is multiplied with; None: as they stand."""
         return self._packed, self._was
 
