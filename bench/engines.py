@@ -27,7 +27,7 @@ from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
 from foresay.spec.trace import Statistics
 from foresay.spec.tree import TreeShape
-from foresay.verifier.graphs.capture import CudaGraphs, Direct
+from foresay.verifier.graphs.capture import CudaGraphs, Eager
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.model_runner import ModelRunner
 
@@ -108,7 +108,7 @@ class Bench:
         runner = StepRunner(self.target, drafting.drafter)
         self.target._replayed.clear()  # what an engine before this one captured
         if graphs:
-            capture = CudaGraphs() if self.device.torch.type == "cuda" else Direct
+            capture = CudaGraphs() if self.device.torch.type == "cuda" else Eager
             drafters = [drafter] if drafter is not None else []
             capture_passes(self.target, drafters, tokens, max_seqs, GPU_CHUNK, capture, _unsaid)
             capture_levels(self.target, drafting, tokens, max_seqs, capture, _unsaid)

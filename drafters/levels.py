@@ -35,7 +35,7 @@ from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
-from foresay.verifier.graphs.capture import Capture, Direct, recorded, recorded_bytes
+from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_bytes
 from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.rows import TextEnds
 from foresay.verifier.graphs.state import BatchSlot, StepState
@@ -139,7 +139,7 @@ class TreeDrafter(ABC):
         self._ends: dict[tuple[int, int], TextEnds] = {}
         self._grown: dict[str, TreeBuilder] = {}
         #: How its levels are captured on a device; on a CPU they are recorded.
-        self.capture: Capture = Direct
+        self.capture: Capture = Eager
 
     @abstractmethod
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:
@@ -287,7 +287,7 @@ class TreeDrafter(ABC):
                 if place >= self._ahead:
                     self._levels.append(self._levels.pop(place))
                 return made
-        if shape.is_chain and self.capture is Direct and not self.ahead:
+        if shape.is_chain and self.capture is Eager and not self.ahead:
             shape = self.limited(TreeShape.chain(min(-(-shape.levels // _CHAIN) * _CHAIN, MAX_NODES - 1)))
         plan = GrowthPlan(shape, kind.count, self.device, self.dynamic, self.free, self.columns(vocab_size), kind.apart)
         state = StepState(kind.count, kind.pages, self._page_size, self.reach(shape.levels), self.device)

@@ -23,7 +23,7 @@ from foresay.spec.adjust import LogitEdits
 from foresay.spec.protocols import FeatureRequest, Features, Forward, Rows, Verified
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import ForwardBatch, Sizes, StaticRows, needed
-from foresay.verifier.graphs.capture import Capture, Direct, recorded, recorded_bytes
+from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_bytes
 from foresay.verifier.graphs.proposer import DeviceTree
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.forward import forward
@@ -188,7 +188,7 @@ class ModelRunner:
 
         Logits and features stay on the model's device. Both are good until the next pass.
         """
-        self._last = self._holding(rows, features) or self._made(features, Sizes.of(rows), Direct)
+        self._last = self._holding(rows, features) or self._made(features, Sizes.of(rows), Eager)
         return self._last(rows, features)
 
     def _made(self, features: FeatureRequest | None, sizes: Sizes, capture: Capture) -> GraphRunner:

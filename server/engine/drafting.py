@@ -29,7 +29,7 @@ from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import MakeProposers, buckets, chunks, passes, sizes, widths
 from foresay.verifier.graphs.buckets import pinned as pinned_proposers
-from foresay.verifier.graphs.capture import Capture, CudaGraphs, Direct
+from foresay.verifier.graphs.capture import Capture, CudaGraphs, Eager
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
@@ -173,7 +173,7 @@ def _part(budget: Budget | None, drafts: Proposer) -> float:
 
 def capture_of(graphs: bool) -> Capture:
     """graphs: ``--no-graphs`` runs the same steps without capturing them."""
-    return CudaGraphs() if graphs else Direct
+    return CudaGraphs() if graphs else Eager
 
 
 def proposer(drafter: TreeDrafter | None, shape: TreeShape, sequences: int, verifier: ModelRunner) -> Proposer | None:

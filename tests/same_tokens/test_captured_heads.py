@@ -13,7 +13,7 @@ from foresay.kvpaging import PagePool
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.graphs.capture import Direct
+from foresay.verifier.graphs.capture import Eager
 from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.graphs.state import StepState
@@ -97,7 +97,7 @@ def run(pair: Pair, kind: str, shape: str, jobs: list[Job], careful: bool = Fals
         whispers.append(CapturedWhisper(proposer, whole(jobs, texts)))
         return whispers[-1]
 
-    engine = captured_engine(pair, head_of(pair, kind, shape), SHAPES[shape], wrap=wrap, capture=Direct, **options)
+    engine = captured_engine(pair, head_of(pair, kind, shape), SHAPES[shape], wrap=wrap, capture=Eager, **options)
     found = run_freely(engine, jobs, careful)
     assert {name: text.tokens for name, text in found.items()} == {name: text.tokens for name, text in texts.items()}
     assert isinstance(engine.runner, GraphStepRunner)

@@ -14,7 +14,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.graphs.capture import Direct, Work
+from foresay.verifier.graphs.capture import Eager, Work
 from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.simulated.device import DEVICE, Simulated, simulated
 from tests.simulated.graph import captured
@@ -32,19 +32,19 @@ def build_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foresay.server.engine.build, "find_device", lambda config: GPU)
     monkeypatch.setattr(foresay.server.engine.calibrate, "_ROWS", (1, 8))
     monkeypatch.setattr(foresay.server.engine.calibrate, "_TURNS", 1)
-    monkeypatch.setattr(foresay.server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
+    monkeypatch.setattr(foresay.server.engine.build, "capture_of", lambda graphs: captured if graphs else Eager)
 
 
 def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many passes are run op by op from now on."""
     count = [0]
 
-    class Counted(Direct):
+    class Counted(Eager):
         def __init__(self, work: Work) -> None:
             count[0] += 1
             super().__init__(work)
 
-    monkeypatch.setattr(foresay.verifier.model_runner, "Direct", Counted)
+    monkeypatch.setattr(foresay.verifier.model_runner, "Eager", Counted)
     return count
 
 

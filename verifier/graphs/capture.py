@@ -66,7 +66,7 @@ def recorded_bytes(replay: Replay) -> int:
     return replay.nbytes if isinstance(replay, Recording) else 0
 
 
-class Direct:
+class Eager:
     """A :data:`Capture` that captures nothing: the work is called as it is."""
 
     def __init__(self, work: Work) -> None:
