@@ -153,7 +153,7 @@ def _beginning() -> list[float]:
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _Followed:
     """What is kept of a sequence: where it is, what was learnt, and the last draft with the length it was made at."""
 
     alignment: Alignment
@@ -175,7 +175,7 @@ class PredictionDrafter:
     def __init__(self, cost: CostModel | None = None) -> None:
         self.learning = True
         self._cost = cost
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _Followed] = {}
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """A draft per sequence, empty where it has no prediction or that has nothing to say: at most the shape's levels
@@ -204,7 +204,7 @@ class PredictionDrafter:
         if running is None:
             # One that was preempted comes back with all it had said.
             begins = max(sequence.prompt_length, len(tokens) - MOST_READ)
-            running = _Running(Alignment(sequence.prediction, begins), Cells(_beginning()))
+            running = _Followed(Alignment(sequence.prediction, begins), Cells(_beginning()))
             self._running[sequence.id] = running
         if running.grown is not None and self.learning:
             running.grown.teach(running.trust, tokens[running.length :])

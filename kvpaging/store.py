@@ -117,7 +117,7 @@ class KVArrays:
     windows: WindowPages | None
 
     @classmethod
-    def zeros(cls, kind: _Kind, layers: int, pool: PagePool, dtype: torch.dtype, device: torch.device) -> KVArrays:
+    def zeros(cls, kind: _Widths, layers: int, pool: PagePool, dtype: torch.dtype, device: torch.device) -> KVArrays:
         """Empty ones."""
         heads, *widths, windowed = kind
         windows = pool.windows if windowed else None
@@ -140,7 +140,7 @@ class KVArrays:
         return slots if self.windows is None else self.windows.slots(slots)
 
 
-class _Kind(NamedTuple):
+class _Widths(NamedTuple):
     """What layers that share an array have in common. windowed: whether it has window pages."""
 
     heads: int
@@ -164,10 +164,10 @@ class KVStore:
     ) -> None:
         self.pool, self.layers, self.device = pool, tuple(layers), torch.device(device)
         self.windows = pool.windows if any(each.window is not None for each in layers) else None
-        alike: dict[_Kind, list[int]] = {}
+        alike: dict[_Widths, list[int]] = {}
         for index, each in enumerate(layers):
             windowed = self.windows is not None and each.window is not None
-            alike.setdefault(_Kind(each.heads, each.key_dim, each.value_dim, windowed), []).append(index)
+            alike.setdefault(_Widths(each.heads, each.key_dim, each.value_dim, windowed), []).append(index)
         self.arrays = tuple(KVArrays.zeros(kind, len(each), pool, dtype, self.device) for kind, each in alike.items())
         where = zip(self.arrays, alike.values(), strict=True)
         self._where = {layer: (arrays, place) for arrays, each in where for place, layer in enumerate(each)}

@@ -66,7 +66,7 @@ _LENGTHS = 4
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _LookedUp:
     """What is kept of a sequence: its text, its salt's answers, and the last draft with the length it was made at."""
 
     own: Contexts
@@ -89,7 +89,7 @@ class SuffixDrafter:
         self.history = History() if history is None else history
         self.learning = True
         self._slices = Slices(slice_seconds)
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _LookedUp] = {}
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """A draft per sequence, empty where nothing matches: a tree of at most the shape's levels and nodes."""
@@ -122,10 +122,10 @@ class SuffixDrafter:
         if sequence.finished and sequence.finish_reason != "error" and sequence.speculate and not sequence.aside:
             self.history.add(sequence.salt, sequence.tokens[max(0, sequence.prompt_length - MOST_CONTEXT) :])
 
-    def _of(self, sequence: SequenceState) -> _Running:
+    def _of(self, sequence: SequenceState) -> _LookedUp:
         running = self._running.get(sequence.id)
         if running is None:
-            running = _Running(Contexts(sequence.tokens), self.history.of(sequence.salt))
+            running = _LookedUp(Contexts(sequence.tokens), self.history.of(sequence.salt))
             self._running[sequence.id] = running
         return running
 
@@ -137,7 +137,7 @@ class SuffixDrafter:
         while dropped and self._slices.dispose(dropped[-1]):
             dropped.pop()
 
-    def _tree(self, running: _Running, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
+    def _tree(self, running: _LookedUp, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
         tokens, trust = sequence.tokens, running.answers.trust
         if running.grown is not None and self.learning:
             running.grown.teach(trust, tokens[running.length :])

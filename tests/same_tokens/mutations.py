@@ -40,7 +40,7 @@ def rewritten(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, ke
 def sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product of several rows adds up from the last term to the first, one of a single row the other way round."""
 
-    class Backwards(linear._Product):
+    class Backwards(linear._FloatProduct):
         def _summed(self, block: Value, row: Value, rows: int) -> list[Variable]:
             self.backwards = rows > 1
             return super()._summed(block, row, rows)
@@ -49,7 +49,7 @@ def sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             for term in super()._steps(steps):
                 yield steps - 1 - term if self.backwards else term
 
-    rewritten(monkeypatch, linear, "_Product", Backwards)
+    rewritten(monkeypatch, linear, "_FloatProduct", Backwards)
 
 
 def quantized_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,11 +70,11 @@ def quantized_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def rounded_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of rounded inputs are scaled a little otherwise where rows are several."""
 
-    class Scaled(rounded._Product):
+    class Scaled(rounded._RoundedProduct):
         def _fold(self, values: list[Value], rows: int, *rest: Value) -> None:
             super()._fold([value * (1.0 + 2.0**-20 * (rows > 1)) for value in values], rows, *rest)
 
-    rewritten(monkeypatch, rounded, "_Product", Scaled)
+    rewritten(monkeypatch, rounded, "_RoundedProduct", Scaled)
 
 
 def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,10 +120,10 @@ class FloatShape(ProductShape):
 
 @Compiled
 def _kernel(shape: FloatShape) -> Kernel:
-    return _Product(Kernel("multiply"), shape).write()
+    return _FloatProduct(Kernel("multiply"), shape).write()
 
 
-class _Product(ProductKernel):
+class _FloatProduct(ProductKernel):
     """Writes the kernel."""
 
     shape: FloatShape

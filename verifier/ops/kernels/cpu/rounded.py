@@ -93,10 +93,10 @@ def _sizes(processor: Processor) -> tuple[int, ...]:
 @Compiled
 def kernel_of(shape: IntegerShape) -> Kernel:
     """The kernel of this shape, whose inputs are rounded rows."""
-    return _Product(Kernel("multiply"), shape).write()
+    return _RoundedProduct(Kernel("multiply"), shape).write()
 
 
-class _Product(IntegerProduct):
+class _RoundedProduct(IntegerProduct):
     """Writes the kernel. More arguments: what :func:`round_rows` has of pieces."""
 
     far, near = 64, 16
