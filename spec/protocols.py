@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -225,8 +225,8 @@ class FeatureReader(Protocol):
 
 
 def reader_of(drafter: object) -> FeatureReader | None:
-    """The drafter, if it reads features."""
-    return drafter if isinstance(drafter, FeatureReader) else None
+    """The drafter, if it reads features. It says so itself: asking for the protocol takes twenty times as long."""
+    return None if getattr(drafter, "needs", None) is None else cast(FeatureReader, drafter)
 
 
 def by_sequence(features: Features, counts: Sequence[int]) -> list[Features]:
@@ -240,4 +240,4 @@ def by_sequence(features: Features, counts: Sequence[int]) -> list[Features]:
 def of_path(features: Features, lead: int, path: list[int]) -> Features:
     """The rows of a chunk of ``lead`` tokens and of the nodes of ``path`` after it, copied."""
     chosen = torch.tensor([*range(lead), *(lead + node for node in path)], dtype=torch.int64)
-    return {name: rows[chosen] for name, rows in features.items()}
+    return {name: rows.index_select(0, chosen.to(rows.device)) for name, rows in features.items()}

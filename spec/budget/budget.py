@@ -167,7 +167,7 @@ class Budget(Observer):
             member.idle = 0 if name == ways[0].model else member.idle + 1
         self._plans = {}
         for index, (sequence, case) in enumerate(pairs):
-            case.looked, case.seconds = chosen.found[index] > 0, chosen.seconds
+            case.looked, case.seconds = chosen.found[index] > 0, chosen.seconds * (1.0 + self._looks.share)
             shares = self._shares(chosen, index, sequence, case, estimates[index], costs)
             self._plans[sequence.id] = Plan.of(shares, why)
 

