@@ -105,7 +105,7 @@ def unfinished_linear(
     return linear(x, plain, whole_bias).to(dtype)
 
 
-@op(gpu="segments")
+@op(gpu="linear")
 def finish(product: SplitKSums, dtype: torch.dtype, gated: Gate = "") -> Tensor:
     """[R, O] of ``dtype``, or [R, O / 2] of halves."""
     whole = product.finished(dtype)
