@@ -26,18 +26,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
             shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         elif (ROOT / name).exists():
             shutil.copy(ROOT / name, checkout / name)
-    build = [
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(out),
-    ]
-    done = subprocess.run([sys.executable, *build, str(checkout)], capture_output=True, text=True, check=False)
+    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir"]
+    done = subprocess.run(
+        [sys.executable, *build, str(out), str(checkout)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     (path,) = out.glob("foresay-*.whl")
     assert path.name.endswith("-py3-none-any.whl")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,13 +25,9 @@ _BARE.append("--confcutdir=tests/kernels/on_device")
 _VERDICT = re.compile(r"^(?:\[gw\d+\].*?([A-Z]+) (\S+::.+)|(\S+::.+) ([A-Z]+) +\[.*)$", re.MULTILINE)
 
 
-#: Seconds that an interrupted run of tests has to say what failed.
-_REPORT = 3.0
-
-
 def left(task: Task) -> float:
     """Seconds that a command may take: it is ended before the step that runs it."""
-    return min(600.0, max(1.0, task.until - time.monotonic() - 2 * _REPORT))
+    return min(600.0, max(1.0, task.until - time.monotonic() - 3.0))
 
 
 def run(task: Task, *arguments: str) -> Any:
@@ -56,16 +50,10 @@ def pytest_of(task: Task) -> tuple[list[str], dict[str, str]]:
 
 def kernel_tests(task: Task) -> None:
     """On the device; what is said counts even where it did not end in time."""
-    path, (command, environment), code = (task.lines.path.with_name("tests.txt"), pytest_of(task), -1)
+    path, (command, environment) = task.lines.path.with_name("tests.txt"), pytest_of(task)
+    ended = ["timeout", "-s", "INT", "-k", "3", f"{left(task):.0f}", *command]  # it says then why tests failed
     with path.open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
-        try:
-            code = process.wait(left(task))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # it says then why tests failed
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_REPORT)
-            process.kill()
+        code = subprocess.run(ended, cwd=ROOT, env=environment, stdout=output, stderr=output, check=False).returncode
     counts, failed = tested(text := path.read_text(errors="replace"))
     for name in failed:
         task.check("kernel test", False, test=name)

@@ -15,7 +15,6 @@ from bench.gpu import settings
 from bench.gpu.device import Call, Device
 from bench.gpu.worker import Lines, Task
 from foresay.verifier.graphs.capture import without_stops
-from tests.simulated.conftest import frozen as frozen
 from tests.simulated.device import DEVICE, simulated
 from tests.simulated.graph import captured
 

@@ -18,6 +18,7 @@ from foresay.server.gateway.key_store import KeyStore
 from foresay.server.http.auth import AuthMiddleware, Origins
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
+from tests.server.wire import until
 
 ASK = {"prompt": "Tell", "max_tokens": 12, "ignore_eos": True}
 REBOUND = {"Host": "attacker.example:8000"}
@@ -235,12 +236,6 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
         await until(lambda: app_feed.readers.used == 0)
         assert made == 1, "nothing is made for a reader that does not read"
         deaf.close()
-
-
-async def until(true, seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not true():
-            await asyncio.sleep(0.02)
 
 
 async def test_there_is_a_limit_to_readers(tokenizer, monkeypatch):

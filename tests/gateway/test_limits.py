@@ -16,6 +16,7 @@ from foresay.server.http.auth import AuthMiddleware
 from foresay.server.text.tokenizer import Tokenizer
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
+from tests.server.wire import until
 
 CHAT = {"messages": [{"role": "user", "content": "Tell"}], "max_tokens": 4}
 DOORS = [
@@ -38,12 +39,6 @@ def letters(tokenizer: Tokenizer) -> list[int]:
 
 async def post(client, path="/v1/completions", body=ASK, key=ALICE, **fields):
     return await client.post(path, json=body | fields, headers=bearer(key))
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 # -- rates -------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from foresay.server.schemas.errors import Busy
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.responses.serving import saying, serving
 from tests.server.scripted import END, ScriptedEngine
+from tests.server.wire import until
 
 KEYS = pytest.mark.parametrize(("keys", "most"), [([ALICE, BOB], 4), ([ALICE], 8)], ids=["two keys", "one key"])
 PATH = "/v1/responses"
@@ -44,12 +45,6 @@ def keyed(name: str) -> Caller:
     caller = Caller(name, name, RateLimiter())
     caller.rate_limiter.alone = False
     return caller
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def test_no_key_holds_more_than_stays_free():

@@ -15,6 +15,7 @@ from foresay.server.http.auth import AuthMiddleware
 from tests.responses.bare import BINARY, PING, Bare
 from tests.responses.serving import STORY, saying, serving
 from tests.responses.test_socket import PATH, answer, said
+from tests.server.wire import until
 
 LONG = "fox " * 2000
 
@@ -30,12 +31,6 @@ async def nothing_is_left() -> AsyncIterator[None]:
             return
         await asyncio.sleep(0.01)
     raise AssertionError(left)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def closed_with(socket: Any) -> int:

@@ -14,6 +14,7 @@ from foresay.server.observe.telemetry.counts import SelfCheckCounts
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.scripted import ScriptedEngine
+from tests.server.wire import until
 
 PATIENCE = 60.0
 
@@ -80,13 +81,6 @@ async def checking(
     place = Checking(engine, share, chance)
     async with asynccontextmanager(place.check.life)(web.Application()):
         yield place
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Wait for something."""
-    async with asyncio.timeout(PATIENCE):
-        while not true():
-            await asyncio.sleep(0.005)
 
 
 class Diverging(ScriptedEngine):

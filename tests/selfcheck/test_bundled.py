@@ -18,9 +18,9 @@ from foresay.server.http.app import create_app
 from foresay.server.observe.telemetry.counts import SelfCheckCounts
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.engine import Engine
-from tests.selfcheck.checking import until
 from tests.selfcheck.inprocess import SteppedEngine, bundled, take_first_children
 from tests.server.staying import alone, service_of
+from tests.server.wire import until
 from tests.telemetry.scraping import Scrape
 
 ASKS: list[dict[str, Any]] = [

@@ -15,8 +15,9 @@ from foresay.server.observe.telemetry.counts import SelfCheckCounts
 from foresay.server.schemas.errors import EngineFailed, Unavailable
 from foresay.spec.request import Request
 from tests.provenance import clock
-from tests.selfcheck.checking import Diverging, Reader, checking, request, until
+from tests.selfcheck.checking import Diverging, Reader, checking, request
 from tests.server.scripted import END, ScriptedEngine
+from tests.server.wire import until
 
 TOKENS = [40, 41, 42, 43, 44, 45, 46, 47, 48]
 

@@ -318,17 +318,8 @@ def test_an_answer_may_fill_the_context_unless_a_length_is_set(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"/set ignore_eos true\n{QUESTION}\n/bye\n"))
     words = [
-        "--draft",
-        "ngram",
-        "--draft-tokens",
-        "2",
-        "--max-model-len",
-        "300",
-        "--dtype",
-        "float32",
-        "--temperature",
-        "0",
-    ]
+        "--draft", "ngram", "--draft-tokens", "2", "--max-model-len", "300", "--dtype", "float32", "--temperature", "0",
+    ]  # fmt: skip
     assert main(["chat", *words]) == 0
     chatted = capsys.readouterr().out
     assert main(["run", *words, "--ignore-eos", "bundled", *QUESTION.split()]) == 0

@@ -23,17 +23,8 @@ HEAVY = {"torch", "transformers", "aiohttp", "rich", "triton", "numpy", "prompt_
 
 #: One small engine is enough to see a command work; it needs no draft model.
 QUICK = [
-    "--draft",
-    "ngram",
-    "--draft-tokens",
-    "2",
-    "--max-tokens",
-    "12",
-    "--dtype",
-    "float32",
-    "--max-model-len",
-    "256",
-]
+    "--draft", "ngram", "--draft-tokens", "2", "--max-tokens", "12", "--dtype", "float32", "--max-model-len", "256",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -172,18 +172,8 @@ def asked(url: str, key: str) -> tuple[str, int]:
 
 def test_a_server_drafts_from_the_answers_of_the_same_key_alone(tmp_path, file) -> None:
     keys = ("a-long-key-of-the-first", "a-long-key-of-the-second")
-    flags = [
-        "--draft",
-        "suffix",
-        "--draft-tokens",
-        "8",
-        "--draft-history",
-        file,
-        "--threads",
-        "1",
-        "--kv-tokens",
-        "2048",
-    ]
+    flags = ["--draft-history", file, "--draft", "suffix", "--draft-tokens", "8"]
+    flags += ["--threads", "1", "--kv-tokens", "2048"]
     flags += [part for key in keys for part in ("--api-key", key)]
     with LiveServer(tmp_path / "first.log", *flags) as server:
         url = server.wait_for_url()

@@ -28,17 +28,11 @@ from foresay.spec.errors import ForesayError
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.live import LiveServer, openai_client, status_of
+from tests.server.wire import until
 
 SECONDS = 180.0
 #: One that is soon there: no draft model, a short context.
 QUICK: dict[str, Any] = {"draft": "none", "max_model_len": 256, "max_seqs": 1}
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Poll until it is so."""
-    async with asyncio.timeout(SECONDS):
-        while not true():
-            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from foresay.server.cli.main import COMMANDS
+from tests.server import forked
 from tests.verifier.families import make
 
 #: What each command needs to get as far as its settings.
@@ -49,26 +50,26 @@ def foresay(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def said(done: subprocess.CompletedProcess[str], name: str) -> str:
+def said(err: str, name: str) -> str:
     """What the command said last: one sentence under its name, no traceback."""
-    assert "Traceback" not in done.stderr
-    *_, last = done.stderr.splitlines()
-    assert last.startswith(f"foresay {name}: "), done.stderr
+    assert "Traceback" not in err
+    *_, last = err.splitlines()
+    assert last.startswith(f"foresay {name}: "), err
     return last
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_wrong_flag_is_2(name: str) -> None:
-    done = foresay(name, *NEEDED.get(name, []), "--no-such-flag")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--no-such-flag" in said(done, name)
+    done = forked.foresay([name, *NEEDED.get(name, []), "--no-such-flag"])
+    assert (done.status, done.out) == (2, "")
+    assert "--no-such-flag" in said(done.err, name)
 
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.config])
 def test_a_wrong_variable_is_2(name: str) -> None:
-    done = foresay(name, *NEEDED.get(name, []), FORESAY_DRAFT_TOKENS="0")
-    assert done.returncode == 2
-    assert "FORESAY_DRAFT_TOKENS must be a whole number from 1 to 63" in said(done, name)
+    done = forked.foresay([name, *NEEDED.get(name, [])], variables={"FORESAY_DRAFT_TOKENS": "0"})
+    assert done.status == 2
+    assert "FORESAY_DRAFT_TOKENS must be a whole number from 1 to 63" in said(done.err, name)
 
 
 @pytest.mark.parametrize("name", [*WITH_MODEL])
@@ -79,9 +80,9 @@ def test_a_model_that_is_not_there_is_1(name: str, tmp_path: Path) -> None:
         {"NAME": missing, "p.txt": str(tmp_path / "p.txt"), "o": str(tmp_path / "o")}.get(w, w)
         for w in WITH_MODEL[name]
     ]
-    done = foresay(name, *words, *(["--port", "0"] if name == "serve" else []))
-    assert done.returncode == 1
-    assert f"{missing}: no such file or directory" in done.stdout + done.stderr
+    done = forked.foresay([name, *words, *(["--port", "0"] if name == "serve" else [])])
+    assert done.status == 1
+    assert f"{missing}: no such file or directory" in done.out + done.err
 
 
 def test_a_reader_that_is_gone_is_1() -> None:
@@ -106,9 +107,9 @@ def test_a_full_disk_is_1() -> None:
 
 def test_a_trace_that_is_none_is_2(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("words\n")
-    done = foresay("replay", str(tmp_path / "trace"))
-    assert done.returncode == 2
-    assert "foresay serve --trace FILE writes one" in said(done, "replay")
+    done = forked.foresay(["replay", str(tmp_path / "trace")])
+    assert done.status == 2
+    assert "foresay serve --trace FILE writes one" in said(done.err, "replay")
 
 
 def test_a_port_in_use_is_1_and_says_what_to_do() -> None:
@@ -116,7 +117,7 @@ def test_a_port_in_use_is_1_and_says_what_to_do() -> None:
         port = taken.getsockname()[1]
         done = foresay("serve", "--port", str(port))
     assert done.returncode == 1
-    assert f"port {port} on 127.0.0.1 is in use" in said(done, "serve")
+    assert f"port {port} on 127.0.0.1 is in use" in said(done.stderr, "serve")
     assert "choose another port with --port" in done.stderr
 
 
@@ -124,12 +125,12 @@ def test_serve_tells_settings_that_do_not_fit_from_a_model_that_is_broken(tmp_pa
     """Both are found by the engine, in another process; the tokenizer is none of its affairs."""
     done = foresay("serve", "--port", "0", "--max-model-len", "4000")
     assert done.returncode == 2
-    assert "--max-model-len 1024 is the most" in said(done, "serve")
+    assert "--max-model-len 1024 is the most" in said(done.stderr, "serve")
     make("qwen2", tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     done = foresay("serve", "--port", "0", "--draft", str(tmp_path))
     assert done.returncode == 1
-    assert "not a complete safetensors file" in said(done, "serve")
+    assert "not a complete safetensors file" in said(done.stderr, "serve")
 
 
 def test_a_hub_that_cannot_be_reached_is_1_and_names_what_asked_for_it(tmp_path: Path) -> None:
@@ -138,5 +139,5 @@ def test_a_hub_that_cannot_be_reached_is_1_and_names_what_asked_for_it(tmp_path:
         done = foresay("serve", *words, "--port", "0", **away)
         assert done.returncode == 1
         assert f"{flag} is not a directory here, and the hub at http://127.0.0.1:9 cannot be reached" in said(
-            done, "serve"
+            done.stderr, "serve"
         )

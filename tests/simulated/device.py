@@ -16,7 +16,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -287,6 +287,18 @@ def _wrapped(value: Any, inputs: list[Simulated]) -> Any:
     return same[0] if same else Simulated(value)
 
 
+#: Ops that only name memory in another way.
+_VIEWS = {
+    "view", "slice", "select", "unsqueeze", "expand", "t", "transpose", "split", "alias", "detach", "unfold",
+    "_unsafe_view", "split_with_sizes",
+}  # fmt: skip
+
+
+def is_view(launched: str) -> bool:
+    """Whether what was launched is an op that only names memory in another way."""
+    return not _VIEWS.isdisjoint(launched.split(".")[1:2])
+
+
 CURRENT = Machine()
 #: Only for speed: what has no parts.
 _LEAVES = {type(None), Tensor, Simulated, bool, int, float, str, torch.dtype, torch.device, torch.layout}
@@ -408,19 +420,43 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _leaves(tree: Any) -> list[Any]:
     found: list[Any] = []
-    _mapped(found.append, tree)
+    _gather(tree, found)
     return found
+
+
+def _gather(tree: Any, found: list[Any]) -> None:
+    kind: Any = type(tree)
+    if kind in _LEAVES:
+        found.append(tree)
+    elif isinstance(tree, (tuple, list)):
+        for value in tree:
+            _gather(value, found)
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            _gather(value, found)
+    elif names := _names(kind):
+        for name in names:
+            _gather(getattr(tree, name), found)
+    else:
+        found.append(tree)
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    """The fields of a record of ours."""
+    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
 
 
 def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
     """Change every leaf, inside our own records of tensors too. Most of the time of these tests is spent here."""
-    if type(tree) in _LEAVES:
+    kind: Any = type(tree)
+    if kind in _LEAVES:
         return change(tree)
     if isinstance(tree, (tuple, list)):
         changed = [_mapped(change, value) for value in tree]
-        return type(tree)(*changed) if hasattr(tree, "_fields") else type(tree)(changed)
+        return kind(*changed) if hasattr(tree, "_fields") else kind(changed)
     if isinstance(tree, dict):
         return {name: _mapped(change, value) for name, value in tree.items()}
-    if hasattr(tree, "__dataclass_fields__") and not isinstance(tree, type):
-        return type(tree)(**{each.name: _mapped(change, getattr(tree, each.name)) for each in fields(tree)})
+    if names := _names(kind):
+        return kind(**{name: _mapped(change, getattr(tree, name)) for name in names})
     return change(tree)

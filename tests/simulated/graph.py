@@ -1,6 +1,6 @@
 """A stand-in for captured graphs, on the simulated device.
 
-The first runs are for warming up, the next is the capture; each later one is a replay. It runs the work op by op, and
+The first run is for warming up, the second is the capture; each later one is a replay. It runs the work op by op, and
 fails where a graph would quietly go wrong: if a launch has other shapes, dtypes or numbers than when it was captured,
 if there are more launches or fewer, if a tensor it reads from outside was replaced, if values pass between device and
 host, if the captured work is gone, and with it what it reads. Memory is that of a pool which graphs share: what nobody
@@ -21,8 +21,6 @@ import torch
 
 from foresay.verifier.graphs.capture import CapturedGraphs, Work
 from tests.simulated.device import CURRENT, NotOnTheDevice
-
-_WARM_UP = 2
 
 
 class Captured:
@@ -54,9 +52,13 @@ class StandInGraph:
 
     def capture(self, going: Iterator[object]) -> object:
         """Run the part and note what it launches; what it yielded."""
-        with CURRENT.capture() as self.launches:
-            result = next(going)
-        gc.collect()
+        gc.disable()  # so that all that the part makes stays young
+        try:
+            with CURRENT.capture() as self.launches:
+                result = next(going)
+            gc.collect(0)
+        finally:
+            gc.enable()
         self._memory = CURRENT.left()
         return result
 
@@ -81,9 +83,7 @@ class StandInGraph:
 
 def captured(work: Work) -> CapturedGraphs:
     """A :data:`foresay.verifier.graphs.capture.Capture`."""
-    parts = 0
-    for _ in range(_WARM_UP):
-        parts = sum(1 for _ in work())
+    parts = sum(1 for _ in work())
     going = work()
     behind = Captured(work, going)
     graphs = [StandInGraph(behind, part) for part in range(parts)]

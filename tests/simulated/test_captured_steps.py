@@ -203,7 +203,7 @@ def test_memory_is_the_pool_s_where_nobody_named_it() -> None:
         def step() -> Tensor:
             made = x + 1
             runs.append(None)
-            if len(runs) > 3:
+            if len(runs) > 2:  # in a replay
                 late.append(made)
             return made * 2
 
@@ -227,7 +227,7 @@ def test_other_shapes_and_other_inputs_are_noticed() -> None:
         inputs = {"x": torch.zeros(3, device=DEVICE)}
         graph = captured(without_stops(lambda: inputs["x"].add_(1.0)))
         graph()
-        assert inputs["x"].tolist() == [4.0] * 3
+        assert inputs["x"].tolist() == [3.0] * 3
         kept, inputs["x"] = inputs["x"], torch.zeros(3, device=DEVICE)
         with pytest.raises(NotOnTheDevice, match="was captured as"):
             graph()

@@ -13,24 +13,9 @@ from foresay.verifier.graphs.capture import CapturedGraphs
 from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.same_tokens.captured import captured_engine, draft_model
 from tests.same_tokens.models import Pair
-from tests.simulated.device import DEVICE, simulated
+from tests.simulated.device import DEVICE, is_view, simulated
 from tests.simulated.graph import captured
 from tests.verifier.reading import load_decoder
-
-#: Ops that only name memory in another way.
-VIEWS = (
-    "view",
-    "slice",
-    "select",
-    "unsqueeze",
-    "expand",
-    "t.default",
-    "transpose",
-    "split",
-    "alias",
-    "detach",
-    "unfold",
-)
 
 
 def launches(pair: Pair, shape: TreeShape) -> Counter[str]:
@@ -45,7 +30,7 @@ def launches(pair: Pair, shape: TreeShape) -> Counter[str]:
         launch = bucket.steps[-1].launch
     assert isinstance(launch, CapturedGraphs)
     graphs: Any = launch.graphs
-    return Counter(name for each in graphs for name, _ in each.launches if not any(view in name for view in VIEWS))
+    return Counter(name for each in graphs for name, _ in each.launches if not is_view(name))
 
 
 @pytest.mark.parametrize(("shape", "passes", "beside"), [(ROOT_ONLY, 1, 21), (TreeShape.chain(4), 5, 72)])

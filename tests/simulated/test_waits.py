@@ -39,28 +39,10 @@ from foresay.verifier.model_runner import ModelRunner
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.models import MakeDrafter, Pair, info_of, paged
 from tests.same_tokens.runs import jobs_of
-from tests.simulated.device import CURRENT, DEVICE, simulated
+from tests.simulated.device import CURRENT, DEVICE, is_view, simulated
 from tests.simulated.graph import captured
 from tests.verifier.reading import load_decoder
 
-#: Ops that only name memory in another way.
-VIEWS = [
-    [name]
-    for name in (
-        "view",
-        "slice",
-        "select",
-        "unsqueeze",
-        "expand",
-        "t",
-        "transpose",
-        "split",
-        "alias",
-        "detach",
-        "_unsafe_view",
-        "split_with_sizes",
-    )
-]
 TOKENS, PAGE_SIZE, LEVELS = 512, 16, 4
 #: Of a tree whose levels are all worth drafting, and its rows to be verified.
 WORTH = replace(OPEN.limited(LEVELS), price=Price(0.0, [0.0] * OPEN.nodes, LEVELS))
@@ -143,7 +125,7 @@ def spent(engine: Engine) -> Spent:
     """What a step takes."""
     reads, CURRENT.launched = CURRENT.reads, Counter()
     engine.step()
-    launched = {name: count for name, count in CURRENT.launched.items() if name.split(".")[1:2] not in VIEWS}
+    launched = {name: count for name, count in CURRENT.launched.items() if not is_view(name)}
     graphs, copies = (launched.pop(name, 0) for name in ("graph", "copy_"))
     return Spent(CURRENT.reads - reads, graphs, sum(launched.values()), copies)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from foresay.drafters.training.settings import Settings
-from tests.training.forking import Ended, attempt, exit_status, foresay
+from tests.server.forked import Ended, exit_status, foresay
+from tests.training.forking import attempt
 
 pytestmark = pytest.mark.slow
 

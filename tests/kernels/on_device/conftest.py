@@ -54,6 +54,47 @@ if INTERPRETED:
     _number = functools.cache(interpreter._get_np_dtype)
     interpreter._get_np_dtype = lambda type: np.dtype(np.uint64) if type.scalar.is_ptr() else _number(type.scalar)
 
+    # Most operands of most operations have one type and one shape: nothing is to be promoted, cast or stretched then.
+    _semantic, _dtype = language.semantic.TritonSemantic, language.core.dtype
+    _stretched, _promoted = _semantic.broadcast_impl_value, _semantic.binary_op_type_checking_impl
+    _common, _equal = functools.cache(np.broadcast_shapes), _dtype.__eq__
+
+    @functools.cache
+    def _numbers(kind: Any) -> range:
+        """All that an integer of this type can be; none if it is another type."""
+        whole = kind.is_int() and not kind.is_int1()
+        return range(kind.get_int_min_value(), kind.get_int_max_value() + 1) if whole else range(0)
+
+    def _stretch(self: Any, left: Any, right: Any) -> Any:
+        if not (left.type.is_block() and right.type.is_block()):
+            return _stretched(self, left, right)
+        if left.type.shape is right.type.shape:
+            return left, right
+        shapes = [tuple(each.type.shape.values) for each in (left, right)]
+        if len(shapes[0]) != len(shapes[1]):
+            return _stretched(self, left, right)
+        shape = _common(*shapes)
+
+        def whole(each: Any, its: tuple[int, ...]) -> Any:
+            if its == shape:
+                return each
+            wide = language.core.block_type(each.dtype, shape)
+            return self.tensor(self.builder.create_broadcast(each.handle, shape), wide)
+
+        return whole(left, shapes[0]), whole(right, shapes[1])
+
+    def _promote(self: Any, left: Any, right: Any, *how: Any, **named: Any) -> Any:
+        divides = len(how) > 3 or "div_or_mod" in named
+        if type(left) is language.core.tensor and not divides and not left.dtype.is_ptr():
+            if type(right) is int and right in _numbers(left.dtype):
+                right = self.scalar_constant(right, left.dtype)
+            if type(right) is language.core.tensor and left.dtype is right.dtype:
+                return _stretch(self, left, right)
+        return _promoted(self, left, right, *how, **named)
+
+    _semantic.broadcast_impl_value, _semantic.binary_op_type_checking_impl = _stretch, _promote
+    _dtype.__eq__ = lambda self, other: self is other or _equal(self, other)
+
     def _dot(_: Any, a: Any, b: Any, d: Any, *more: Any) -> Any:
         """What tensor cores promise, and a BLAS does not on every CPU: that a row is summed up in one order, wherever
         in its block it stands."""
