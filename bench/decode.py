@@ -22,7 +22,7 @@ from bench import floor, prompts, record
 from bench.drive import Options, Run, add_arguments, build_all, mode_of, request, run, warm_up
 from bench.experiment import Case, Experiment, Sample, Taken, Variant
 from bench.stats import distinct_trigrams, pooled_ratio, spread
-from foresay.spec.acceptance import ByDepth, by_place
+from foresay.spec.accept import ByDepth, by_place
 from foresay.spec.engine import Engine
 from foresay.spec.sampling import SamplingParams
 
@@ -106,7 +106,7 @@ def main(args: Namespace) -> None:
 
 def summary(taken: Sequence[Taken]) -> dict[str, Any]:
     """Of one way at one temperature: what its runs add up to. Acceptance lists start at depth 1
-    (:mod:`foresay.spec.acceptance`).
+    (:mod:`foresay.spec.accept`).
 
     Decode figures leave the prompt and the first token out, and nodes per step the prompt's step; tokens per step and
     figures of whole texts have both.

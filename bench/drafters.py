@@ -19,7 +19,7 @@ from bench import record
 from bench.decode import add_prompts, cases, encoded, summary, writer
 from bench.drive import FROM_DIRECTORY, BadMode, Options, add_arguments, build, build_all, engine_config, target_of
 from bench.experiment import Experiment, Groups, Record, Taken, ratio
-from foresay.drafters.routed import configured
+from foresay.drafters.combined import configured
 from foresay.server.engine.build import draft_shape
 from foresay.server.settings.resolved import BUNDLED, Resolved
 from foresay.spec.engine import Engine

@@ -31,7 +31,7 @@ from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, canoni
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 _numbers = count()
 
@@ -184,10 +184,10 @@ def build_all(modes: Iterable[str], options: Options) -> dict[str, Engine]:
     return engines
 
 
-def target_of(engine: Engine) -> PagedModel:
+def target_of(engine: Engine) -> ModelRunner:
     """The engine's target."""
     target: Any = engine.runner.verifier
-    assert isinstance(target, PagedModel)
+    assert isinstance(target, ModelRunner)
     return target
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from bench import prompts
 from bench.made import BUNDLED, Device, bundled_eagle, inflated, paged, random_eagle, random_model, scribble
 from bench.shapes import EagleShape, ModelShape
+from foresay.drafters.combined import RoutedDrafter
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.prediction import PredictionDrafter
 from foresay.drafters.proposer import Drafts, on_device
-from foresay.drafters.routed import RoutedDrafter
 from foresay.kvpaging import PagePool
 from foresay.server.engine.device import GPU_CHUNK
 from foresay.server.engine.drafting import Drafting, capture_levels, capture_passes, runner_of
@@ -27,9 +27,9 @@ from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
 from foresay.spec.trace import Statistics
 from foresay.spec.tree import TreeShape
-from foresay.verifier.graphs.capture import CudaGraphs, Direct
+from foresay.verifier.graphs.capture import CudaGraphs, Eager
 from foresay.verifier.graphs.proposer import Proposer
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 PAGE = 16
 #: A head of a published shape, whose weights are random: it costs what a trained one costs and guesses nothing.
@@ -56,14 +56,14 @@ class Bench:
     pair: Pair
     positions: int
     random: bool = False
-    target: PagedModel = field(init=False)
+    target: ModelRunner = field(init=False)
     _drafters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         pool = PagePool(-(-self.positions // PAGE) + 1, PAGE)
         self.target = self._model(pool, self.pair.target, "target")
 
-    def _model(self, pool: PagePool, shape: ModelShape, name: str) -> PagedModel:
+    def _model(self, pool: PagePool, shape: ModelShape, name: str) -> ModelRunner:
         if self.random:
             decoder = random_model(self.device, shape, self.positions)
         else:
@@ -91,7 +91,7 @@ class Bench:
                 return EagleDrafter(bundled_eagle(self.device, decoder, self.pair.target), pool, dynamic=False)
         head = random_eagle(self.device, decoder, self.pair.eagle)
         drafter = EagleDrafter(head, pool, dynamic=False, name=PUBLISHED)
-        for store in (drafter.store, drafter.fed):
+        for store in (drafter.store, drafter.hidden_states):
             scribble(store)
         return drafter
 
@@ -108,7 +108,7 @@ class Bench:
         runner = StepRunner(self.target, drafting.drafter)
         self.target._replayed.clear()  # what an engine before this one captured
         if graphs:
-            capture = CudaGraphs() if self.device.torch.type == "cuda" else Direct
+            capture = CudaGraphs() if self.device.torch.type == "cuda" else Eager
             drafters = [drafter] if drafter is not None else []
             capture_passes(self.target, drafters, tokens, max_seqs, GPU_CHUNK, capture, _unsaid)
             capture_levels(self.target, drafting, tokens, max_seqs, capture, _unsaid)

@@ -26,7 +26,7 @@ from bench import BadOption, record
 from bench.drive import Options, add_arguments, build, request, run, target_of, torchs_threads
 from bench.experiment import Case, Experiment, Groups, Sample, Variant
 from foresay.kvpaging import PageTable
-from foresay.kvpaging.ops import store_rows
+from foresay.kvpaging.store import store_rows
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Rows
 from foresay.spec.sampling import SamplingParams

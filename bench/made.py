@@ -23,14 +23,13 @@ from bench.inflate_heads import HeadInflation
 from bench.shapes import POSITIONS, EagleShape, ModelShape
 from foresay.kvpaging import KVStore, PagePool
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.eagle import EagleHead
-from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.heads.layouts import HeadTensors
+from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import weights_of
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.model.weights import allocate, places
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 BUNDLED = Path(foresay.server.__file__).parent / "bundled"
 PROJECTIONS = tuple(f"self_attn.{name}_proj" for name in "qkvo")
@@ -98,13 +97,13 @@ def store_for(pool: PagePool, decoder: Decoder, device: Device) -> KVStore:
 
 def scribble(store: KVStore) -> None:
     """Random keys and values everywhere, as of long texts: a cache of zeros would hide what reading it costs."""
-    for part in store.parts:
+    for part in store.tensors:
         part.normal_()
 
 
-def paged(pool: PagePool, decoder: Decoder, device: Device) -> PagedModel:
+def paged(pool: PagePool, decoder: Decoder, device: Device) -> ModelRunner:
     """A decoder with a store on the pool."""
-    return PagedModel(decoder, store_for(pool, decoder, device), decoder.max_positions - 64)
+    return ModelRunner(decoder, store_for(pool, decoder, device), decoder.max_positions - 64)
 
 
 def random_eagle(device: Device, target: Decoder, shape: EagleShape) -> EagleHead:

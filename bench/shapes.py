@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 from bench.inflate import Shape
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, numbers_per_token
 from foresay.verifier.model.nodes import Attention, HeadNorm, NormKind, Stack
-from foresay.verifier.model.sizes import numbers_per_token
 
 #: The longest context measured, with room for a tree.
 POSITIONS = 33_000

@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from copy import copy
 from operator import index
 
-from foresay.spec.features import Features, reader_of
-from foresay.spec.protocols import Drafter, FeatureRequest, or_roots
+from foresay.spec.protocols import Drafter, FeatureRequest, Features, or_roots, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 

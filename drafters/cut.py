@@ -1,7 +1,7 @@
 """Which candidates of trees that grew become their nodes, without a number on the host.
 
-What :meth:`foresay.drafters.grown.Grown.tree` says of one tree, for several: the likeliest, as many as are worth their
-rows, in the order in which they were found.
+What :meth:`foresay.drafters.tree_builder.TreeBuilder.tree` says of one tree, for several: the likeliest, as many as are
+worth their rows, in the order in which they were found.
 
 Legend: S sequences, C candidates of a tree, N nodes of the largest.
 """
@@ -85,7 +85,7 @@ def _kept(scores: Tensor, most: int, prices: Tensor | None, counts: Tensor | Non
     return places, places < count
 
 
-class Joined(NamedTuple):
+class MergedTrees(NamedTuple):
     """tree: of both. rows: see :class:`Cut`. numbers: int64[S, M], which of its nodes each of the grown tree's is; one
     more than there is room for where that has none."""
 
@@ -94,7 +94,7 @@ class Joined(NamedTuple):
     numbers: Tensor
 
 
-def joined(found: DeviceTree, grown: Cut, levels: int) -> Joined:
+def joined(found: DeviceTree, grown: Cut, levels: int) -> MergedTrees:
     """Found nodes, and behind them those of a grown tree, of M nodes and so many levels, that are not among them."""
     tree = grown.tree
     (size, first), count = found.tokens.shape, tree.tokens.shape[1]
@@ -119,7 +119,7 @@ def joined(found: DeviceTree, grown: Cut, levels: int) -> Joined:
         found.counts + fresh.sum(dim=1),
         chain=False,
     )
-    return Joined(both, of_both(torch.full_like(found.tokens, -1), grown.rows, -1), numbers)
+    return MergedTrees(both, of_both(torch.full_like(found.tokens, -1), grown.rows, -1), numbers)
 
 
 def _same(found: DeviceTree, tree: DeviceTree, known: Tensor, levels: int) -> Tensor:

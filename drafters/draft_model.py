@@ -25,14 +25,13 @@ from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.protocols import Rows
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
-from foresay.verifier.graphs.proposer import Taken
+from foresay.verifier.forward_batch import StaticRows
+from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.rows import rows_of
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.model.paged_pass import paged_pass
-from foresay.verifier.ops.level import known_tokens
-from foresay.verifier.ops.move import move_paths
-from foresay.verifier.paged_model import PagedModel
-from foresay.verifier.paged_rows import StaticRows
+from foresay.verifier.model.forward import forward
+from foresay.verifier.model_runner import ModelRunner
+from foresay.verifier.ops.trees import known_tokens, move_paths
 
 #: Committed text is caught up in pieces of at most this many rows, to bound the pass's memory.
 _CATCH_UP_ROWS = 256
@@ -41,7 +40,7 @@ _REACH = 2
 
 
 class DraftModelDrafter(TreeDrafter):
-    """Drafts with a :class:`~foresay.verifier.paged_model.PagedModel`.
+    """Drafts with a :class:`~foresay.verifier.model_runner.ModelRunner`.
 
     In another vocabulary than the target's, read: int64[V], the model's id for each of the target's, and token_ids:
     int64[V'], the target's id of each of its logits; None where they are the same.
@@ -49,7 +48,7 @@ class DraftModelDrafter(TreeDrafter):
 
     def __init__(
         self,
-        model: PagedModel,
+        model: ModelRunner,
         dynamic: bool = True,
         name: str = DRAFT_MODEL,
         read: Tensor | None = None,
@@ -77,7 +76,7 @@ class DraftModelDrafter(TreeDrafter):
 
     def logits(self, rows: StaticRows) -> Tensor:
         """fp32[W, V'], of static rows."""
-        return paged_pass(self.model.decoder, rows, self.model.store)[0]
+        return forward(self.model.decoder, rows, self.model.store)[0]
 
     def known(self, tokens: Tensor) -> Tensor:
         """The tokens as this model's."""
@@ -92,12 +91,12 @@ class DraftModelDrafter(TreeDrafter):
         """All committed tokens are there."""
         self.model.store.mark(sequence.table, sequence.table.length)
 
-    def follow(self, state: StepState, taken: Taken, levels: int) -> None:
+    def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:
         """Rows of accepted nodes move down. A leaf has none; the next step computes it before it drafts."""
         if not taken.tree.chain:
             sources, count = taken.own_rows()
             for arrays in self.model.store.arrays:
-                move_paths(arrays.parts, sources, taken.slots, count)
+                move_paths(arrays.tensors, sources, taken.slots, count)
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Mark the rows that are there: of the path's nodes all but a leaf."""

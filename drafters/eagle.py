@@ -1,4 +1,4 @@
-"""An EAGLE head proposes, level by level, a chain or a tree.
+"""An EAGLE or P-EAGLE head proposes, level by level, a chain or a tree.
 
 ::
 
@@ -17,6 +17,14 @@ not know: it runs the last K + 1 rows of the text with their true features, whic
 
 A row that was right already is written as it was; so it may be, also in a page that others share. What was drafted is
 never kept.
+
+A P-EAGLE head runs EAGLE's rows, and after the root's a mask for each further level, together::
+
+    position   length - K .. length - 1   length    length + 1   length + 2
+    rows       true features              root      mask         mask           scratch, from the root on
+    guesses                               x(l + 1)  x(l + 2)     x(l + 3)
+
+No level waits for the one before, so below every node of a depth the candidates are the same, as DFlash's are.
 """
 
 from __future__ import annotations
@@ -26,19 +34,18 @@ import logging
 import torch
 from torch import Tensor
 
-from foresay.drafters.fed import FeatureDrafter
 from foresay.drafters.growth import Growth
+from foresay.drafters.hidden_states import FeatureDrafter, marginal_logits
 from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.features import Features
-from foresay.spec.names import EAGLE, EAGLE3
-from foresay.spec.protocols import Rows
+from foresay.spec.names import EAGLE, EAGLE3, PEAGLE
+from foresay.spec.protocols import Features, Rows
 from foresay.spec.sequence import SequenceState
-from foresay.spec.tree import DraftTree
-from foresay.verifier.graphs.rows import rows_of
+from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.forward_batch import StaticRows
+from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.heads.eagle import EagleHead
-from foresay.verifier.model.sizes import kv_shapes
-from foresay.verifier.paged_rows import StaticRows
+from foresay.verifier.heads.paged import EagleHead
+from foresay.verifier.model.config import kv_shapes
 
 log = logging.getLogger("foresay.drafters")
 
@@ -146,3 +153,51 @@ def _below(states: Tensor, places: Tensor) -> Tensor:
     """[S * F, H]: the states of the nodes that others hang on. states: [S * F', H]. places: int64[S, F]."""
     by_sequence = states.view(len(places), -1, states.shape[1])
     return by_sequence.gather(1, places[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
+
+
+class PEagleDrafter(EagleDrafter):
+    """Drafts with a head that guesses several tokens at once."""
+
+    free = ahead = True
+
+    def __init__(
+        self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = PEAGLE, kv: torch.dtype | None = None
+    ) -> None:
+        super().__init__(head, pool, dynamic, name, kv)
+        self._masks: dict[tuple[int, int], tuple[Nodes, Tensor]] = {}
+
+    def limited(self, shape: TreeShape) -> TreeShape:
+        """Not deeper than it was trained to guess."""
+        return shape.limited(self.head.config.guesses)
+
+    def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:
+        """The last rows of the text and the masks. The levels start from the logits of all of them, level by level."""
+        logits = self.head.logits(self.guesses(state, levels))
+        return logits[: state.size], logits
+
+    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The next level's."""
+        return marginal_logits(growth, states)
+
+    def guesses(self, state: StepState, levels: int) -> Tensor:
+        """[levels * S, H]: what the output matrix reads of each level."""
+        ends = self.ends(state, levels).rows(state)
+        first, _ = self.head.states(ends, self.before(state, levels), self.store)
+        if levels == 1:
+            return first
+        nodes, wanted = self._of_masks(state.size, levels - 1)
+        assert self.head.mask is not None, "it drafts in parallel"
+        masks = self.head.mask.expand(len(wanted), -1).contiguous()
+        behind, _ = self.head.states(rows_of(state, nodes, logits_indices=wanted)[0], masks, self.store)
+        return torch.cat((first, behind))
+
+    def _of_masks(self, sequences: int, count: int) -> tuple[Nodes, Tensor]:
+        """The rows of masks, and their numbers level by level."""
+        key = sequences, count
+        if key not in self._masks:
+            columns = (column[:, 1:].contiguous() for column in chain_words(sequences, count + 1, self.device))
+            mask = self.head.config.mask
+            tokens = torch.full((sequences, count), 0 if mask is None else mask, dtype=torch.int64, device=self.device)
+            wanted = torch.arange(count)[:, None] + count * torch.arange(sequences)
+            self._masks[key] = Nodes(tokens, *columns), wanted.flatten().to(self.device)
+        return self._masks[key]

@@ -36,9 +36,8 @@ from foresay.verifier.graphs.capture import on_host as brought
 from foresay.verifier.graphs.proposer import DeviceTree, chain_columns
 from foresay.verifier.graphs.rows import Nodes
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.ops.level import keep_children, worth_another
 from foresay.verifier.ops.records import Above, Kept
-from foresay.verifier.ops.sample import best_children, sample_rows
+from foresay.verifier.ops.sample import best_children, keep_children, sample_rows, worth_another
 
 #: A dynamic tree looks at no fewer children of a node, if it has as many nodes. Looking costs little.
 _LEAST_LOOKED = 8
@@ -91,7 +90,7 @@ def _of_template(shape: TreeShape, level: int) -> LevelLayout:
     return LevelLayout(len(front), looked, len(nodes), tuple(going), tuple(picks))
 
 
-class Plan:
+class GrowthPlan:
     """What trees of a shape have in common, on the device.
 
     dynamic, free: see :func:`layout`. columns: of a drafter's logits that are looked at. apart: whether each node has a
@@ -206,7 +205,7 @@ class Growth:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: GrowthPlan,
         state: StepState,
         token_ids: Tensor | None = None,
         curves: Curves | None = None,
@@ -349,7 +348,7 @@ def levels(growth: Growth, passes: Passes) -> Iterator[Tensor]:
             logits, states = passes.next(growth, states, places)
 
 
-def _taken(values: Tensor, going: tuple[int, ...], plan: Plan) -> Tensor:
+def _taken(values: Tensor, going: tuple[int, ...], plan: GrowthPlan) -> Tensor:
     """[S, F]: the columns of the nodes that are expanded."""
     if going == tuple(range(len(going))):
         return values if len(going) == values.shape[1] else values[:, : len(going)].contiguous()

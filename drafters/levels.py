@@ -26,20 +26,19 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import Calibration, Curves, kind_of
-from foresay.drafters.candidates import adjusts, by_path
-from foresay.drafters.grown import Grown
-from foresay.drafters.growth import Growth, Level, Passes, Plan, levels, on_host
+from foresay.drafters.growth import Growth, GrowthPlan, Level, Passes, levels, on_host
 from foresay.drafters.prices import WrittenBars
+from foresay.drafters.tree_builder import TreeBuilder, adjusts, by_path
 from foresay.kvpaging import PagePool
 from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
-from foresay.verifier.graphs.capture import Capture, Direct, recorded, recorded_bytes
-from foresay.verifier.graphs.proposer import Taken
+from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_bytes
+from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.rows import TextEnds
-from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.kernels.cpu.launch import borrowed
 
@@ -58,7 +57,7 @@ class Levels:
     """Trees of one shape below the roots of so many sequences, from the ends of the texts on. What the host has to say
     of them is written to ``state``, ``curves`` and, where they may end early, ``bars``."""
 
-    def __init__(self, plan: Plan, passes: Passes, state: StepState, capture: Capture) -> None:
+    def __init__(self, plan: GrowthPlan, passes: Passes, state: StepState, capture: Capture) -> None:
         self.plan, self.state, self._passes = plan, state, passes
         self.curves = Curves(plan.sequences, plan.device)
         self.bars: WrittenBars | None = None
@@ -138,9 +137,9 @@ class TreeDrafter(ABC):
         self._levels: list[tuple[_Kind, Levels]] = []
         self._ahead = 0
         self._ends: dict[tuple[int, int], TextEnds] = {}
-        self._grown: dict[str, Grown] = {}
+        self._grown: dict[str, TreeBuilder] = {}
         #: How its levels are captured on a device; on a CPU they are recorded.
-        self.capture: Capture = Direct
+        self.capture: Capture = Eager
 
     @abstractmethod
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:
@@ -150,7 +149,7 @@ class TreeDrafter(ABC):
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """See :class:`foresay.drafters.growth.Passes`."""
 
-    def follow(self, state: StepState, taken: Taken, levels: int) -> None:  # noqa: B027  see :meth:`extend`
+    def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:  # noqa: B027  see :meth:`extend`
         """Bring what is stored of the text up to what a captured step accepted; ``state`` is as it was before that.
 
         levels: of the trees that are drafted.
@@ -216,14 +215,14 @@ class TreeDrafter(ABC):
         self._grown.update((grown.sequence.id, grown) for grown in growing if grown.depth)
         return [grown.tree(self.name) for grown in growing]
 
-    def _below(self, sequence: SequenceState, shape: TreeShape) -> Grown:
+    def _below(self, sequence: SequenceState, shape: TreeShape) -> TreeBuilder:
         """A tree that is only a root."""
         shape = self.limited(shape)
         dynamic = self.dynamic and shape.template is None and not shape.is_chain
         grammar = None if sequence.constraint is None else Ahead(sequence.constraint)
-        return Grown(sequence, shape, dynamic, self.calibration, grammar, [sequence.tokens[-1]])
+        return TreeBuilder(sequence, shape, dynamic, self.calibration, grammar, [sequence.tokens[-1]])
 
-    def _grow(self, growing: Sequence[Grown], apart: bool) -> None:
+    def _grow(self, growing: Sequence[TreeBuilder], apart: bool) -> None:
         """Trees of one shape."""
         sequences, shape, at = [grown.sequence for grown in growing], growing[0].shape, self._levels_of(growing, apart)
         levels = at.plan.shape.levels
@@ -247,15 +246,15 @@ class TreeDrafter(ABC):
         for sequence in sequences:
             self.began(sequence)
 
-    def _adjust(self, growing: Sequence[Grown], sequences: int, logits: Tensor) -> None:
+    def _adjust(self, growing: Sequence[TreeBuilder], sequences: int, logits: Tensor) -> None:
         """Change the logits of a level as the requests want them. sequences: for how many there is room."""
         for grown, rows in zip(growing, logits.view(sequences, -1, logits.shape[1]), strict=False):
             if not grown.over and adjusts(grown.sequence, grown.depth):
                 rows.copy_(grown.adjusted(rows.cpu(), self._host_ids))  # what a device has goes there and back
 
-    def _joined(self, sequence: SequenceState, reach: int) -> Joined:
+    def _joined(self, sequence: SequenceState, reach: int) -> BatchSlot:
         sampling, table = sequence.sampling if self.shared_noise else _GREEDY, sequence.table
-        return Joined(table.pages, table.length, sequence.tokens[-reach:], sampling, sequence.noise.seed)
+        return BatchSlot(table.pages, table.length, sequence.tokens[-reach:], sampling, sequence.noise.seed)
 
     def capture_ahead(
         self, shape: TreeShape, vocab_size: int, rooms: Sequence[tuple[int, int]], capture: Capture
@@ -271,7 +270,7 @@ class TreeDrafter(ABC):
                 self._ahead = len(self._levels)
                 yield
 
-    def _levels_of(self, growing: Sequence[Grown], apart: bool) -> Levels:
+    def _levels_of(self, growing: Sequence[TreeBuilder], apart: bool) -> Levels:
         """What is made for such trees."""
         first = growing[0]
         count = 1 << (len(growing) - 1).bit_length()  # few captures serve all: what is behind the last is padding
@@ -288,9 +287,9 @@ class TreeDrafter(ABC):
                 if place >= self._ahead:
                     self._levels.append(self._levels.pop(place))
                 return made
-        if shape.is_chain and self.capture is Direct and not self.ahead:
+        if shape.is_chain and self.capture is Eager and not self.ahead:
             shape = self.limited(TreeShape.chain(min(-(-shape.levels // _CHAIN) * _CHAIN, MAX_NODES - 1)))
-        plan = Plan(shape, kind.count, self.device, self.dynamic, self.free, self.columns(vocab_size), kind.apart)
+        plan = GrowthPlan(shape, kind.count, self.device, self.dynamic, self.free, self.columns(vocab_size), kind.apart)
         state = StepState(kind.count, kind.pages, self._page_size, self.reach(shape.levels), self.device)
         made = Levels(plan, self, state, recorded if compiled(state.lengths) else self.capture)
         del self._levels[self._ahead : max(self._ahead, len(self._levels) - _MOST_LEVELS + 1)]

@@ -2,7 +2,15 @@
 
 Costs no model. As long as the text goes as predicted, the next tokens are drafted off the prediction, as many as pay:
 each is worth its chance to be accepted, which is learnt per request, and costs its row. When the text has gone its own
-way, the places where it may be back (:mod:`foresay.drafters.alignment`) are drafted side by side, as a tree.
+way, the places where it may be back (:class:`Alignment`) are drafted side by side, as a tree.
+
+Where in a prediction a text is, and where it may be after it went its own way::
+
+    prediction   the cat sat on | the  mat  and slept        text: the cat sat on | a
+    in step                                                  every token was the one at the cursor
+    replaced     the cat sat on   the [mat                   one token for another: go on one further
+    inserted     the cat sat on  [the  mat                   a token more: go on where it was left
+    matched      ... a [red  hat                             what the text ends with occurs there too
 """
 
 from __future__ import annotations
@@ -12,15 +20,116 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
-from foresay.drafters.alignment import FAR, INSERTED, KINDS, MOST, NEAR, REPLACED, Alignment, Place, cell_of
-from foresay.drafters.suffix.growth import Grown
+import numpy as np
+
+from foresay.drafters.suffix.growth import DraftNodes
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.chance import Cells
 from foresay.spec.names import PREDICTION
 from foresay.spec.protocols import FeatureRequest, or_roots
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
+
+#: How a place was found: where the text should be by what it ends with, elsewhere by the same, by guess.
+NEAR, FAR, REPLACED, INSERTED = range(4)
+KINDS = 4
+#: More tokens in common, or tokens since the prediction was left, are not told apart.
+MOST = 8
+#: So many tokens in common are no accident, near and far: where they are is where the text is.
+SURE = (3, 6)
+#: Tokens that are made searchable at once, so that no step waits long: well below a millisecond.
+_SLICE = 4096
+#: As far ahead of where the text should be, a place is near.
+_REACH = 64
+
+
+class Place(NamedTuple):
+    """A place of the prediction whose token may come next. length: tokens before it that the text ends with; for a
+    guess, tokens since the prediction was left."""
+
+    at: int
+    kind: int
+    length: int
+
+    @property
+    def sure(self) -> bool:
+        """Whether the text is here for certain."""
+        return self.kind <= FAR and self.length >= SURE[self.kind]
+
+    def cell(self, depth: int) -> int:
+        """Under which number the chances of its token and those behind it are kept; each that came is one in common."""
+        if depth and self.kind > FAR:
+            return cell_of(NEAR, depth)
+        return cell_of(self.kind, self.length + depth)
+
+
+def cell_of(kind: int, length: int) -> int:
+    """The number of a kind and length."""
+    return kind * (MOST + 1) + min(length, MOST)
+
+
+class Alignment:
+    """Follows a text along its prediction. begins: tokens of the text that come before what is predicted.
+
+    places: where the text may be now, the likeliest first: one if that is certain, none if it went on behind the end.
+    """
+
+    def __init__(self, prediction: Sequence[int], begins: int) -> None:
+        self.tokens = prediction
+        self.places: list[Place] = []
+        self._known = np.empty(0, dtype=np.int32)
+        self._read = begins
+        self._at = Place(0, NEAR, 0)
+        #: Where the text was for certain, and how long it was then.
+        self._left, self._length = 0, begins
+
+    def follow(self, text: Sequence[int], chances: Sequence[float]) -> None:
+        """Read on. chances: of a place to be right, by :meth:`Place.cell`.
+
+        What is found depends on the text and the chances alone, not on how often it is asked for, once all of the
+        prediction can be searched: of a long one a slice more each time.
+        """
+        taken = len(self._known)
+        if taken < len(self.tokens):
+            more = np.array(self.tokens[taken : taken + _SLICE], dtype=np.int32)
+            self._known = np.concatenate((self._known, more))
+        for length in range(self._read, len(text)):
+            at, kind, common = self._at
+            came = at < len(self.tokens) and self.tokens[at] == text[length]
+            self._at = Place(at + 1, kind, common + 1) if came else Place(at, NEAR, 0)
+            self._read = length + 1
+            if not self._at.sure:
+                self._find(text, chances)
+            if self._at.sure:
+                self._at = self._at._replace(kind=NEAR)
+                self._left, self._length = self._at.at, self._read
+                self.places = [self._at] if self._at.at < len(self.tokens) else []
+
+    def _find(self, text: Sequence[int], chances: Sequence[float]) -> None:
+        """Look for the end of the text, as far as it is read, and go on from the likeliest place."""
+        self.places = sorted(self._places(text), key=lambda place: -chances[place.cell(0)])
+        if self.places:
+            first = self.places[0]
+            self._at = first if first.kind <= FAR else Place(first.at, NEAR, 0)
+
+    def _places(self, text: Sequence[int]) -> list[Place]:
+        """Of each number of tokens in common the nearest place ahead (behind, if none is), then the guesses."""
+        end, since, found = self._read - 1, self._read - self._length, dict[int, Place]()
+        ends = np.flatnonzero(self._known[:-1] == text[end]) + 1
+        for length in range(1, MOST + 1):
+            if not len(ends):
+                break
+            at = int(ends[min(int(np.searchsorted(ends, self._left)), len(ends) - 1)])
+            found[at] = Place(at, NEAR if 0 <= at - self._left <= since + _REACH else FAR, length)
+            ends = ends[ends > length]
+            ends = ends[self._known[ends - length - 1] == text[end - length]] if length <= end else ends[:0]
+        for at, kind in ((self._left + since, REPLACED), (self._left, INSERTED)):
+            if 0 < since <= MOST and at < len(self.tokens):
+                found.setdefault(at, Place(at, kind, since))
+        return list(found.values())
+
 
 #: What is less likely than this to be accepted is not drafted, however little a row costs.
 LEAST_CHANCE = 0.02
@@ -44,12 +153,12 @@ def _beginning() -> list[float]:
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _Followed:
     """What is kept of a sequence: where it is, what was learnt, and the last draft with the length it was made at."""
 
     alignment: Alignment
     trust: Cells
-    grown: Grown | None = None
+    grown: DraftNodes | None = None
     length: int = 0
 
 
@@ -66,7 +175,7 @@ class PredictionDrafter:
     def __init__(self, cost: CostModel | None = None) -> None:
         self.learning = True
         self._cost = cost
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _Followed] = {}
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """A draft per sequence, empty where it has no prediction or that has nothing to say: at most the shape's levels
@@ -95,7 +204,7 @@ class PredictionDrafter:
         if running is None:
             # One that was preempted comes back with all it had said.
             begins = max(sequence.prompt_length, len(tokens) - MOST_READ)
-            running = _Running(Alignment(sequence.prediction, begins), Cells(_beginning()))
+            running = _Followed(Alignment(sequence.prediction, begins), Cells(_beginning()))
             self._running[sequence.id] = running
         if running.grown is not None and self.learning:
             running.grown.teach(running.trust, tokens[running.length :])
@@ -105,7 +214,7 @@ class PredictionDrafter:
         running.grown = grow(tokens[-1], alignment.tokens, alignment.places, shape, running.trust)
         return self._worthwhile(running.grown)
 
-    def _worthwhile(self, grown: Grown) -> DraftTree | None:
+    def _worthwhile(self, grown: DraftNodes) -> DraftTree | None:
         """So many of the likeliest nodes as give the most tokens for their time."""
         nodes = len(grown.tokens)
         if self._cost is not None:
@@ -120,11 +229,11 @@ class PredictionDrafter:
         return DraftTree.build(grown.tokens[:nodes], grown.parents[:nodes], self.name, tuple(grown.chances[:nodes]))
 
 
-def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: TreeShape, trust: Cells) -> Grown:
+def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: TreeShape, trust: Cells) -> DraftNodes:
     """What follows at the places, the likeliest tokens first; places that agree share their nodes."""
     if len(places) == 1:
         return _grow_chain(root, prediction, places[0], shape, trust)
-    grown, children = Grown([root]), dict[tuple[int, int], int]()
+    grown, children = DraftNodes([root]), dict[tuple[int, int], int]()
     # Smallest first: minus the chance; then the order of the places; parent, depth.
     heap = [(-trust.chances[place.cell(0)], order, 0, 0) for order, place in enumerate(places)]
     heapq.heapify(heap)
@@ -143,10 +252,10 @@ def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: T
     return grown
 
 
-def _grow_chain(root: int, prediction: Sequence[int], place: Place, shape: TreeShape, trust: Cells) -> Grown:
+def _grow_chain(root: int, prediction: Sequence[int], place: Place, shape: TreeShape, trust: Cells) -> DraftNodes:
     """The same for one place, in less time: that of most steps."""
     tokens = [root, *prediction[place.at : place.at + shape.levels]]
     cells = [0, *(place.cell(depth) for depth in range(len(tokens) - 1))]
     chances = list(accumulate((trust.chances[cell] for cell in cells[1:]), mul, initial=1.0))
     nodes = next((node for node, chance in enumerate(chances) if node > 1 and chance < LEAST_CHANCE), len(tokens))
-    return Grown(tokens[:nodes], list(range(-1, nodes - 1)), chances[:nodes], cells[:nodes])
+    return DraftNodes(tokens[:nodes], list(range(-1, nodes - 1)), chances[:nodes], cells[:nodes])

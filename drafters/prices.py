@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foresay.spec.price import CHOICES, Bar
-from foresay.verifier.staged import Staged
+from foresay.verifier.graphs.capture import Staged
 
 #: What every node reaches, and what none does.
 ALWAYS, NEVER = (Bar((0.0,) * CHOICES, 0.0, level) for level in (0.0, math.inf))

@@ -13,25 +13,23 @@ from torch import Tensor
 from foresay.drafters.calibration import Calibration, Curves, kind_of
 from foresay.drafters.combined import own_path, united
 from foresay.drafters.cut import joined
-from foresay.drafters.fed import FedDrafter
-from foresay.drafters.grown import Grown
-from foresay.drafters.growth import Growth, Level, Plan, levels
+from foresay.drafters.growth import Growth, GrowthPlan, Level, levels
+from foresay.drafters.hidden_states import HiddenStateDrafter
 from foresay.drafters.levels import TreeDrafter, levels_ahead
 from foresay.drafters.prices import ALWAYS, NEVER, WrittenBars
+from foresay.drafters.tree_builder import TreeBuilder
 from foresay.spec.budget.members import MODEL_LEVELS, OPEN
-from foresay.spec.merge import merge
 from foresay.spec.names import together
 from foresay.spec.price import Bar, Price
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
-from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape, merge
 from foresay.verifier.graphs.buckets import MakeProposers
-from foresay.verifier.graphs.plain import RootOnly
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from foresay.verifier.graphs.capture import Column, Staged
+from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer, RootOnly
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.paged_model import PagedModel
-from foresay.verifier.staged import Column, Staged
+from foresay.verifier.model_runner import ModelRunner
 
 _UNKNOWN = np.array([np.nan])
 
@@ -47,11 +45,11 @@ class Drafts:
         self.needs: FeatureRequest | None = drafter.needs
         self.reach = drafter.reach(self.shape.levels)
         columns = drafter.columns(vocab_size)
-        self._plan = Plan(self.shape, sequences, drafter.device, drafter.dynamic, drafter.free, columns)
+        self._plan = GrowthPlan(self.shape, sequences, drafter.device, drafter.dynamic, drafter.free, columns)
         self._curves, levels, nodes = Curves(sequences, drafter.device), self.shape.levels, self.shape.nodes
         self._bars = WrittenBars(sequences, levels, drafter.device, nodes)
         self._bars.write([[ALWAYS] * levels] * sequences, [nodes] * sequences, [self._rows(self.shape)] * sequences)
-        self._grown: dict[str, Grown] = {}
+        self._grown: dict[str, TreeBuilder] = {}
 
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root: a pass for each level."""
@@ -64,7 +62,7 @@ class Drafts:
             pass
         return growth
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """What it stores of the texts follows them."""
         self.drafter.follow(state, taken, self.shape.levels)
 
@@ -125,7 +123,7 @@ class Drafts:
         if not more:
             return tree
         *parts, places = more
-        grown = Grown(sequence, self.shape, True, self.drafter.calibration, None, tree.tokens[:1])
+        grown = TreeBuilder(sequence, self.shape, True, self.drafter.calibration, None, tree.tokens[:1])
         grown.fixed = self._plan.levels
         each = len(parts) // len(grown.fixed)
         for level in (Level(*parts[first : first + each]) for first in range(0, len(parts), each)):
@@ -143,7 +141,7 @@ class Drafts:
             _learn(self.drafter.calibration, sequence, tree, path)
 
 
-class Found:
+class LookupHits:
     """Implements the same for what lookups have found before the step: the host writes it. nodes: of the largest."""
 
     needs: FeatureRequest | None = None
@@ -166,7 +164,7 @@ class Found:
         tokens = torch.cat((state.roots[:, None], there["tokens"][:, 1:]), dim=1)
         return DeviceTree(tokens, there["parents"], there["words"], there["depths"], there["counts"], chain=False)
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """Nothing is stored."""
 
     def prepare(self, sequences: Sequence[SequenceState]) -> bool:
@@ -209,7 +207,7 @@ class Found:
 class Together:
     """Implements the same for what lookups have found and a tree that grows, as one: what both have is the lookups'."""
 
-    def __init__(self, found: Found, drafts: Drafts) -> None:
+    def __init__(self, found: LookupHits, drafts: Drafts) -> None:
         self.found, self.drafts, self.name = found, drafts, drafts.name
         self.needs, self.reach = drafts.needs, drafts.reach
         nodes, deep = found.shape.nodes + drafts.shape.nodes - 2, max(found.shape.levels, drafts.shape.levels)
@@ -223,7 +221,7 @@ class Together:
         tree, rows, numbers = joined(self.found.propose(state), made, self.drafts.shape.levels)
         return replace(tree, rows=rows, more=(*growth.looked, made.places, numbers))
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """What the drafter stores follows."""
         self.drafts.drafter.follow(state, taken, self.shape.levels)
 
@@ -277,14 +275,14 @@ class Together:
 class ReadAlong:
     """Implements the same for another, in whose steps drafters read along that are not asked."""
 
-    def __init__(self, inner: Proposer, readers: Sequence[FedDrafter]) -> None:
+    def __init__(self, inner: Proposer, readers: Sequence[HiddenStateDrafter]) -> None:
         self.inner, self._readers = inner, readers
         self.name, self.shape, self.reach = inner.name, inner.shape, inner.reach
         self.needs = united([inner.needs, *(reader.needs for reader in readers)])
         self.propose, self.prepare, self.takes = inner.propose, inner.prepare, inner.takes
         self.write, self.arrived = inner.write, inner.arrived
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """They keep what they read of the accepted paths."""
         self.inner.committed(state, taken)
         for reader in self._readers:
@@ -303,7 +301,7 @@ _CHAINS, _TREES, _FOUND, _BESIDE = (2, 4, MODEL_LEVELS), (4, MODEL_LEVELS), (8, 
 
 
 def by_plan(
-    models: Sequence[tuple[TreeDrafter, int]], looks: bool, verifier: PagedModel, pinned: TreeShape | None = None
+    models: Sequence[tuple[TreeDrafter, int]], looks: bool, verifier: ModelRunner, pinned: TreeShape | None = None
 ) -> MakeProposers:
     """Where a budget plans who drafts how much. models: with the most levels of each. looks: whether any of those whom
     it asks looks texts up. pinned: the shape of every draft, if only the drafter is chosen."""
@@ -312,12 +310,12 @@ def by_plan(
 
     def made(size: int) -> list[Proposer]:
         proposers: list[Proposer] = [RootOnly(size, device)]
-        proposers += [Found(size, nodes, device) for nodes in _FOUND if looks]
+        proposers += [LookupHits(size, nodes, device) for nodes in _FOUND if looks]
         for model, most in models:
             proposers += [Drafts(model, shape, size, vocab_size) for shape in shapes(most)]
         if looks and pinned is None:
             trees = [one for one in proposers if isinstance(one, Drafts) and one.shape.price is not None]
-            proposers += [Together(Found(size, _BESIDE, device), tree) for tree in trees]
+            proposers += [Together(LookupHits(size, _BESIDE, device), tree) for tree in trees]
         return [_read_along(proposer, [model for model, _ in models]) for proposer in proposers]
 
     return made
@@ -331,7 +329,7 @@ def planned_shapes(most: int) -> list[TreeShape]:
 
 
 def _read_along(proposer: Proposer, models: Sequence[TreeDrafter]) -> Proposer:
-    readers = [model for model in models if isinstance(model, FedDrafter) and model.name != proposer.name]
+    readers = [model for model in models if isinstance(model, HiddenStateDrafter) and model.name != proposer.name]
     return ReadAlong(proposer, readers) if readers else proposer
 
 

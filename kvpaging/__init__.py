@@ -10,10 +10,9 @@ behind its own text.
 
 from __future__ import annotations
 
-from foresay.kvpaging.ops import move_rows, store_rows
 from foresay.kvpaging.pool import OutOfPages, PagePool
 from foresay.kvpaging.prefix import PrefixIndex
-from foresay.kvpaging.store import KVArrays, KVStore
+from foresay.kvpaging.store import KVArrays, KVStore, move_rows, store_rows
 from foresay.kvpaging.table import PageTable
 from foresay.kvpaging.window import WindowPages
 

@@ -10,6 +10,10 @@ All stores attached to one pool are indexed by the same page ids, so one page ta
 A mark says how far this model has come in a page; rows behind it are scratch, stale or never written. The target's rows
 of a shared page never change. A drafter that rested may append behind its own mark even in a shared page: what it
 writes is a function of the text before, so it does not matter which sequence writes it.
+
+Rows are written, quantised and moved by torch on every device: that is the contract which kernels meet. A quantised row
+has one scale for each of its heads: numbers and scales follow from the row's values alone, whatever is stored beside
+it.
 """
 
 from __future__ import annotations
@@ -23,13 +27,63 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import LARGEST, as_bytes, move_rows
 from foresay.kvpaging.pool import PADDING_PAGE, PagePool
 from foresay.kvpaging.table import PageTable
 from foresay.kvpaging.window import WindowPages
 
+#: What rows can be quantised to: the largest number of each type.
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
-class Shape(Protocol):
+
+def store_rows(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor, scales: Tensor | None = None) -> None:
+    """Write one layer's new rows into their slots, in place.
+
+    keys, values: [slots, G, D], one layer of a store. slots: int64 [N], distinct but for padding rows, which all go to
+    slots of page 0. k, v: [N, G, D], of the store's dtype, or of any if there are scales: fp32[slots, 2, G], of keys
+    and of values.
+    """
+    for number, (part, rows) in enumerate(((keys, k), (values, v))):
+        numbers = rows
+        if scales is not None:
+            numbers, own = quantized(rows, part.dtype)
+            scales[:, number].index_copy_(0, slots, own)
+        as_bytes(part).index_copy_(0, slots, as_bytes(numbers))
+
+
+def quantized(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Heads as numbers of ``dtype`` times a scale, which brings a head's largest number to the type's largest.
+
+    rows: [.., D]. Returns [.., D], and the scales, fp32[..]. Where a head holds what is not finite its scale is not.
+    """
+    wide, largest = rows.float(), LARGEST[dtype]
+    scales = wide.abs().amax(-1) / largest
+    found = wide / torch.where(scales > 0, scales, 1.0)[..., None]
+    found = torch.where(found > -largest, found, -largest).clamp(max=largest)  # NaN too: the scale says it
+    return (found.round() if dtype is torch.int8 else found).to(dtype), scales
+
+
+def dequantized(numbers: Tensor, scales: Tensor) -> Tensor:
+    """fp32[.., D]: what quantised heads stand for. numbers: [.., D]. scales: fp32[..]."""
+    return numbers.float() * scales[..., None]
+
+
+def as_bytes(rows: Tensor) -> Tensor:
+    """The same memory, of a type that every op takes: few take numbers of 8 bits that have a point."""
+    return rows.view(torch.int8) if rows.dtype.itemsize == 1 else rows
+
+
+def move_rows(parts: tuple[Tensor, ...], source: Tensor, destination: Tensor) -> None:
+    """Move rows between slots in every layer, in place: first all are read, then all are written.
+
+    parts: of a store, [L, slots, ..] each. source, destination: int64 [N], destinations distinct. A destination may be
+    another row's source, as it is when an accepted path 0, 2, 5 is moved down to 0, 1, 2.
+    """
+    if source.numel():
+        for part in map(as_bytes, parts):
+            part.index_copy_(1, destination, part.index_select(1, source))
+
+
+class LayerShape(Protocol):
     """What a layer keeps of a token: so many heads, each a key and a value of these widths; and what it sees."""
 
     @property
@@ -63,7 +117,7 @@ class KVArrays:
     windows: WindowPages | None
 
     @classmethod
-    def zeros(cls, kind: _Kind, layers: int, pool: PagePool, dtype: torch.dtype, device: torch.device) -> KVArrays:
+    def zeros(cls, kind: _Widths, layers: int, pool: PagePool, dtype: torch.dtype, device: torch.device) -> KVArrays:
         """Empty ones."""
         heads, *widths, windowed = kind
         windows = pool.windows if windowed else None
@@ -73,7 +127,7 @@ class KVArrays:
         return cls(keys, values, scales, windows)
 
     @property
-    def parts(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """All that a slot has, in every layer: [L, num_pages * page_size, ..] each."""
         return (self.keys, self.values) if self.scales is None else (self.keys, self.values, self.scales)
 
@@ -86,7 +140,7 @@ class KVArrays:
         return slots if self.windows is None else self.windows.slots(slots)
 
 
-class _Kind(NamedTuple):
+class _Widths(NamedTuple):
     """What layers that share an array have in common. windowed: whether it has window pages."""
 
     heads: int
@@ -106,14 +160,14 @@ class KVStore:
     """
 
     def __init__(
-        self, pool: PagePool, layers: Sequence[Shape], dtype: torch.dtype, device: torch.device | str = "cpu"
+        self, pool: PagePool, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
         self.pool, self.layers, self.device = pool, tuple(layers), torch.device(device)
         self.windows = pool.windows if any(each.window is not None for each in layers) else None
-        alike: dict[_Kind, list[int]] = {}
+        alike: dict[_Widths, list[int]] = {}
         for index, each in enumerate(layers):
             windowed = self.windows is not None and each.window is not None
-            alike.setdefault(_Kind(each.heads, each.key_dim, each.value_dim, windowed), []).append(index)
+            alike.setdefault(_Widths(each.heads, each.key_dim, each.value_dim, windowed), []).append(index)
         self.arrays = tuple(KVArrays.zeros(kind, len(each), pool, dtype, self.device) for kind, each in alike.items())
         where = zip(self.arrays, alike.values(), strict=True)
         self._where = {layer: (arrays, place) for arrays, each in where for place, layer in enumerate(each)}
@@ -121,9 +175,9 @@ class KVStore:
         pool.attach(self)
 
     @property
-    def parts(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """All that a slot has, in every layer: [L, num_pages * page_size, ..] each."""
-        return tuple(part for arrays in self.arrays for part in arrays.parts)
+        return tuple(part for arrays in self.arrays for part in arrays.tensors)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys, values and scales of one layer."""
@@ -142,7 +196,7 @@ class KVStore:
         """Zeros in these slots, in every layer."""
         for arrays in self.arrays:
             own = arrays.own(slots)
-            for part in arrays.parts:
+            for part in arrays.tensors:
                 as_bytes(part)[:, own] = 0
 
     def filled(self, table: PageTable) -> int:
@@ -168,7 +222,7 @@ class KVStore:
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Move rows between slots in every layer, as if at once. Both int64 [N], on any device."""
         for arrays in self.arrays:
-            move_rows(arrays.parts, *(arrays.own(each).to(self.device) for each in (source, destination)))
+            move_rows(arrays.tensors, *(arrays.own(each).to(self.device) for each in (source, destination)))
 
     def rows(self, table: PageTable) -> list[Tensor]:
         """[T, L, ..] of each part: what is there of the text, by position; zeros where windows went past."""
@@ -176,7 +230,7 @@ class KVStore:
         for arrays in self.arrays:
             own = arrays.own(slots).to(self.device)
             seen = 0 if arrays.windows is None else arrays.windows.first(table.length) * self.pool.page_size
-            for part in arrays.parts:
+            for part in arrays.tensors:
                 found.append(part[:, own].transpose(0, 1))
                 as_bytes(found[-1])[:seen] = 0
         return found
@@ -198,7 +252,7 @@ class KVStore:
                 (source, destination) if arrays.windows is None else arrays.windows.of[[source, destination]].tolist()
             )
             rows, target = (slice(page * size, (page + 1) * size) for page in ends)
-            for part in arrays.parts:
+            for part in arrays.tensors:
                 part[:, target] = part[:, rows]
         self.marks[destination] = self.marks[source]
 
@@ -215,7 +269,7 @@ class KVStore:
             marks[PADDING_PAGE] = self.pool.page_size
             unread = torch.arange(self.pool.page_size) >= marks[:, None]
             rows = unread.flatten().nonzero()[:, 0].to(self.device)
-            for part in arrays.parts if arrays.scales is None else (arrays.scales,):
+            for part in arrays.tensors if arrays.scales is None else (arrays.scales,):
                 part.index_fill_(1, rows, torch.nan)
 
 

@@ -15,10 +15,10 @@ from foresay.spec.adjust import Adjustment
 from foresay.spec.constrain import Constraint, Guarded
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import PREDICTION
-from foresay.spec.noise import Noise
 from foresay.spec.observer import Observer, Observers
 from foresay.spec.protocols import Drafter, Verifier
 from foresay.spec.request import Delta, EngineInfo, FinishReason, Origin, Request
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SEED_RANGE
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState

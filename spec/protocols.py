@@ -1,16 +1,27 @@
-"""What the heart asks of a model and of a drafter, and the records that pass between them."""
+"""What the step loop asks of a model and of a drafter, and the records that pass between them.
+
+Features are the target's hidden states on their way to a drafter that reads them::
+
+    forward     rows of all sequences, one under the other       by_sequence cuts them apart
+    tree        root and nodes      [0, 2, 5] accepted            of_path keeps the accepted path, in order
+    chunk       prompt rows, perhaps the root after them          of_path(lead) keeps them all
+
+What arrives are the features of the text's last R positions, whatever tree or chunk they came from. Rows of rejected
+nodes never leave the step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, cast, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from foresay.kvpaging import PageTable
 from foresay.spec.adjust import LogitEdits
-from foresay.spec.noise import Noise
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
@@ -133,7 +144,7 @@ class Verifier(Protocol):
 class Drafter(Protocol):
     """A source of proposed tokens. It may be wrong in any way: that only costs speed.
 
-    One whose ``needs`` are not None is a :class:`~foresay.spec.features.FeatureReader` too. All calls come from one
+    One whose ``needs`` are not None is a :class:`~foresay.spec.protocols.FeatureReader` too. All calls come from one
     thread, one at a time. docs/drafters.md explains them, and how ``--draft`` names one.
     """
 
@@ -193,3 +204,40 @@ def or_roots(found: Sequence[DraftTree | None], sequences: Sequence[SequenceStat
     """Of each sequence what was found, or its root alone."""
     pairs = zip(found, sequences, strict=True)
     return [DraftTree.chain(one.tokens[-1:], drafter) if tree is None else tree for tree, one in pairs]
+
+
+#: Hidden rows by name (``"final"``, ``"layer.3"``), each [R, H].
+Features = dict[str, Tensor]
+
+
+@runtime_checkable
+class FeatureReader(Protocol):
+    """A :class:`~foresay.spec.protocols.Drafter` whose ``needs`` are not None."""
+
+    def observe(self, sequence: SequenceState, features: Features) -> None:
+        """The target's features of the last R committed positions, ``table.length - R .. table.length - 1``.
+
+        Called after each commit and right before ``extend`` or ``committed``. A position may be skipped for good: one
+        that a prefix hit brought, or that was committed while no features were requested. The tensors are the drafter's
+        to keep.
+        """
+        ...
+
+
+def reader_of(drafter: object) -> FeatureReader | None:
+    """The drafter, if it reads features. It says so itself: asking for the protocol takes twenty times as long."""
+    return None if getattr(drafter, "needs", None) is None else cast(FeatureReader, drafter)
+
+
+def by_sequence(features: Features, counts: Sequence[int]) -> list[Features]:
+    """The features of each sequence of a pass; counts: how many rows each had, in order."""
+    if not features:
+        return [features] * len(counts)
+    parts = {name: rows.split_with_sizes(list(counts)) for name, rows in features.items()}
+    return [{name: split[index] for name, split in parts.items()} for index in range(len(counts))]
+
+
+def of_path(features: Features, lead: int, path: list[int]) -> Features:
+    """The rows of a chunk of ``lead`` tokens and of the nodes of ``path`` after it, copied."""
+    chosen = torch.tensor([*range(lead), *(lead + node for node in path)], dtype=torch.int64)
+    return {name: rows.index_select(0, chosen.to(rows.device)) for name, rows in features.items()}

@@ -1,4 +1,7 @@
-"""What a request asks of sampling: :class:`SamplingParams`, checked once, immutable after."""
+"""What a request asks of sampling: :class:`SamplingParams`, checked once, immutable after; and how its seed is mixed.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -149,3 +152,19 @@ def check_tokens(field: str, tokens: Collection[int], vocab_size: int | None = N
     for token in (min(tokens), max(tokens)) if tokens else ():
         if token < 0 or (vocab_size is not None and token >= vocab_size):
             raise InvalidRequest(field, f" holds {token}, which is not a token of the model")
+
+
+_MASK64 = (1 << 64) - 1
+
+
+def mix64(value: int) -> int:
+    """A bijective 64-bit mix (the finaliser of SplitMix64)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of choice ``index`` of a request; choice 0 has the request's own."""
+    return mix64(mix64(seed & _MASK64) ^ (index + 1)) if index else seed & _MASK64

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from foresay.kvpaging import PageTable
 from foresay.spec.adjust import Adjustment
 from foresay.spec.errors import ForesayError
-from foresay.spec.noise import Noise
 from foresay.spec.request import FinishReason, TokenLogprobs
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import SequenceTrace
 from foresay.spec.tree import MAX_NODES

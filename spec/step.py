@@ -24,11 +24,20 @@ from torch import Tensor
 from foresay.spec.adjust import LogitEdits
 from foresay.spec.budget.plan import NO_PLAN, Plan
 from foresay.spec.constrain import Guarded, MaskThread, graft
-from foresay.spec.decide import edits_of, why_nothing
 from foresay.spec.errors import ForesayError
-from foresay.spec.features import Features, by_sequence, of_path, reader_of
-from foresay.spec.logprobs import logprobs_of_run, score_prompt
-from foresay.spec.protocols import Drafter, Forward, Rows, Verified, Verifier, Wanted
+from foresay.spec.logits import edits_of, logprobs_of_run, score_prompt, why_nothing
+from foresay.spec.protocols import (
+    Drafter,
+    Features,
+    Forward,
+    Rows,
+    Verified,
+    Verifier,
+    Wanted,
+    by_sequence,
+    of_path,
+    reader_of,
+)
 from foresay.spec.request import TokenLogprobs
 from foresay.spec.sample import BROKEN
 from foresay.spec.sequence import SequenceState

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from foresay.spec.acceptance import ByDepth, tokens_per_step
+from foresay.spec.accept import ByDepth, tokens_per_step
 from foresay.spec.names import NONE
 
 
@@ -46,7 +46,7 @@ class Statistics(msgspec.Struct, kw_only=True):
 
     @property
     def tokens_per_step(self) -> float | None:
-        """As :mod:`foresay.spec.acceptance` defines it."""
+        """As :mod:`foresay.spec.accept` defines it."""
         return tokens_per_step(self.completion_tokens, self.steps)
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.protocols import Rows
 from foresay.spec.tree import DraftTree
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 #: All but those of one row are read together with as many of another text: so products have tiles of 16, 32, 64 and
 #: more rows. The text ends behind what attention sums at once (64 positions).
@@ -39,7 +39,7 @@ class Exactness:
     reason: str
 
 
-def probe(model: PagedModel, pool: PagePool, seed: int = 0) -> Exactness:
+def probe(model: ModelRunner, pool: PagePool, seed: int = 0) -> Exactness:
     """Run the text in all ways, and compare."""
     passes = probing(model, pool, seed)
     while True:
@@ -50,7 +50,7 @@ def probe(model: PagedModel, pool: PagePool, seed: int = 0) -> Exactness:
             return found
 
 
-def probing(model: PagedModel, pool: PagePool, seed: int = 0) -> Generator[None, None, Exactness]:
+def probing(model: ModelRunner, pool: PagePool, seed: int = 0) -> Generator[None, None, Exactness]:
     """The same, which stops after each pass; closed there, it leaves nothing behind."""
     try:
         failed = yield from _first_difference(model, pool, seed)
@@ -63,7 +63,7 @@ def probing(model: PagedModel, pool: PagePool, seed: int = 0) -> Generator[None,
     return Exactness(True, f"{EQUAL} (probed{how})")
 
 
-def _first_difference(model: PagedModel, pool: PagePool, seed: int) -> Generator[None, None, str | None]:
+def _first_difference(model: ModelRunner, pool: PagePool, seed: int) -> Generator[None, None, str | None]:
     """In which of the ways of running the text its bits differ; None if in none."""
     chunks = _chunks(model, pool.page_size)
     start, generator = sum(chunks), torch.Generator().manual_seed(seed)
@@ -87,7 +87,7 @@ def _first_difference(model: PagedModel, pool: PagePool, seed: int) -> Generator
         ("after compaction", len(tokens), len(tokens)),
     )
     for where, rows, kept in parts:
-        ends = (rows, *(kept for _ in model.store.parts))
+        ends = (rows, *(kept for _ in model.store.tensors))
         if not all(_same_bits(a[:end], b[:end]) for a, b, end in zip(found, wanted, ends, strict=True)):
             return where
     return None
@@ -98,7 +98,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def _chunks(model: PagedModel, page_size: int) -> list[int]:
+def _chunks(model: ModelRunner, page_size: int) -> list[int]:
     """The sizes to read the text in; if pages are small, they end where the tree's path crosses the end of one."""
     room = model.decoder.max_positions - len(_TREE_PARENTS) - _AFTER
     chunks = [*_CHUNKS] if sum(_CHUNKS) <= room else [*_CHUNKS[1:]]
@@ -107,7 +107,7 @@ def _chunks(model: PagedModel, page_size: int) -> list[int]:
 
 
 @contextmanager
-def _reading(model: PagedModel, pool: PagePool) -> Iterator[_Reader]:
+def _reading(model: ModelRunner, pool: PagePool) -> Iterator[_Reader]:
     reader = _Reader(model, pool)
     try:
         yield reader
@@ -118,7 +118,7 @@ def _reading(model: PagedModel, pool: PagePool) -> Iterator[_Reader]:
 class _Reader:
     """One text being read into the model's store."""
 
-    def __init__(self, model: PagedModel, pool: PagePool) -> None:
+    def __init__(self, model: ModelRunner, pool: PagePool) -> None:
         self.model, self.table = model, PageTable(pool)
 
     def chain(self, tokens: Tensor, beside: _Reader | None = None) -> Tensor:

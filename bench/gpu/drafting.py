@@ -12,11 +12,10 @@ from bench.stats import percentile
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.buckets import widths
-from foresay.verifier.graphs.plain import RootOnly
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, chain_columns
-from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer, RootOnly, chain_columns
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.graphs.step import SpeculativeStep
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 #: Tokens of the bundled vocabulary; those after are never sampled.
 KNOWN_TOKENS = 4096
@@ -43,7 +42,7 @@ class Ground:
     table is as wide as that of the captured steps by which a server of texts this long would serve it."""
 
     def __init__(
-        self, target: PagedModel, proposer: Proposer, context: int, steps: int = 0, temperature: float = 0.0
+        self, target: ModelRunner, proposer: Proposer, context: int, steps: int = 0, temperature: float = 0.0
     ) -> None:
         pool = target.store.pool
         count = pool.pages_for(context + (steps + 8) * proposer.shape.nodes)
@@ -53,7 +52,7 @@ class Ground:
         self.state = StepState(1, wide, pool.page_size, max(2, proposer.reach), target.store.device)
         pages = (1 + torch.randperm(pool.num_pages - 1)[:count]).tolist()
         text = torch.randint(5, KNOWN_TOKENS, (self.state.recent.shape[1],)).tolist()
-        self._joined = Joined(pages, context, text, SamplingParams(temperature=temperature, seed=1), 0)
+        self._joined = BatchSlot(pages, context, text, SamplingParams(temperature=temperature, seed=1), 0)
 
     def reset(self) -> None:
         """Back to the committed tokens it began with."""
@@ -64,7 +63,13 @@ class Steps:
     """Steps of one kind, captured where that is possible. block: steps in a row before the text is cut back."""
 
     def __init__(
-        self, device: Device, target: PagedModel, proposer: Proposer, context: int, block: int, temperature: float = 0.0
+        self,
+        device: Device,
+        target: ModelRunner,
+        proposer: Proposer,
+        context: int,
+        block: int,
+        temperature: float = 0.0,
     ) -> None:
         self.device, self.block = device, block
         self.ground = Ground(target, proposer, context, block, temperature)

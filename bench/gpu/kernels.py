@@ -18,9 +18,9 @@ from bench.gpu.worker import Task
 from bench.shapes import kv_bytes_per_token
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.model.linear import Linear
+from foresay.verifier.ops.attention import tree_attention
 from foresay.verifier.ops.kernels import chain
 from foresay.verifier.ops.linear import finish
-from foresay.verifier.ops.tree_attention import tree_attention
 
 #: Largest relative error of a product in bf16: rounding, with room, far below any wrong index.
 WRONG = 1e-2

@@ -19,7 +19,7 @@ from foresay.drafters.heads.loss import soft_cross_entropy
 from foresay.drafters.heads.walk import Norm, TrainedLayer
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.ops.logits import finish_logits
+from foresay.verifier.ops.rows import finish_logits
 
 #: The deviation of an embedding's entries at the start.
 _EMBEDDED = 0.02

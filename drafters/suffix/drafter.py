@@ -8,17 +8,56 @@ what is not taken in yet is not found yet.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foresay.drafters.suffix.contexts import MOST_CONTEXT, Contexts
-from foresay.drafters.suffix.growth import Found, Grown, grow_chain, grow_tree
-from foresay.drafters.suffix.history import Answers, History
-from foresay.drafters.suffix.slices import SLICE, Slices
+from foresay.drafters.suffix.contexts import MOST_CONTEXT, Answers, Contexts, History
+from foresay.drafters.suffix.growth import Continuations, DraftNodes, grow_chain, grow_tree
 from foresay.spec.names import SUFFIX
 from foresay.spec.protocols import FeatureRequest, or_roots
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
+
+#: Seconds of each step. Half a millisecond below what is promised, for the piece that was begun in time.
+SLICE = 0.5e-3
+#: Tokens taken in, or entries given back, between two looks at the clock.
+PIECE = 16
+
+
+class Slices:
+    """Hands out one slice a step. seconds: how long it is. One piece is taken in however late it is."""
+
+    def __init__(self, seconds: float = SLICE) -> None:
+        self._seconds, self._until = seconds, 0.0
+        self._owed = True
+        self._seen: set[str] = set()
+
+    def begin(self) -> None:
+        """A step begins: drafts are asked for."""
+        self._until = time.perf_counter() + self._seconds
+        self._owed = True
+        self._seen.clear()
+
+    def extend(self, id: str) -> None:
+        """A chunk of a prompt was computed, in the same step or, if it is the second one of its sequence, the next."""
+        if id in self._seen:
+            self.begin()
+        self._seen.add(id)
+
+    def take(self, text: Contexts) -> bool:
+        """Take in of a text as much as there is time for; whether that is all of it."""
+        while (behind := text.behind) > 0 and (self._owed or time.perf_counter() < self._until):
+            text.take(PIECE)
+            self._owed = False
+        return behind <= 0
+
+    def dispose(self, text: Contexts) -> bool:
+        """Give back of its memory as much as there is time for; whether that is all of it."""
+        while not text.disposed and time.perf_counter() < self._until:
+            text.dispose(PIECE)
+        return text.disposed
+
 
 #: What is less likely than this to be accepted is not drafted. Lower drafts more and has hardly more accepted.
 LEAST_CHANCE = 0.01
@@ -27,12 +66,12 @@ _LENGTHS = 4
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _LookedUp:
     """What is kept of a sequence: its text, its salt's answers, and the last draft with the length it was made at."""
 
     own: Contexts
     answers: Answers
-    grown: Grown | None = None
+    grown: DraftNodes | None = None
     length: int = 0
 
 
@@ -50,7 +89,7 @@ class SuffixDrafter:
         self.history = History() if history is None else history
         self.learning = True
         self._slices = Slices(slice_seconds)
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _LookedUp] = {}
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """A draft per sequence, empty where nothing matches: a tree of at most the shape's levels and nodes."""
@@ -83,10 +122,10 @@ class SuffixDrafter:
         if sequence.finished and sequence.finish_reason != "error" and sequence.speculate and not sequence.aside:
             self.history.add(sequence.salt, sequence.tokens[max(0, sequence.prompt_length - MOST_CONTEXT) :])
 
-    def _of(self, sequence: SequenceState) -> _Running:
+    def _of(self, sequence: SequenceState) -> _LookedUp:
         running = self._running.get(sequence.id)
         if running is None:
-            running = _Running(Contexts(sequence.tokens), self.history.of(sequence.salt))
+            running = _LookedUp(Contexts(sequence.tokens), self.history.of(sequence.salt))
             self._running[sequence.id] = running
         return running
 
@@ -98,7 +137,7 @@ class SuffixDrafter:
         while dropped and self._slices.dispose(dropped[-1]):
             dropped.pop()
 
-    def _tree(self, running: _Running, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
+    def _tree(self, running: _LookedUp, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
         tokens, trust = sequence.tokens, running.answers.trust
         if running.grown is not None and self.learning:
             running.grown.teach(trust, tokens[running.length :])
@@ -107,7 +146,7 @@ class SuffixDrafter:
         matches = [text.matches(tokens) for text in texts]
         if not (shape.levels and any(matches)):
             return None
-        found = Found.of(texts, matches, 1 if shape.is_chain else _LENGTHS, shape.levels)
+        found = Continuations.of(texts, matches, 1 if shape.is_chain else _LENGTHS, shape.levels)
         if not found.runs[0]:
             return None
         if shape.is_chain:

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from foresay.drafters.suffix.contexts import END, MOST_PLACES, Contexts, Match
-from foresay.drafters.suffix.trust import SHORTER, cell_of, kind_of
+from foresay.drafters.suffix.contexts import END, MOST_PLACES, SHORTER, Contexts, Match, cell_of, kind_of
 from foresay.spec.budget.chance import Cells
 
 #: What followed a place.
@@ -25,7 +24,7 @@ _WEIGHTS = tuple((1 + age) ** -0.75 for age in range(MOST_PLACES))
 
 
 @dataclass(slots=True)
-class Grown:
+class DraftNodes:
     """A draft as host lists, the root first. cells: where the trust in each node is kept."""
 
     tokens: list[int]
@@ -59,7 +58,7 @@ class Grown:
 
 
 @dataclass(slots=True)
-class Found:
+class Continuations:
     """What followed where the end of a text stood before. lengths: of the contexts, the longest first; runs: of each,
     at most ``MOST_PLACES`` from all texts, that of the first text's latest place first."""
 
@@ -67,7 +66,7 @@ class Found:
     runs: list[list[Run]]
 
     @classmethod
-    def of(cls, texts: Sequence[Contexts], matches: Sequence[list[Match]], most: int, levels: int) -> Found:
+    def of(cls, texts: Sequence[Contexts], matches: Sequence[list[Match]], most: int, levels: int) -> Continuations:
         """Of what matches in each text. most: lengths of context; levels: tokens of each run."""
         if most == 1:
             lengths = [max((found[-1][0] for found in matches if found), default=0)]
@@ -93,9 +92,9 @@ def _run(text: list[int], place: int, levels: int) -> Run:
     return run if len(run) == levels else (run * levels)[:levels]
 
 
-def grow_chain(root: int, found: Found, levels: int, trust: Cells, least: float) -> Grown:
+def grow_chain(root: int, found: Continuations, levels: int, trust: Cells, least: float) -> DraftNodes:
     """The token with most votes at each level, until the chance of all of them to be right falls below ``least``."""
-    grown, chance = Grown([root]), 1.0
+    grown, chance = DraftNodes([root]), 1.0
     length, runs = found.lengths[0], found.runs[0]
     for depth in range(levels):
         voters, token = len(runs), runs[0][depth]
@@ -111,12 +110,12 @@ def grow_chain(root: int, found: Found, levels: int, trust: Cells, least: float)
     return grown
 
 
-def grow_tree(root: int, found: Found, levels: int, nodes: int, trust: Cells, least: float) -> Grown:
+def grow_tree(root: int, found: Continuations, levels: int, nodes: int, trust: Cells, least: float) -> DraftNodes:
     """The likeliest ``nodes`` nodes (the root among them), none less likely than ``least``.
 
     Below the root come what followed the longest context and, in what chance that leaves, what followed shorter ones.
     """
-    grown = Grown([root])
+    grown = DraftNodes([root])
     # Minus the chance, a number that decides between equals, token, parent, cell, depth, context, the runs that agree.
     heap: list[tuple[float, int, int, int, int, int, int, list[Run]]] = []
     numbers = count()

@@ -21,7 +21,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError, code_refused
 from foresay.verifier.model.families import WRAPPED
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.gguf.parts import LINK
+from foresay.verifier.model.gguf.file import LINK
 from foresay.verifier.model.hub import BESIDE
 from foresay.verifier.model.nodes import Stack
 

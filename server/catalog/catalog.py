@@ -10,12 +10,11 @@ from typing import Literal
 
 import msgspec
 
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, numbers_per_token, stored_parameters
 from foresay.verifier.model.errors import ModelError
 from foresay.verifier.model.nodes import Attention, NormKind, Stack
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.rope_config import RopeConfig
-from foresay.verifier.model.sizes import numbers_per_token, stored_parameters
 from foresay.verifier.model.wheel import Wheel
 
 FILE = Path(__file__).parent / "catalog.toml"
@@ -177,7 +176,7 @@ def of_shape(shape: ModelConfig) -> list[KnownTarget]:
 def of_files(directory: Path) -> KnownTarget | None:
     """The target whose weights are in a directory, whatever that is called; None for others, and for those of which the
     catalog does not say how they are known."""
-    from foresay.verifier.model.identity import final_norm_digest  # imports numpy
+    from foresay.verifier.model.checkpoint import final_norm_digest  # imports numpy
 
     try:
         shape = _numbers(ModelConfig.from_directory(directory))

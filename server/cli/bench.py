@@ -25,7 +25,7 @@ from foresay.server.cli.command import Command
 from foresay.server.cli.generate import sampling_params
 from foresay.server.settings.config import BenchConfig, SamplingConfig
 from foresay.server.settings.units import counted
-from foresay.spec.acceptance import GAIN, ByDepth, by_place, tokens_per_step
+from foresay.spec.accept import GAIN, ByDepth, by_place, tokens_per_step
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NONE, SUFFIX
 

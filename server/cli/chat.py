@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine
     from foresay.server.host.text_stream import TextStream
-    from foresay.spec.acceptance import ByDepth
+    from foresay.spec.accept import ByDepth
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.trace import ShadowReport, Statistics
 

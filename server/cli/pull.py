@@ -51,7 +51,7 @@ def fetched(name: str) -> Path:
     if (known := of_short_name(name)) is not None:
         return fetch.fetched(known, "NAME")
     from foresay.verifier.heads.layouts import PATTERNS, kind_of  # imports torch
-    from foresay.verifier.model.gguf.parts import LINK
+    from foresay.verifier.model.gguf.file import LINK
     from foresay.verifier.model.hub import resolve
 
     directory = resolve(name, flag="NAME")
@@ -120,8 +120,7 @@ def quantize(config: None, arguments: Namespace) -> int:
 
 def _quantize_head(directory: Path, how: str, out: Path) -> int:
     """A head has layers, norms and names of its own."""
-    from foresay.verifier.heads.files import quantize
-    from foresay.verifier.heads.layouts import kind_of
+    from foresay.verifier.heads.layouts import kind_of, quantize
 
     kind = kind_of(directory)
     if how != "int8" or kind == "medusa":

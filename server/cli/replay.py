@@ -92,9 +92,9 @@ def recorded(requests: Iterable[Told]) -> Row:
 def looked_up(name: str, length: int, requests: Iterable[Told]) -> Row:
     """Draft again, with one lookup drafter for all requests but those with a grammar, which prunes what is drafted and
     forces more. Raises ConfigurationError if the trace has no text."""
+    from foresay.drafters.shadow import Walk
     from foresay.server.engine.drafters.registry import LOOKUPS
     from foresay.spec.tree import TreeShape
-    from foresay.spec.walk import Walk
 
     drafter, row = LOOKUPS[name](), Row(f"{name}:{length}")
     for told in requests:
@@ -118,7 +118,7 @@ def looked_up(name: str, length: int, requests: Iterable[Told]) -> Row:
 def _sequence(told: Told, prompt: list[int]) -> SequenceState:
     """The request as far as a lookup drafter looks at it."""
     from foresay.kvpaging import PagePool, PageTable
-    from foresay.spec.noise import Noise
+    from foresay.spec.sample import Noise
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.sequence import SequenceState
 

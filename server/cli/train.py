@@ -208,7 +208,7 @@ def _kept(work: Work, settings: Settings) -> str:
 def _target(name: str) -> tuple[Path, ModelConfig]:
     """The target's directory and what it is. Raises ConfigurationError where nothing can be learned from it."""
     from foresay.verifier.model.config import ModelConfig
-    from foresay.verifier.model.gguf.parts import LINK
+    from foresay.verifier.model.gguf.file import LINK
 
     directory = target_directory(EngineConfig(target=name), flag="--target")
     model = ModelConfig.from_directory(directory)

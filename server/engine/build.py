@@ -46,12 +46,11 @@ from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import Capture
 from foresay.verifier.model import kept_weights
-from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.sizes import matrices, stored_parameters
+from foresay.verifier.model.config import ModelConfig, matrices, stored_parameters
+from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.ops.rounded import GROUP
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.ops.linear import GROUP
 from foresay.verifier.probe import Exactness, probe
 
 
@@ -213,7 +212,7 @@ def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _
     return _Chosen(loading, memory, dtype, activations, draft, named, of)
 
 
-def _exactness(chosen: _Chosen, verifier: PagedModel, witness: Witness | None) -> Exactness:
+def _exactness(chosen: _Chosen, verifier: ModelRunner, witness: Witness | None) -> Exactness:
     loading = chosen.loading
     if witness is not None and not loading.device.is_gpu:
         return witness.exactness(chosen.of, verifier, loading.pool, loading.say)
@@ -221,7 +220,7 @@ def _exactness(chosen: _Chosen, verifier: PagedModel, witness: Witness | None) -
     return probe(verifier, loading.pool)
 
 
-def _capture(loading: Loading, verifier: PagedModel, drafters: Sequence[Drafter]) -> Capture | None:
+def _capture(loading: Loading, verifier: ModelRunner, drafters: Sequence[Drafter]) -> Capture | None:
     """What captures a GPU's steps, with the target's passes captured; None on a CPU."""
     if loading.device.is_gpu:
         capture = capture_of(loading.config.graphs)
@@ -235,7 +234,7 @@ def _capture(loading: Loading, verifier: PagedModel, drafters: Sequence[Drafter]
 
 def _drafting(
     loading: Loading,
-    verifier: PagedModel,
+    verifier: ModelRunner,
     drafters: Sequence[Drafter],
     profile_run: ProfileRun,
     capture: Capture | None,
@@ -255,7 +254,7 @@ def _drafting(
     return drafting, runner_of(verifier, drafting, loading.length, config.max_seqs, capture, say)
 
 
-def _doubts(chosen: _Chosen, drafters: Sequence[Drafter], verifier: PagedModel) -> list[str]:
+def _doubts(chosen: _Chosen, drafters: Sequence[Drafter], verifier: ModelRunner) -> list[str]:
     """What speaks against each drafter; "" where nothing does."""
     loading = chosen.loading
     return [

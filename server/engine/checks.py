@@ -14,13 +14,12 @@ from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import in_words
 from foresay.server.settings.resolved import Resolved, Unfit, short_name
 from foresay.server.settings.units import count_in_words
-from foresay.spec.acceptance import ByDepth
+from foresay.spec.accept import ByDepth
 from foresay.spec.errors import ForesayError
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, stored_parameters
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.sizes import stored_parameters
 from foresay.verifier.model.weights import LM_HEAD, check
 
 Status = Literal["ok", "warn", "fail"]

@@ -22,12 +22,11 @@ from foresay.spec.errors import ForesayError
 from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.model import kept_weights
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, kv_shapes, window_shapes
 from foresay.verifier.model.decoder import Decoder, Packed
-from foresay.verifier.model.sizes import kv_shapes, window_shapes
 from foresay.verifier.model.weights import load
+from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
-from foresay.verifier.paged_model import PagedModel
 
 #: GPUs multiply bf16 from this compute capability on.
 _BF16_SINCE = (8, 0)
@@ -143,7 +142,7 @@ class Loading:
         model: ModelConfig,
         columns: torch.Tensor | None = None,
         kv_dtype: str = "auto",
-    ) -> PagedModel:
+    ) -> ModelRunner:
         """A model with a KV cache on the engine's pages.
 
         role: what it is called while it loads. columns: int64[V'], the only tokens of which logits are wanted; None for
@@ -154,7 +153,7 @@ class Loading:
         # A draft model may rest, and read what it missed of a text later: nothing is out of its sight.
         shapes = window_shapes(model) if role == "target" else kv_shapes(model)
         store = KVStore(self.pool, shapes, kept, decoder.device)
-        return PagedModel(decoder, store, self.length)
+        return ModelRunner(decoder, store, self.length)
 
     def _packed(self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> Packed:
         """The weights as an earlier start packed them, else read and packed."""

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from foresay.drafters.combined import CombinedDrafter, members_of, united
+from foresay.drafters.combined import CombinedDrafter, RoutedDrafter, configured, members_of, united
 from foresay.drafters.levels import TreeDrafter, rooms
 from foresay.drafters.prediction import PredictionDrafter
 from foresay.drafters.proposer import Drafts, by_plan, on_device
-from foresay.drafters.routed import RoutedDrafter, configured
 from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.drafters.registry import entry_of
 from foresay.server.settings.config import EngineConfig
@@ -30,10 +29,10 @@ from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import MakeProposers, buckets, chunks, passes, sizes, widths
 from foresay.verifier.graphs.buckets import pinned as pinned_proposers
-from foresay.verifier.graphs.capture import Capture, CudaGraphs, Direct
+from foresay.verifier.graphs.capture import Capture, CudaGraphs, Eager
 from foresay.verifier.graphs.proposer import Proposer
-from foresay.verifier.graphs.runner import WholeRunner
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.graphs.runner import GraphStepRunner
+from foresay.verifier.model_runner import ModelRunner
 
 #: Tokens drafted ahead where a shape is fixed and nobody says how far.
 DEFAULT_TOKENS = 4
@@ -93,7 +92,7 @@ def _member(drafter: Drafter, profile_run: ProfileRun) -> Member:
 
 
 def capture_passes(
-    verifier: PagedModel,
+    verifier: ModelRunner,
     drafters: Sequence[Drafter],
     longest: int,
     max_seqs: int,
@@ -113,7 +112,7 @@ def capture_passes(
 
 
 def capture_levels(
-    verifier: PagedModel, drafting: Drafting, longest: int, max_seqs: int, capture: Capture, say: Callable[..., None]
+    verifier: ModelRunner, drafting: Drafting, longest: int, max_seqs: int, capture: Capture, say: Callable[..., None]
 ) -> None:
     """The levels of drafts: whoever asks for some later would hold up all streams until they are captured."""
     needed = rooms(max_seqs, longest, verifier.store.pool.page_size)
@@ -125,7 +124,7 @@ def capture_levels(
 
 
 def runner_of(
-    verifier: PagedModel,
+    verifier: ModelRunner,
     drafting: Drafting,
     longest: int,
     max_seqs: int,
@@ -145,10 +144,10 @@ def runner_of(
         made[key] = bucket
         for step in bucket.steps:
             step.drafting = _part(drafting.budget, step.proposer)
-    return WholeRunner(verifier, drafting.drafter, made)
+    return GraphStepRunner(verifier, drafting.drafter, made)
 
 
-def _proposers(verifier: PagedModel, drafting: Drafting) -> MakeProposers | None:
+def _proposers(verifier: ModelRunner, drafting: Drafting) -> MakeProposers | None:
     """Who drafts in captured steps; None where the host has to come in between."""
     budget, asked, shape = drafting.budget, configured(drafting.drafter), drafting.shape
     if budget is None:
@@ -174,10 +173,10 @@ def _part(budget: Budget | None, drafts: Proposer) -> float:
 
 def capture_of(graphs: bool) -> Capture:
     """graphs: ``--no-graphs`` runs the same steps without capturing them."""
-    return CudaGraphs() if graphs else Direct
+    return CudaGraphs() if graphs else Eager
 
 
-def proposer(drafter: TreeDrafter | None, shape: TreeShape, sequences: int, verifier: PagedModel) -> Proposer | None:
+def proposer(drafter: TreeDrafter | None, shape: TreeShape, sequences: int, verifier: ModelRunner) -> Proposer | None:
     """Who drafts inside a captured step; None if nobody does."""
     if drafter is None or not shape.levels:
         return None

@@ -24,8 +24,7 @@ import msgspec
 import numpy as np
 
 from foresay.drafters.combined import members_of
-from foresay.drafters.suffix.contexts import END
-from foresay.drafters.suffix.history import History, Texts
+from foresay.drafters.suffix.contexts import END, History, Texts
 from foresay.spec.engine import Engine
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SUFFIX

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foresay.server.settings.resolved import Resolved, Unfit
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, matrices, window_shapes
 from foresay.verifier.model.quantization import HEAD, Quantization
-from foresay.verifier.model.sizes import matrices, window_shapes
 
 
 def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:

@@ -16,9 +16,9 @@ import torch
 
 from foresay.kvpaging import PagePool
 from foresay.server.settings.units import moment
+from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu import kept
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.probe import EQUAL, Exactness, probe, probing
 
 #: Seconds that a finding is taken for true, and without a request before it is tried again, which double each time that
@@ -39,12 +39,12 @@ class Witness:
         self._begin: Callable[[], Generator[None, None, Exactness]] | None = None
         self._passes: Generator[None, None, Exactness] | None = None
 
-    def exactness(self, of: str, model: PagedModel, pool: PagePool, say: Callable[[str], None]) -> Exactness:
+    def exactness(self, of: str, model: ModelRunner, pool: PagePool, say: Callable[[str], None]) -> Exactness:
         """What is known, else what the probe finds. of: a digest of what it hangs on, beside the machine and the
         code."""
         self._key = kept.key_of("probe", of, repr(Processor.here()), torch.__version__, kept.sources())
         if (when := self._known()) is not None:
-            own = PagedModel(model.decoder, model.store, model.max_positions)  # recordings that requests use stay
+            own = ModelRunner(model.decoder, model.store, model.max_positions)  # recordings that requests use stay
             self._begin = lambda: probing(own, pool)
             return Exactness(True, f"{EQUAL} (probed at an earlier start, {moment(when)[:16].replace('T', ' ')} UTC)")
         say("probing exactness")

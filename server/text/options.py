@@ -19,8 +19,7 @@ from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Request
-from foresay.spec.sampling import check_range
-from foresay.spec.seeds import derive_seed
+from foresay.spec.sampling import check_range, derive_seed
 
 #: Of all bad words together: each is spelled in three ways, on the event loop.
 MOST_BAD_CHARACTERS = 8192

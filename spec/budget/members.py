@@ -16,12 +16,11 @@ from typing import NamedTuple
 from foresay.spec.budget.chance import LEAST, SHARED, Claims, Salts, claimed
 from foresay.spec.budget.cost import DraftCost, Group, Parts
 from foresay.spec.budget.weigh import Estimate, ExpectedTree
-from foresay.spec.merge import merge
 from foresay.spec.names import PREDICTION
 from foresay.spec.protocols import CatchesUp, Chains, Drafter, LooksUp
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import VerifyResult
-from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
+from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape, merge
 
 #: The deepest that a model is asked to draft, and that a text that was looked up is followed.
 MODEL_LEVELS, LOOKED_LEVELS = 12, 24

@@ -40,7 +40,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
             return made()
 
     monkeypatch.setattr(torch, "Generator", OnCpu)
-    monkeypatch.setattr("bench.engines.Direct", captured)
+    monkeypatch.setattr("bench.engines.Eager", captured)
     with simulated():
         yield SimulatedDevice()
 

@@ -10,8 +10,7 @@ from foresay.server.engine.drafters.registry import ENTRIES
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.server.settings.units import count_in_words
-from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.sizes import parameters, stored_parameters
+from foresay.verifier.model.config import ModelConfig, parameters, stored_parameters
 
 #: Weights as the publishers count them, in millions (Qwen counts what is stored; Meta says 1.23B, 3.21B, 8.03B).
 PUBLISHED = {

@@ -20,9 +20,9 @@ from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.resolved import BUNDLED, check_names, choose_draft, model_names, target_directory
 from foresay.verifier.model import hub as model_hub
 from foresay.verifier.model import wheel as wheels
+from foresay.verifier.model.checkpoint import final_norm_digest
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelNotFound
-from foresay.verifier.model.identity import final_norm_digest
 from foresay.verifier.model.wheel import Wheel
 from tests.same_tokens.test_gguf import file_of
 from tests.verifier.faked_hub import COMMIT, snapshot

@@ -13,7 +13,7 @@ from foresay.server.cli.check.pair import check
 from foresay.server.cli.check.summary import show
 from foresay.server.cli.main import main
 from foresay.server.engine.checks import Finding, Measured, Report
-from foresay.spec.acceptance import ByDepth
+from foresay.spec.accept import ByDepth
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND, Case
 
 

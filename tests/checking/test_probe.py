@@ -13,7 +13,7 @@ from foresay.server.cli.check.pair import _note_texts, check
 from foresay.server.cli.check.summary import Speeds, Twice, Written, advice, gains, measured
 from foresay.server.cli.main import main
 from foresay.server.engine.checks import Finding, Measured, Notes
-from foresay.spec.acceptance import ByDepth
+from foresay.spec.accept import ByDepth
 from foresay.spec.trace import SequenceTrace, Statistics
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
 

@@ -22,8 +22,7 @@ from foresay.server.engine.memory import MemoryPlan
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
-from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.sizes import parameters
+from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.weights import allocate, places
 from tests.checking.pairs import make_model
 from tests.heads.writing import write_config

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import Calibration, Curves
-from foresay.drafters.grown import Grown
-from foresay.drafters.growth import Growth, Plan
+from foresay.drafters.growth import Growth, GrowthPlan
 from foresay.drafters.prices import WrittenBars
+from foresay.drafters.tree_builder import TreeBuilder
 from foresay.kvpaging import PagePool, PageTable
-from foresay.spec.noise import Noise
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
-from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.graphs.state import BatchSlot, StepState
 
 _CPU = torch.device("cpu")
 
@@ -39,17 +39,20 @@ def uncalibrated() -> Calibration:
 def grown(
     s: SequenceState,
     shape: TreeShape,
-    logits_of: Callable[[Grown], Tensor],
+    logits_of: Callable[[TreeBuilder], Tensor],
     dynamic: bool = False,
     free: bool = False,
     calibration: Calibration | None = None,
-) -> Grown:
+) -> TreeBuilder:
     """A tree below the end of a text. logits_of: fp32[F, V] or [1, V], below the front of what there is."""
-    plan, state = Plan(shape, 1, _CPU, dynamic, free), StepState(1, 4, 16, 1, _CPU)
+    plan, state = GrowthPlan(shape, 1, _CPU, dynamic, free), StepState(1, 4, 16, 1, _CPU)
     length = len(s.tokens) - 1
-    state.join([Joined([], length, s.tokens, s.sampling, s.noise.seed)])
+    state.join([BatchSlot([], length, s.tokens, s.sampling, s.noise.seed)])
     calibration = calibration or uncalibrated()
-    tree, curves = Grown(s, shape, plan.dynamic, calibration, None, s.tokens[-1:], fixed=plan.levels), Curves(1, _CPU)
+    tree, curves = (
+        TreeBuilder(s, shape, plan.dynamic, calibration, None, s.tokens[-1:], fixed=plan.levels),
+        Curves(1, _CPU),
+    )
     curves.write(calibration, [tree.kind])
     bars = None
     if shape.price is not None:

@@ -19,8 +19,8 @@ from foresay.drafters.calibration import (
     kind_of,
 )
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.level import keep_children
 from foresay.verifier.ops.records import Above
+from foresay.verifier.ops.sample import keep_children
 
 
 def logistic(odds: np.ndarray) -> np.ndarray:

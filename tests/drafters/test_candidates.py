@@ -13,15 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.drafters.candidates import adjusted, adjusts
+from foresay.drafters.tree_builder import adjusted, adjusts
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.adjust import Adjustment, edit_logits, packed, paths_of, unpacked
 from foresay.spec.constrain import Ahead, Guarded
-from foresay.spec.decide import edits_of
-from foresay.spec.noise import Noise
+from foresay.spec.logits import edits_of
 from foresay.spec.protocols import Drafter, Rows
 from foresay.spec.request import Request
-from foresay.spec.sample import sample
+from foresay.spec.sample import Noise, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape

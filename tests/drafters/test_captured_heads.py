@@ -15,7 +15,7 @@ from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import ROOT_ONLY, TreeShape
-from foresay.verifier.graphs.plain import RootOnly
+from foresay.verifier.graphs.proposer import RootOnly
 from tests.combinations import alternating
 from tests.drafters.worlds import Captured, World
 from tests.same_tokens.heads import head_drafter
@@ -87,12 +87,14 @@ def test_the_host_knows_what_was_stored(worlds, kind) -> None:
     for _ in range(6):
         compare(eager, steps, CHAIN, 1, rng)
         for ours, theirs in zip(other.sequences, eager.sequences, strict=True):
-            assert other.drafter.fed.filled(ours.table) == ours.table.length
+            assert other.drafter.hidden_states.filled(ours.table) == ours.table.length
             # Eager steps run the root's row before it is text, and do not count it.
             filled = eager.drafter.store.filled(theirs.table)
             assert other.drafter.store.filled(ours.table) == filled + 1
-            assert_equal_rows(eager.drafter.fed.parts[0], theirs, other.drafter.fed.parts[0], ours)
-            for mine, its in zip(eager.drafter.store.parts, other.drafter.store.parts, strict=True):
+            assert_equal_rows(
+                eager.drafter.hidden_states.tensors[0], theirs, other.drafter.hidden_states.tensors[0], ours
+            )
+            for mine, its in zip(eager.drafter.store.tensors, other.drafter.store.tensors, strict=True):
                 assert_equal_rows(mine, theirs, its, ours, filled)
 
 

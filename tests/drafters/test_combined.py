@@ -17,9 +17,9 @@ from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import Member
 from foresay.spec.budget.plan import Plan, Share
-from foresay.spec.noise import Noise
 from foresay.spec.price import Price
 from foresay.spec.protocols import FeatureRequest
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape

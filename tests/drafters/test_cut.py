@@ -12,8 +12,8 @@ import torch
 from foresay.drafters.cut import Candidates, Cut, cut, joined
 from foresay.spec.price import Price
 from foresay.spec.tree import DraftTree
+from foresay.verifier.forward_batch import signed
 from foresay.verifier.graphs.proposer import DeviceTree
-from foresay.verifier.paged_rows import signed
 from tests.spec.trees import random_tree
 
 

@@ -16,13 +16,13 @@ from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.constrain import Ahead
 from foresay.spec.engine import Engine
-from foresay.spec.noise import Noise
 from foresay.spec.price import Price
 from foresay.spec.protocols import FeatureRequest, Forward, Rows
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 from tests.combinations import alternating
 from tests.same_tokens.models import Pair, engine_of, paged
 from tests.same_tokens.runs import LARGEST, TEMPLATE, assert_same, jobs_of, plain
@@ -42,11 +42,11 @@ class Watched:
     """An engine whose draft model's store can be looked into."""
 
     engine: Engine
-    draft: PagedModel
+    draft: ModelRunner
 
     @classmethod
     def of(cls, pair: Pair, shape: str, **options: int | bool) -> Watched:
-        made: list[PagedModel] = []
+        made: list[ModelRunner] = []
         dynamic = "dynamic " in shape
 
         def drafter(pool: PagePool) -> DraftModelDrafter:
@@ -87,7 +87,7 @@ class Watched:
     @staticmethod
     def _rows(store: KVStore, table: PageTable, count: int) -> torch.Tensor:
         slots = table.slots(0, count)
-        return torch.stack([part[:, slots] for part in store.parts])
+        return torch.stack([part[:, slots] for part in store.tensors])
 
     def run(self, jobs: Iterable[Job]) -> list[int]:
         """Run jobs to their end, checking after every step; returns the rows compared in each."""
@@ -156,7 +156,7 @@ def test_its_rows_come_with_a_prefix_hit(pair, monkeypatch, shape) -> None:
     assert min(base for base, _ in passes) == 0, "the draft model has to catch up where it has no rows"
 
 
-def watch_passes(monkeypatch: pytest.MonkeyPatch, model: PagedModel) -> list[tuple[int, int]]:
+def watch_passes(monkeypatch: pytest.MonkeyPatch, model: ModelRunner) -> list[tuple[int, int]]:
     """The list to which each pass of the model adds where its first sequence's rows begin, and how many there are."""
     passes: list[tuple[int, int]] = []
     once = model.run

@@ -11,13 +11,13 @@ import torch
 from foresay.drafters.eagle import EagleDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.engine import Engine
-from foresay.spec.noise import Noise
 from foresay.spec.protocols import Rows
 from foresay.spec.request import Request
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
-from foresay.verifier.heads.eagle import EagleHead
+from foresay.verifier.heads.paged import EagleHead
 from tests.heads.published import draft_ids, make_eagle
 from tests.same_tokens.heads import Whisper, load_eagle
 from tests.same_tokens.models import Pair, engine_of, paged
@@ -67,7 +67,7 @@ class Watched:
         table, length = sequence.table, sequence.table.length
         if not length:
             return 0
-        assert self.drafter.fed.filled(table) == length
+        assert self.drafter.hidden_states.filled(table) == length
         fresh = fresh_rows(self.pair, self.head, sequence.tokens[:length])
         slots = table.slots(0, length)
         assert torch.allclose(self.drafter.rows[slots], fresh.hidden, rtol=0, atol=1e-4)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import Calibration
-from foresay.drafters.grown import Grown
+from foresay.drafters.tree_builder import TreeBuilder
 from foresay.spec.price import Price
-from foresay.spec.template import Template
+from foresay.spec.shape import Template
 from foresay.spec.tree import TreeShape
 from tests.drafters.growing import grown, sequence, uncalibrated
 
@@ -27,7 +27,7 @@ def paths_of(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
 
 def independent(
     levels: list[Tensor], shape: TreeShape, dynamic: bool, calibration: Calibration | None = None, root: int = 3
-) -> Grown:
+) -> TreeBuilder:
     """A tree whose candidates are the same below every node of a depth. levels: fp32[V] of chances."""
     s = sequence([root], temperature=0.0, vocab=len(levels[0]))
     return grown(s, shape, lambda g: levels[g.depth].log()[None], dynamic, True, calibration)
@@ -75,14 +75,14 @@ def conditional(path: tuple[int, ...], vocab: int) -> torch.Tensor:
     return torch.randn(vocab, generator=torch.Generator().manual_seed(hash(path) & 0xFFFF)) * 2
 
 
-def path_of(g: Grown, node: int) -> tuple[int, ...]:
+def path_of(g: TreeBuilder, node: int) -> tuple[int, ...]:
     return () if node == 0 else (*path_of(g, g.parents[node]), g.tokens[node])
 
 
-def made_up(shape: TreeShape, dynamic: bool, vocab: int = 40) -> tuple[Grown, dict[tuple[int, ...], float]]:
+def made_up(shape: TreeShape, dynamic: bool, vocab: int = 40) -> tuple[TreeBuilder, dict[tuple[int, ...], float]]:
     """A tree over the made-up model, and the score of every path it looked at."""
 
-    def logits(g: Grown) -> Tensor:
+    def logits(g: TreeBuilder) -> Tensor:
         assert len(g.front) <= shape.nodes
         return torch.stack([conditional(path_of(g, node), vocab) for node in g.front])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from foresay.drafters.combined import RoutedDrafter, configured
 from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.prediction import PredictionDrafter
-from foresay.drafters.routed import RoutedDrafter, configured
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sampling import SamplingParams

@@ -11,12 +11,10 @@ from itertools import pairwise
 
 import pytest
 
-from foresay.drafters.suffix.contexts import MOST_CONTEXT, MOST_PLACES, Contexts
-from foresay.drafters.suffix.drafter import SuffixDrafter
-from foresay.drafters.suffix.history import History
-from foresay.drafters.suffix.slices import PIECE, Slices
+from foresay.drafters.shadow import Walk
+from foresay.drafters.suffix.contexts import MOST_CONTEXT, MOST_PLACES, Contexts, History
+from foresay.drafters.suffix.drafter import PIECE, Slices, SuffixDrafter
 from foresay.spec.tree import TreeShape
-from foresay.spec.walk import Walk
 from tests.drafters.texts import sequence
 
 pytestmark = pytest.mark.usefixtures("no_collection")

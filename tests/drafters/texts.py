@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from foresay.kvpaging import PagePool, PageTable
-from foresay.spec.noise import Noise
 from foresay.spec.protocols import Drafter
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape

@@ -15,20 +15,18 @@ import torch
 
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.accept import accept
-from foresay.spec.features import of_path
-from foresay.spec.noise import Noise
-from foresay.spec.protocols import Rows
+from foresay.spec.protocols import Rows, of_path
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.rows import Nodes, rows_of
-from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.paged_pass import paged_pass
-from foresay.verifier.ops.accept import accept_paths
-from foresay.verifier.ops.move import move_paths
+from foresay.verifier.model.forward import forward
+from foresay.verifier.ops.trees import accept_paths, move_paths
 from tests.same_tokens.models import paged
 
 _OTHER = 3
@@ -109,7 +107,7 @@ class Captured:
 
     def join(self) -> bool:
         """Make everything ready for steps of the sequences as they are."""
-        joined = [Joined(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in self._sequences]
+        joined = [BatchSlot(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in self._sequences]
         ready = self.proposer.prepare(self._sequences)
         self.state.join(joined)
         return ready
@@ -134,21 +132,21 @@ class Captured:
         pairs = zip(taken.tree.tokens.tolist(), taken.tree.counts.tolist(), strict=True)
         return [tokens[:count] for tokens, count in pairs][: len(self._sequences)]
 
-    def device_step(self, choices: Sequence[Sequence[int]]) -> Taken:
+    def device_step(self, choices: Sequence[Sequence[int]]) -> AcceptedTree:
         """What is captured of a step; the host is told nothing."""
         state, store = self.state, self.world.verifier.store
         tree = self.proposer.propose(state)
         tree = replace(tree, tokens=tree.tokens.clone())  # roots are read from the state, which moves on
         numbers = torch.arange(tree.tokens.shape[1]).expand(state.size, -1)
         rows, slots = rows_of(state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
-        features = paged_pass(self.world.target, rows, store, self.proposer.needs)[1]
+        features = forward(self.world.target, rows, store, self.proposer.needs)[1]
         sampled = torch.tensor(
             [dictated(*pair, chosen) for pair, chosen in zip(_pairs(tree), self._filled(choices), strict=True)]
         )
         paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts * state.live, slots)
         for arrays in store.arrays:
-            move_paths(arrays.parts, paths.sources, slots, paths.lengths)
-        taken = Taken(tree, paths, slots, features)
+            move_paths(arrays.tensors, paths.sources, slots, paths.lengths)
+        taken = AcceptedTree(tree, paths, slots, features)
         self.proposer.committed(state, taken)
         state.advance(paths)
         return taken
@@ -156,7 +154,7 @@ class Captured:
     def _filled(self, choices: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         return [*choices, *[()] * (self.places - len(choices))]
 
-    def _collect(self, sequence: SequenceState, taken: Taken, index: int) -> None:
+    def _collect(self, sequence: SequenceState, taken: AcceptedTree, index: int) -> None:
         count = int(taken.paths.lengths[index])
         sequence.tokens += taken.paths.emitted[index, :count].tolist()
         sequence.table.commit(count)

@@ -132,7 +132,7 @@ def make_eagle(directory: Path, target: Decoder, layout: str, layers: list[int] 
 
 def draft_ids(directory: Path) -> Tensor | None:
     """The target's ids of the draft vocabulary, read from the file."""
-    from foresay.verifier.heads.files import HeadTensors
+    from foresay.verifier.heads.layouts import HeadTensors
 
     stored = HeadTensors.read(directory).tensors
     d2t = stored.get("d2t", stored.get("model.d2t"))

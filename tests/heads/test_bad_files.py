@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foresay.server.cli.main import main
-from foresay.verifier.heads.files import HeadTensors
+from foresay.verifier.heads.layouts import HeadTensors
 from foresay.verifier.model.errors import ModelError
 from tests.heads.published import make_eagle, make_medusa
 from tests.heads.writing import change_config

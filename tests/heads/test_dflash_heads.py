@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.drafters.dflash import DFlashDrafter
-from foresay.drafters.dspark import DSparkDrafter
+from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
-from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.dflash import DFlashHead
 from foresay.verifier.heads.layouts import kind_of
+from foresay.verifier.heads.paged import DFlashHead
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ModelError
 from tests.combinations import alternating
@@ -55,7 +54,7 @@ def guessed(drafter: DFlashDrafter, sequences, levels: int) -> Tensor:
     """fp32[S, levels, V']: what the drafter's pages say of the sequences now; nothing of it stays."""
     pages = max(len(sequence.table.pages) for sequence in sequences)
     state = StepState(len(sequences), pages, sequences[0].table.pool.page_size, 1, "cpu")
-    state.join([Joined(s.table.pages, s.table.length, s.tokens[-1:], s.sampling, 0) for s in sequences])
+    state.join([BatchSlot(s.table.pages, s.table.length, s.tokens[-1:], s.sampling, 0) for s in sequences])
     logits = drafter.head.logits(drafter.states(state, levels))
     return logits.view(levels, len(sequences), -1).transpose(0, 1)
 
@@ -165,7 +164,7 @@ def follow_paths(target, head: DFlashHead, below: Callable[[Tensor, list[int]], 
     features = found.model.run([found.rows(PageTable(found.pool), tokens[:-1])], head.config.needs).features
     drafter.keep(features, torch.arange(29), table.slots(0, 29))
     state = StepState(1, len(table.pages), 16, 1, "cpu")
-    state.join([Joined(table.pages, 29, tokens[-1:], SamplingParams(), 0)])
+    state.join([BatchSlot(table.pages, 29, tokens[-1:], SamplingParams(), 0)])
     flat = torch.cat([features[name] for name in head.config.names], dim=-1)
     paths = [[tokens[-1], *random_tokens(rng, BLOCK - 1, target.config.vocab_size)] for _ in range(2)]
     expected = [below(flat, path) for path in paths]

@@ -12,20 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foresay.drafters.peagle import PEagleDrafter
+from foresay.drafters.eagle import PEagleDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.features import Features
-from foresay.spec.noise import Noise
-from foresay.spec.protocols import FeatureRequest, Rows
+from foresay.spec.protocols import FeatureRequest, Features, Rows
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
-from foresay.verifier.graphs.state import Joined, StepState
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.layouts import kind_of
+from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import read_weights
+from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.model.errors import ModelError
-from foresay.verifier.model.sizes import kv_shapes
 from tests.heads.published import EAGLE, draft_ids, make_eagle
 from tests.heads.writing import change_config
 from tests.verifier.reading import Reader, random_tokens
@@ -105,7 +104,7 @@ def test_slot_0_is_not_seen(target, tmp_path) -> None:
     tokens = random_tokens(random.Random(3), 20, 300)
     rig = Rig(head, tokens, features_of(target("llama2"), tokens, head.config.needs))
     before, _ = rig.text(1, 20)
-    for part, number in zip(rig.store.parts, (3.0, 5.0), strict=True):
+    for part, number in zip(rig.store.tensors, (3.0, 5.0), strict=True):
         part[:, rig.table.slots(0, 1)] = number
     after, _ = rig.text(1, 20)
     assert torch.equal(before, after)
@@ -224,7 +223,7 @@ def follow_masks(model, head: EagleHead, guesses: Callable[[Features, list[int],
         if length > levels + 1:
             rows = Rows(table, torch.tensor(tokens[1 : length - levels]), 1, wanted="none")
             head.run([rows], drafter.rows[table.slots(0, length - levels - 1)], drafter.store)
-        sequences.append(Joined(table.pages, length - 1, tokens, SamplingParams(), 0))
+        sequences.append(BatchSlot(table.pages, length - 1, tokens, SamplingParams(), 0))
         expected.append(guesses(features, tokens, levels))
     for together in ([0], [1], [2], [0, 1, 2]):
         state = StepState(len(together), 4, 16, drafter.reach(levels), "cpu")

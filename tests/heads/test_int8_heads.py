@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from foresay.server.cli.main import main
 from foresay.server.engine.drafters.registry import find
 from foresay.server.settings.resolved import BUNDLED
-from foresay.verifier.heads.files import HeadTensors, quantize
-from foresay.verifier.heads.layouts import kind_of
+from foresay.verifier.heads.layouts import HeadTensors, kind_of, quantize
 from foresay.verifier.model.errors import ModelError
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from tests.heads.published_eagle import make_eagle

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import PageTable
-from foresay.spec.features import Features
-from foresay.spec.protocols import FeatureRequest
+from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ModelError

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.spec.features import Features
+from foresay.spec.protocols import Features
 from foresay.verifier.heads.layouts import kind_of
 from tests.heads.test_dflash_heads import Watched, follow_paths
 from tests.heads.test_eagle_heads import follow_masks

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import quantized
-from foresay.verifier.ops.records import PagedRows
+from foresay.kvpaging.store import quantized
+from foresay.verifier.ops.records import AttentionMetadata
 from tests.verifier.reading import random_parents
 
 
@@ -48,7 +48,7 @@ class Sequence:
 
 
 #: query, keys, values and where everything is; and the scales of keys and values that are quantised.
-Layout = tuple[Tensor, Tensor, Tensor, PagedRows, Tensor | None]
+Layout = tuple[Tensor, Tensor, Tensor, AttentionMetadata, Tensor | None]
 
 
 def kept(keys: Tensor, values: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -87,7 +87,7 @@ class Bench:
 
     def lay_out(
         self, sequences: list[Sequence], padding: int = 0, spare_pages: int = 0, chain: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor, PagedRows]:
+    ) -> tuple[Tensor, Tensor, Tensor, AttentionMetadata]:
         """query, keys, values and where everything is; NaN wherever no row may read, and in the padding rows."""
         size = self.page_size
         needed = [-(-len(s.keys) // size) for s in sequences]
@@ -106,7 +106,7 @@ class Bench:
         words = [s.word(node) for s, node in nodes]
         depths = [len(s.path(node)) - 1 for s, node in nodes]
         blank = torch.full((padding, *sequences[0].query.shape[1:]), torch.nan).to(self.device, self.dtype)
-        rows = PagedRows(
+        rows = AttentionMetadata(
             tables=tables.to(self.device),
             page_size=size,
             lengths=self.integers([s.length for s in sequences]),

@@ -23,16 +23,15 @@ from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.proposer import Drafts
 from foresay.kvpaging import PagePool
 from foresay.spec.tree import TreeShape
-from foresay.verifier.graphs.plain import RootOnly
-from foresay.verifier.graphs.proposer import Proposer
+from foresay.verifier.graphs.capture import Column, Staged
+from foresay.verifier.graphs.proposer import Proposer, RootOnly
 from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import allocate
+from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels import chain, linear
 from foresay.verifier.ops.kernels.chain import capability
-from foresay.verifier.paged_model import PagedModel
-from foresay.verifier.staged import Column, Staged
 from tests.kernels.binder import DEVICE, Launches, bound
 from tests.kernels.compiling import resource_usage
 
@@ -44,7 +43,7 @@ def _without_gradients() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def target() -> PagedModel:
+def target() -> ModelRunner:
     """A model of shapes alone, with a store for the longest text that a run of bench.gpu reads."""
     config = shapes.LLAMA_8B.config(ModelConfig.from_directory(BUNDLED / "target"))
     decoder = Decoder(config, allocate(config, torch.bfloat16, DEVICE), shapes.POSITIONS)
@@ -63,7 +62,7 @@ class OnShapes(Device):
         return torch.bfloat16
 
 
-def launches_of(target: PagedModel, proposer: Proposer) -> Launches:
+def launches_of(target: ModelRunner, proposer: Proposer) -> Launches:
     """Of one whole step; what is made once is made before."""
     with bound() as launches:
         ground = Ground(target, proposer, 1024)
@@ -76,7 +75,7 @@ def launches_of(target: PagedModel, proposer: Proposer) -> Launches:
     return launches
 
 
-def step(target: PagedModel, rows: int, context: int, temperature: float = 0.0) -> None:
+def step(target: ModelRunner, rows: int, context: int, temperature: float = 0.0) -> None:
     """One step of so many rows, as it is timed."""
     proposer = RandomChain(rows, DEVICE)
     ground = Ground(target, proposer, context, temperature=temperature)

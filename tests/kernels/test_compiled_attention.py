@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.ops.kernels import chunk_attention, key_blocks, tree_attention
-from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.records import AttentionMetadata
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_launches
 
 
@@ -38,14 +38,14 @@ class Variant:
         more = [self.stored, self.softcap and f"cap{self.softcap:g}", "sinks" if self.sinks else None]
         return "-".join(map(str, (shape, *filter(None, more))))
 
-    def arguments(self, rows: int, *, text: bool) -> tuple[Tensor, Tensor, Tensor, PagedRows, float]:
+    def arguments(self, rows: int, *, text: bool) -> tuple[Tensor, Tensor, Tensor, AttentionMetadata, float]:
         def blank(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
         store = blank(64 * self.page_size, 8, self.width, dtype=self.stored or self.dtype)
         count = self.sequences
         tables, lengths, offsets = blank(count, 63), blank(count), blank(count + 1)
-        where = PagedRows(tables, self.page_size, lengths, offsets)
+        where = AttentionMetadata(tables, self.page_size, lengths, offsets)
         if not text:
             where.words, where.depths = blank(rows, dtype=torch.int64), blank(rows)
         return blank(rows, 8 * self.group, self.width, dtype=self.dtype), store, store, where, 0.1

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresay.verifier.ops.gate import gate_heads
 from foresay.verifier.ops.kernels import rotate, rows
 from foresay.verifier.ops.launch import row_of, warps
-from foresay.verifier.ops.logits import finish_logits
-from foresay.verifier.ops.norm import embed, pair
-from foresay.verifier.ops.records import Norm, Partials
-from foresay.verifier.ops.take import take_both
+from foresay.verifier.ops.records import Norm, SplitKSums
+from foresay.verifier.ops.rows import embed, finish_logits, gate_heads, pair, take_both
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
@@ -65,7 +62,7 @@ def test_finished_logits(cap, capability, tmp_path) -> None:
 @pytest.mark.parametrize("segments", [1, 3])
 def test_the_gate_of_heads(segments, capability, tmp_path) -> None:
     x, sums = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((6, 4096), (3, 6, 4096)))
-    product = x if segments == 1 else Partials(sums.float(), x[0])
+    product = x if segments == 1 else SplitKSums(sums.float(), x[0])
     made = compile_launches(lambda: gate_heads.launch(x, product), tmp_path, capability)
     assert fits(made["gate_rows"], registers=64)
 

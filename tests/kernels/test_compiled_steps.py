@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresay.verifier.ops.accept import accept_paths, report
 from foresay.verifier.ops.kernels import trees
-from foresay.verifier.ops.lay_out import lay_out
-from foresay.verifier.ops.recent import advance, text_ends
+from foresay.verifier.ops.trees import accept_paths, advance, lay_out, report, text_ends
 from tests.kernels.compiling import CAPABILITIES, compile_kernel, compile_launches
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from foresay.spec.sample import BROKEN
 from foresay.spec.tree import MAX_NODES, DraftTree
-from foresay.verifier.ops.accept import accept_paths
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
-from foresay.verifier.ops.move import move_paths
-from foresay.verifier.ops.recent import advance
 from foresay.verifier.ops.records import AcceptedPaths
+from foresay.verifier.ops.trees import accept_paths, advance, move_paths
 from tests.kernels.on_device.test_accept import VOCAB, padded, samples
 from tests.spec.trees import random_tree
 

@@ -7,7 +7,7 @@ import torch
 
 from foresay.spec.adjust import LogitEdits, packed
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.edit import edit_logits, keep_allowed
+from foresay.verifier.ops.sample import edit_logits, keep_allowed
 from tests.verifier.reading import threads
 
 ROWS = 6

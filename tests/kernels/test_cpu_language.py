@@ -17,7 +17,7 @@ from torch import Tensor
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.language import Language
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.types import OF_TORCH
+from foresay.verifier.ops.kernels.cpu.values import OF_TORCH
 
 pytestmark = pytest.mark.usefixtures("any_processor")
 

@@ -19,10 +19,10 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, borrowed, recording, room
 from foresay.verifier.ops.kernels.cpu.threads import Threads, give_way, use, wanted
 from foresay.verifier.ops.kernels.cpu.traced import ReadsNumbers
-from foresay.verifier.ops.kernels.cpu.types import I64
+from foresay.verifier.ops.kernels.cpu.values import I64
 from foresay.verifier.ops.kernels.cpu.walk import PLACES, walker
-from foresay.verifier.ops.norm import add_norm
 from foresay.verifier.ops.records import Norm
+from foresay.verifier.ops.rows import add_norm
 
 
 @pytest.fixture(autouse=True, params=[1, 2, 4])

@@ -10,8 +10,9 @@ import torch
 
 from foresay.spec.price import Bar
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.level import keep_children, known_tokens, positions_below, worth_another
 from foresay.verifier.ops.records import Above, Kept, Pieces
+from foresay.verifier.ops.sample import keep_children, worth_another
+from foresay.verifier.ops.trees import known_tokens, positions_below
 
 pytestmark = pytest.mark.usefixtures("any_processor")
 KNOTS = torch.cat((torch.linspace(-20, -0.1, 27), torch.full((5,), math.inf)))

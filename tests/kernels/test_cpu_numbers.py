@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.spec.noise import gumbel_row, noise_bits
+from foresay.spec.sample import gumbel_row, noise_bits
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.choice import PositionNoise
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.noise import PositionNoise
-from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
+from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, vector
 
 
 @pytest.mark.parametrize("of", [F32, vector(F32), I64, vector(I32, 4)], ids=str)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foresay.verifier.ops.kernels.cpu.crowding import Crowding, ran_and_waited
+from foresay.verifier.ops.kernels.cpu.threads import Crowding, ran_and_waited
 
 
 class Machine:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable, PrefixIndex, store_rows
-from foresay.verifier.model.sizes import KVShape
+from foresay.verifier.model.config import KVShape
 
 SALTS = ("", "another tenant")
 SCRATCH = -1.0

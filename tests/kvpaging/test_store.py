@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foresay.kvpaging import KVStore, PagePool, PageTable, PrefixIndex, move_rows, store_rows
-from foresay.verifier.model.sizes import KVShape
+from foresay.verifier.model.config import KVShape
 
 
 def _pair(num_pages: int = 12) -> tuple[PagePool, KVStore, KVStore]:
@@ -27,9 +27,9 @@ def _table(pool: PagePool, length: int, *stores: KVStore) -> PageTable:
 
 def test_shapes_and_dtypes() -> None:
     pool, target, drafter = _pair()
-    assert [part.shape for part in target.parts] == [(2, 48, 2, 3)] * 2
-    assert drafter.parts[0].dtype == torch.bfloat16
-    assert not target.parts[0].any()
+    assert [part.shape for part in target.tensors] == [(2, 48, 2, 3)] * 2
+    assert drafter.tensors[0].dtype == torch.bfloat16
+    assert not target.tensors[0].any()
     assert pool.stores == [target, drafter]
 
 
@@ -40,7 +40,7 @@ def test_layers_that_keep_the_same_share_an_array() -> None:
     assert [arrays.keys.shape for arrays in store.arrays] == [(3, 12, 1, 4), (1, 12, 2, 3)]
     assert [arrays.values.shape for arrays in store.arrays] == [(3, 12, 1, 4), (1, 12, 2, 5)]
     for layer, (arrays, place) in enumerate([(0, 0), (1, 0), (0, 1), (0, 2)]):
-        for mine, part in zip(store.layer(layer), store.arrays[arrays].parts, strict=True):
+        for mine, part in zip(store.layer(layer), store.arrays[arrays].tensors, strict=True):
             assert mine is not None and mine.data_ptr() == part[place].data_ptr()
 
 
@@ -49,7 +49,7 @@ def test_every_array_is_moved_copied_and_poisoned() -> None:
     store = KVStore(pool, [KVShape(1, 2, 2), KVShape(2, 1, 3)], torch.float32)
     table = _table(pool, 4, store)
     rows = torch.arange(1.0, 5.0)[:, None, None]
-    for part in store.parts:
+    for part in store.tensors:
         part[:, table.slots(0, 4)] = rows
     store.move(table.slots(3, 4), table.slots(0, 1))
     other = table.fork()
@@ -57,7 +57,7 @@ def test_every_array_is_moved_copied_and_poisoned() -> None:
     other.reserve(1)
     store.clear(table.slots(1, 2))
     store.poison()
-    for part in store.parts:
+    for part in store.tensors:
         assert part[0, table.slots(0, 4), 0, 0].tolist() == [4, 0, 3, 4]
         assert part[0, other.slots(0, 3), 0, 0].tolist() == [4, 2, 3]
         assert part[0, other.slots(3, 4)].isnan().all()
@@ -194,7 +194,7 @@ def test_poison_spares_what_may_be_read() -> None:
     slots = torch.zeros(20, dtype=torch.bool)
     slots[:4] = True
     slots[table.slots(0, 6)] = True
-    for rows in target.parts:
+    for rows in target.tensors:
         assert not rows[:, slots].isnan().any()
         assert rows[:, ~slots].isnan().all()
 

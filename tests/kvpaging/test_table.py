@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable
-from foresay.verifier.model.sizes import KVShape
+from foresay.verifier.model.config import KVShape
 
 
 def _table(pool: PagePool, length: int) -> PageTable:
@@ -121,7 +121,7 @@ def test_a_fork_shares_pages_until_one_of_the_two_writes() -> None:
     pool = PagePool(10, page_size=4)
     store = KVStore(pool, [KVShape(1, 2, 2)] * 2, torch.float32)
     table = _table(pool, 6)
-    keys, _ = store.parts
+    keys, _ = store.tensors
     keys[:, table.slots(0, 6)] = torch.arange(6.0)[:, None, None]
     store.mark(table, 6)
     store.poison()

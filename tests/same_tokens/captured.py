@@ -17,7 +17,7 @@ from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.buckets import buckets, pinned, sizes, widths
 from foresay.verifier.graphs.capture import Capture, recorded
 from foresay.verifier.graphs.proposer import Proposer
-from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.same_tokens.models import MAX_SEQS, Pair, info_of, paged, windowed
 from tests.same_tokens.witness import Job, Text, poison
 
@@ -68,7 +68,9 @@ def captured_engine(
         verifier=verifier,
         drafter=proposing,
         scheduler=Scheduler(pool, index, shape, CostModel([1], [1.0]), max_seqs, 256),
-        runner=WholeRunner(verifier, proposing, dict(made), run_ahead) if graphs else StepRunner(verifier, proposing),
+        runner=GraphStepRunner(verifier, proposing, dict(made), run_ahead)
+        if graphs
+        else StepRunner(verifier, proposing),
     )
 
 

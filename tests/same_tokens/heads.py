@@ -6,20 +6,15 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from foresay.drafters.dflash import DFlashDrafter
-from foresay.drafters.dspark import DSparkDrafter
-from foresay.drafters.eagle import EagleDrafter
-from foresay.drafters.medusa import MedusaDrafter
-from foresay.drafters.peagle import PEagleDrafter
+from foresay.drafters.eagle import EagleDrafter, PEagleDrafter
+from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter, MedusaDrafter
 from foresay.kvpaging import PagePool
-from foresay.spec.features import Features
-from foresay.spec.protocols import Drafter
+from foresay.spec.protocols import Drafter, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.dflash import DFlashHead
-from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.decoder import Decoder
 from tests.heads.plain_dflash import make_dflash

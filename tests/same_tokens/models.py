@@ -17,9 +17,9 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.tree import TreeShape
+from foresay.verifier.model.config import kv_shapes, window_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import kv_shapes, window_shapes
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 from tests.same_tokens.witness import Witness
 from tests.verifier.families import OF_BF16, make, round_to_bf16
 from tests.verifier.reading import load_decoder
@@ -76,14 +76,14 @@ def blur(model: Any, distance: float = DISTANCE) -> None:
         parameter.add_(noise.to(parameter.dtype) * parameter.std() * distance)
 
 
-def paged(decoder: Decoder, pool: PagePool, kv: torch.dtype | None = None) -> PagedModel:
+def paged(decoder: Decoder, pool: PagePool, kv: torch.dtype | None = None) -> ModelRunner:
     """A model with a store on the pool. kv: its dtype; None: the model's."""
     config = decoder.config
     store = KVStore(pool, kv_shapes(config), kv or decoder.dtype, decoder.device)
-    return PagedModel(decoder, store, config.max_positions)
+    return ModelRunner(decoder, store, config.max_positions)
 
 
-def windowed(decoder: Decoder, pool: PagePool, kv: torch.dtype | None, windows: int) -> PagedModel:
+def windowed(decoder: Decoder, pool: PagePool, kv: torch.dtype | None, windows: int) -> ModelRunner:
     """A target that keeps what layers with a window see in so many pages of their own; 0: in the pool's."""
     if not windows:
         return paged(decoder, pool, kv)
@@ -91,7 +91,7 @@ def windowed(decoder: Decoder, pool: PagePool, kv: torch.dtype | None, windows: 
     assert config.sliding_window is not None
     pool.attach_windows(1 + windows, config.sliding_window)
     store = KVStore(pool, window_shapes(config), kv or decoder.dtype, decoder.device)
-    return PagedModel(decoder, store, config.max_positions)
+    return ModelRunner(decoder, store, config.max_positions)
 
 
 #: Makes a drafter whose KV, if it has any, lies in the pages of this pool.

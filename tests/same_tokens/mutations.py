@@ -16,18 +16,17 @@ from torch import Tensor
 from foresay.spec import step
 from foresay.spec.adjust import Adjustment
 from foresay.spec.constrain import Guarded
-from foresay.spec.logprobs import logprobs_of_run
+from foresay.spec.logits import logprobs_of_run
 from foresay.spec.protocols import Rows
-from foresay.verifier import verify
-from foresay.verifier.model import paged_pass
+from foresay.verifier import model_runner
+from foresay.verifier.forward_batch import ForwardBatch
+from foresay.verifier.model import forward
+from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rounded
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted
-from foresay.verifier.ops.kernels.cpu.types import F32, I64
-from foresay.verifier.ops.kernels.cpu.values import Value
-from foresay.verifier.ops.move import move_paths
-from foresay.verifier.ops.rope import rotate_and_store
-from foresay.verifier.paged_rows import ForwardBatch
+from foresay.verifier.ops.kernels.cpu.values import F32, I64, Value
+from foresay.verifier.ops.trees import move_paths
 
 
 def rewritten(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, kernel: type) -> None:
@@ -41,7 +40,7 @@ def rewritten(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, ke
 def sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product of several rows adds up from the last term to the first, one of a single row the other way round."""
 
-    class Backwards(linear._Product):
+    class Backwards(linear._FloatProduct):
         def _summed(self, block: Value, row: Value, rows: int) -> list[Variable]:
             self.backwards = rows > 1
             return super()._summed(block, row, rows)
@@ -50,7 +49,7 @@ def sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             for term in super()._steps(steps):
                 yield steps - 1 - term if self.backwards else term
 
-    rewritten(monkeypatch, linear, "_Product", Backwards)
+    rewritten(monkeypatch, linear, "_FloatProduct", Backwards)
 
 
 def quantized_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,11 +70,11 @@ def quantized_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def rounded_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of rounded inputs are scaled a little otherwise where rows are several."""
 
-    class Scaled(rounded._Product):
+    class Scaled(rounded._RoundedProduct):
         def _fold(self, values: list[Value], rows: int, *rest: Value) -> None:
             super()._fold([value * (1.0 + 2.0**-20 * (rows > 1)) for value in values], rows, *rest)
 
-    rewritten(monkeypatch, rounded, "_Product", Scaled)
+    rewritten(monkeypatch, rounded, "_RoundedProduct", Scaled)
 
 
 def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +132,7 @@ def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted rows stay in the slots where the tree had them."""
-    monkeypatch.setattr(verify, "move_paths", lambda *rows: None)
+    monkeypatch.setattr(model_runner, "move_paths", lambda *rows: None)
 
 
 def scales_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +143,7 @@ def scales_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         _largest_scales()(layer[2], slots, counted(count, len(qkv)), layer[2][0].numel())
         return query
 
-    monkeypatch.setattr(paged_pass, "rotate_and_store", then_largest)
+    monkeypatch.setattr(forward, "rotate_and_store", then_largest)
 
 
 @Compiled
@@ -165,7 +164,7 @@ def _largest_scales() -> Kernel:
 
 def scales_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows move down without their scales."""
-    monkeypatch.setattr(verify, "move_paths", lambda parts, *rows: move_paths(parts[:2], *rows))
+    monkeypatch.setattr(model_runner, "move_paths", lambda parts, *rows: move_paths(parts[:2], *rows))
 
 
 def penalties_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:

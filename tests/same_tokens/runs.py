@@ -15,7 +15,7 @@ from foresay.kvpaging import PagePool
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Drafter
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.template import Template
+from foresay.spec.shape import Template
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.model.decoder import Decoder
 from tests.same_tokens.models import MakeDrafter, Pair, engine_of

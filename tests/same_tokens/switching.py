@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.drafters.eagle import EagleDrafter
-from foresay.drafters.medusa import MedusaDrafter
 from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.parallel import MedusaDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.kvpaging import PagePool
-from foresay.spec.features import Features, reader_of
-from foresay.spec.protocols import Drafter, FeatureRequest
+from foresay.spec.protocols import Drafter, FeatureRequest, Features, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
 from tests.same_tokens.heads import head_of, whispered

@@ -12,7 +12,7 @@ from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import ROOT_ONLY, TreeShape
-from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.models import Pair, paged
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
@@ -63,7 +63,7 @@ def accepted(texts: dict[str, Text]) -> int:
 def test_a_draft_model_in_every_shape(pair, family, shape, max_seqs, careful) -> None:
     made = pair(family, layers=2)
     runner, texts = check(made, draft_model(made), SHAPES[shape], careful, max_seqs=max_seqs, max_tokens=24)
-    assert isinstance(runner, WholeRunner)
+    assert isinstance(runner, GraphStepRunner)
     assert runner.counts["launched"] >= 5
     assert accepted(texts) > 10
 
@@ -158,7 +158,7 @@ def test_grammars_between_two_launches(pair, shape) -> None:
     engine = captured_engine(made, draft_model(made) if tree.levels else lambda pool: None, tree, max_seqs=1)
     wanted, texts = run_freely(plainly, jobs), run_freely(engine, jobs)
     assert_same(wanted, texts)
-    assert isinstance(engine.runner, WholeRunner)
+    assert isinstance(engine.runner, GraphStepRunner)
     assert engine.runner.counts["launched"] >= 5
 
 
@@ -173,6 +173,6 @@ def test_trees_that_grow_by_their_chances(pair, shape, max_seqs) -> None:
         return drafters[0]
 
     runner, texts = check(made, dynamic, SHAPES[shape], careful=True, max_seqs=max_seqs, max_tokens=24)
-    assert isinstance(runner, WholeRunner) and runner.counts["launched"] >= 5
+    assert isinstance(runner, GraphStepRunner) and runner.counts["launched"] >= 5
     assert accepted(texts) > 10
     assert any(kind[-1].shift for kind in drafters[0].calibration._shared), "it has seen what came"

@@ -13,9 +13,9 @@ from foresay.kvpaging import PagePool
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.graphs.capture import Direct
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
-from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.graphs.capture import Eager
+from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
+from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.graphs.state import StepState
 from tests.drafters.worlds import World
 from tests.same_tokens.captured import captured_engine, run_freely
@@ -57,7 +57,7 @@ class CapturedWhisper:
         nodes = torch.arange(tree.tokens.shape[1])
         return (tree.ancestors[:, -1:] >> nodes & 1).bool()
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         self.inner.committed(state, taken)
 
     def prepare(self, sequences: Sequence[SequenceState]) -> bool:
@@ -84,7 +84,7 @@ class CapturedWhisper:
 class Run:
     """A run of captured steps. whispers: one for each number of places."""
 
-    runner: WholeRunner
+    runner: GraphStepRunner
     whispers: list[CapturedWhisper]
     accepted: int
 
@@ -97,10 +97,10 @@ def run(pair: Pair, kind: str, shape: str, jobs: list[Job], careful: bool = Fals
         whispers.append(CapturedWhisper(proposer, whole(jobs, texts)))
         return whispers[-1]
 
-    engine = captured_engine(pair, head_of(pair, kind, shape), SHAPES[shape], wrap=wrap, capture=Direct, **options)
+    engine = captured_engine(pair, head_of(pair, kind, shape), SHAPES[shape], wrap=wrap, capture=Eager, **options)
     found = run_freely(engine, jobs, careful)
     assert {name: text.tokens for name, text in found.items()} == {name: text.tokens for name, text in texts.items()}
-    assert isinstance(engine.runner, WholeRunner)
+    assert isinstance(engine.runner, GraphStepRunner)
     return Run(engine.runner, whispers, sum(text.statistics.accepted for text in found.values() if text.statistics))
 
 

@@ -29,7 +29,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.buckets import buckets, sizes, widths
 from foresay.verifier.graphs.capture import Capture, recorded
-from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.same_tokens.captured import run_freely
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.models import Pair, info_of, paged
@@ -98,7 +98,7 @@ def planned_engine(
         verifier=verifier,
         drafter=drafter,
         scheduler=Scheduler(pool, None, shape, CostModel([1], [1.0]), max_seqs, 256, budget),
-        runner=WholeRunner(verifier, drafter, dict(made)),
+        runner=GraphStepRunner(verifier, drafter, dict(made)),
     )
 
 
@@ -118,7 +118,7 @@ def test_the_same_tokens_whatever_is_planned(pair, tmp_path: Path, max_seqs, hea
     texts = run_freely(engine, jobs, careful)
     assert_same(plain(made.target, jobs), texts)
     runner, budget = engine.runner, engine.scheduler.budget
-    assert isinstance(runner, WholeRunner) and isinstance(budget, Changing)
+    assert isinstance(runner, GraphStepRunner) and isinstance(budget, Changing)
     assert all(budget.kinds[kind] for kind in ("none", "chain", "tree", "found", "both"))
     assert runner.counts["launched"] > 2 * runner.counts["parts"]
     assert sum(text.statistics.accepted for text in texts.values() if text.statistics) > 20

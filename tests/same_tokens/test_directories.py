@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from foresay.drafters.combined import configured
 from foresay.drafters.draft_model import DraftModelDrafter
-from foresay.drafters.routed import configured
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import Engine

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import PagePool, PageTable
-from foresay.spec.features import Features
-from foresay.spec.protocols import Drafter, FeatureRequest
+from foresay.spec.protocols import Drafter, FeatureRequest, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
 from tests.same_tokens.models import engine_of

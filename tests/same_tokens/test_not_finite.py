@@ -14,8 +14,7 @@ import torch
 
 from foresay.kvpaging import PagePool
 from foresay.spec.engine import Engine
-from foresay.spec.features import FeatureReader
-from foresay.spec.protocols import Drafter
+from foresay.spec.protocols import Drafter, FeatureReader
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from tests.same_tokens.heads import head_drafter

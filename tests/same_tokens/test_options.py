@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 )
 
 from foresay.spec.adjust import Adjustment, edit_logits
-from foresay.spec.logprobs import logprobs_of
+from foresay.spec.logits import logprobs_of
 from foresay.spec.sampling import SamplingParams
 from tests.same_tokens import options
 from tests.same_tokens.models import Pair

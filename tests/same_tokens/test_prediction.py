@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from foresay.drafters.combined import RoutedDrafter
 from foresay.drafters.prediction import PredictionDrafter
-from foresay.drafters.routed import RoutedDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.engine import Engine
 from foresay.spec.tree import TreeShape

@@ -12,7 +12,7 @@ import torch
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig, KVDtype
 from foresay.server.settings.resolved import BUNDLED, BUNDLED_HEADS
-from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.combinations import alternating, pairwise
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.heads import KINDS, SHAPES, head_drafter, head_of, whispered
@@ -134,7 +134,7 @@ def test_captured_steps(pair, kv) -> None:
     for shape in ("chain4", "3,2,1"):
         engine = captured_engine(models, draft_model(models), shape_of(shape))
         assert_same(expected(models), run_freely(engine, jobs_of(models.vocab_size, LENGTHS, 12)))
-        assert isinstance(engine.runner, WholeRunner) and engine.runner.counts["launched"] >= 3
+        assert isinstance(engine.runner, GraphStepRunner) and engine.runner.counts["launched"] >= 3
 
 
 def bundled(draft: str, kv_dtype: KVDtype) -> dict[str, Text]:

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from foresay.spec.noise import gumbel_row
+from foresay.spec.sample import gumbel_row
 from foresay.spec.sampling import SamplingParams
 from tests.same_tokens.runs import plain
 from tests.same_tokens.witness import Job

@@ -18,7 +18,7 @@ from foresay.spec.protocols import Verified
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.trace import StepTrace
 from foresay.spec.tree import DraftTree
-from foresay.verifier.replayed_pass import ReplayedPass
+from foresay.verifier.model_runner import GraphRunner
 
 
 def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> Engine:
@@ -33,15 +33,15 @@ def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> Engine:
 def take_first_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the accept rule take the first draft at every depth, whatever the target drew."""
 
-    def first_children(self: ReplayedPass, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
+    def first_children(self: GraphRunner, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
         trees = [rows.tree for rows in self._rows]
         return [
             None if tree is None or each is None else _first_children(tree, each[0])
             for tree, each in zip(trees, once(self, edits), strict=True)
         ]
 
-    once = ReplayedPass.verify
-    monkeypatch.setattr(ReplayedPass, "verify", first_children)
+    once = GraphRunner.verify
+    monkeypatch.setattr(GraphRunner, "verify", first_children)
 
 
 def _first_children(tree: DraftTree, sampled: list[int]) -> Verified:

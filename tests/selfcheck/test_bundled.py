@@ -164,5 +164,5 @@ def spoil_kept_pages(engine: Engine) -> None:
     """Turn the values in all pages that are kept for reuse around."""
     for store in engine.pool.stores:
         assert isinstance(store, KVStore)
-        by_page = store.parts[1].unflatten(1, (-1, engine.pool.page_size))
+        by_page = store.tensors[1].unflatten(1, (-1, engine.pool.page_size))
         by_page[:, sorted(engine.prefix or ())] *= -1

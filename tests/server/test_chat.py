@@ -28,7 +28,7 @@ from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
 from foresay.server.schemas.tokens import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
-from foresay.spec.acceptance import ByDepth
+from foresay.spec.accept import ByDepth
 from foresay.spec.errors import NumericalError
 
 UP, PASTE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[200~{}\x1b[201~", "\x1b\r", "\x03", "\x04"

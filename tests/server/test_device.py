@@ -13,9 +13,8 @@ from foresay.server.engine.build import choose_dtype
 from foresay.server.engine.device import Device, find_device
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, Unfit
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.nodes import Stack
-from foresay.verifier.model.sizes import parameters
 
 GIB = 1 << 30
 HOPPER = Device("cuda:0", 139 * GIB, 138 * GIB, "NVIDIA H200", (9, 0))

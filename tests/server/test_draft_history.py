@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from foresay.drafters.suffix.history import History
+from foresay.drafters.suffix.contexts import History
 from foresay.server.engine import history as draft_history
 from foresay.server.engine.history import MAGIC, HistoryWriter, read, write
 from foresay.server.host.local import Engine

@@ -15,17 +15,15 @@ from foresay.kvpaging import KVStore, PagePool
 from foresay.server.cli.main import COMMANDS, build_parser
 from foresay.server.engine.build import plan
 from foresay.server.engine.device import Device
-from foresay.server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION
+from foresay.server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION, rope_bytes, workspace_bytes
 from foresay.server.engine.memory import MemoryPlan
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import KVShape, ModelConfig, parameters
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.sizes import KVShape, parameters
 from foresay.verifier.model.weights import allocate
-from foresay.verifier.workspace import rope_bytes, workspace_bytes
 from tests.checking.planned import draft_of
 
 GIB = 1 << 30
@@ -87,7 +85,7 @@ def test_what_is_planned_is_what_is_allocated(tied) -> None:
     norms = [norm.nbytes for layer in weights.layers for norm in layer.vectors.values()]
     assert sum(norms) < 1e-4 * found.weights["target"]  # not counted
     store = KVStore(PagePool(found.pages, 16), [KVShape(8, 128, 128)] * 32, torch.bfloat16, "meta")
-    assert found.kv_bytes == sum(part.nbytes for part in store.parts)
+    assert found.kv_bytes == sum(part.nbytes for part in store.tensors)
 
 
 def test_every_part_takes_its_share_of_the_tokens() -> None:

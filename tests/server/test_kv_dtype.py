@@ -45,7 +45,7 @@ def test_plan_and_banner_say_what_the_stores_hold(draft, kv_dtype, drafts) -> No
     )
     info, slots = engine.info, engine.pool.num_pages * engine.pool.page_size
     stores = [store for store in engine.pool.stores if isinstance(store, KVStore)]
-    assert sum(part.nbytes for store in stores for part in store.parts) == slots * info.kv_token_bytes
+    assert sum(part.nbytes for store in stores for part in store.tensors) == slots * info.kv_token_bytes
     named = info.dtype if kv_dtype == "auto" else kv_dtype
     assert f"of {info.kv_token_bytes:,} bytes ({named})" in dict(rows(info))["KV cache"]
 

@@ -19,12 +19,11 @@ from foresay.server.settings.resolved import BUNDLED, Unfit
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, stored_parameters
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import stored_parameters
 from foresay.verifier.model.weights import load
+from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.paged_model import PagedModel
 from tests.server.test_device import HOPPER
 from tests.simulated.device import DEVICE, simulated
 from tests.verifier.conftest import lesser
@@ -88,7 +87,7 @@ def test_the_command_writes_over_nothing(tmp_path, capsys) -> None:
 def test_the_plan_knows_the_bytes() -> None:
     engine = engine_of("bundled", quantize="int4")
     verifier = engine.runner.verifier
-    assert isinstance(verifier, PagedModel)
+    assert isinstance(verifier, ModelRunner)
     decoder = verifier.decoder
     held = sum(linear.nbytes for linear in decoder.linears) + decoder.embedding.nbytes
     assert engine.info.weight_bytes == held

@@ -14,7 +14,7 @@ from foresay.server.engine.memory import recorded_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 
 @pytest.mark.parametrize(("draft", "tree"), [("auto", None), ("eagle3", "3,2,1"), ("none", None)])
@@ -37,8 +37,8 @@ def test_what_a_busy_engine_records_was_planned(draft, tree, monkeypatch) -> Non
     while engine.has_work:
         engine.step()
     verifier = engine.runner.verifier
-    assert isinstance(verifier, PagedModel)
+    assert isinstance(verifier, ModelRunner)
     drafting = [made for made in map(on_device, members_of(engine.drafter).values()) if made is not None]
-    own = [model for made in drafting if isinstance(model := getattr(made, "model", None), PagedModel)]
+    own = [model for made in drafting if isinstance(model := getattr(made, "model", None), ModelRunner)]
     held = verifier.recorded_bytes + sum(made.recorded_bytes for made in drafting) + sum(m.recorded_bytes for m in own)
     assert 0 < held <= planned[-1] < 8 * held

@@ -17,9 +17,8 @@ from foresay.spec.names import DRAFTERS, GRAMMAR, PREDICTION
 ROOT = Path(__file__).resolve().parents[2]
 #: Those that consist of others, which tell themselves apart; and whoever has logits, a base of kinds, from the rest.
 _OF_OTHERS = {
-    "drafters/combined.py": ["CombinedDrafter"],
-    "drafters/routed.py": ["RoutedDrafter"],
-    "drafters/proposer.py": ["TreeDrafter", "FedDrafter"],
+    "drafters/combined.py": ["CombinedDrafter", "RoutedDrafter"],
+    "drafters/proposer.py": ["TreeDrafter", "HiddenStateDrafter"],
 }
 
 

@@ -89,7 +89,7 @@ def test_an_engine_holds_what_was_planned_and_writes_the_same(tmp_path, family) 
         assert (windows is not None) == (tokens == 8192)
         found = plan(config, 700, "float32", ModelConfig.from_directory(tmp_path), [], Device.cpu())
         stores = [store for store in engine.pool.stores if isinstance(store, KVStore)]
-        assert sum(part.nbytes for store in stores for part in store.parts) == found.kv_bytes
+        assert sum(part.nbytes for store in stores for part in store.tensors) == found.kv_bytes
         assert found.window_pages == (windows.num_pages if windows is not None else 0)
         written.append([text(engine, list(range(7, 200)) * 2), text(engine, list(range(7, 200)) * 2)])
     assert written[0] == written[1]

@@ -15,14 +15,14 @@ from torch import Tensor
 from foresay.spec.request import Request
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import ROOT_ONLY, TreeShape
+from foresay.verifier.forward_batch import Sizes
 from foresay.verifier.graphs import buckets
 from foresay.verifier.graphs.buckets import passes
 from foresay.verifier.graphs.capture import without_stops
-from foresay.verifier.graphs.runner import WholeRunner
-from foresay.verifier.ops import norm
+from foresay.verifier.graphs.runner import GraphStepRunner
+from foresay.verifier.model_runner import ModelRunner
+from foresay.verifier.ops import rows
 from foresay.verifier.ops.records import Norm
-from foresay.verifier.paged_model import PagedModel
-from foresay.verifier.paged_rows import Sizes
 from tests.same_tokens.captured import MakeDrafter, captured_engine, draft_model, run_freely
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
@@ -55,7 +55,7 @@ def test_the_same_tokens_over_quantized_kv(elsewhere, kv) -> None:
         engine = captured_engine(moved, draft_model(moved), TEMPLATE, max_seqs=3, capture=captured)
         texts = run_freely(engine, jobs)
     assert_same(wanted, texts)
-    assert isinstance(engine.runner, WholeRunner) and engine.runner.counts["launched"] >= 5
+    assert isinstance(engine.runner, GraphStepRunner) and engine.runner.counts["launched"] >= 5
 
 
 def there(made: Pair, quantize: str | None = None) -> Pair:
@@ -90,7 +90,7 @@ def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
         engine = captured_engine(moved, drafter, tree, max_seqs=max_seqs, capture=captured)
         texts = run_freely(engine, jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS))
     assert_same(expected(made), texts)
-    assert isinstance(engine.runner, WholeRunner)
+    assert isinstance(engine.runner, GraphStepRunner)
     assert engine.runner.counts["launched"] >= 5
 
 
@@ -134,7 +134,7 @@ def assert_same_tokens(here: Pair, moved: Pair, tree: TreeShape, windows: int = 
         engine = captured_engine(moved, drafter, tree, max_seqs=3, capture=captured, windows=windows)
         texts = run_freely(engine, jobs_of(here.vocab_size, LENGTHS, MAX_TOKENS))
     assert_same(expected(here), texts)
-    assert isinstance(engine.runner, WholeRunner)
+    assert isinstance(engine.runner, GraphStepRunner)
     assert engine.runner.counts["launched"] >= 5
 
 
@@ -148,7 +148,7 @@ def test_prompts_in_captured_chunks(elsewhere, monkeypatch) -> None:
         engine = captured_engine(moved, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
         assert isinstance(engine.runner, StepRunner)
         verifier = engine.runner.verifier
-        assert isinstance(verifier, PagedModel)
+        assert isinstance(verifier, ModelRunner)
         for _ in verifier.capture(None, [*passes(1, 600, 16), *buckets.chunks(256, 600, 16)], captured):
             pass
         by_op = count_passes(monkeypatch)
@@ -189,7 +189,7 @@ def test_other_numbers_are_noticed() -> None:
             numbers.append(numbers[-1] + 1)
             with pytest.raises(NotOnTheDevice, match="was captured as"):
                 graph()
-        kept = captured(without_stops(lambda: norm.norm(x, Norm(x, numbers[-1]))))
+        kept = captured(without_stops(lambda: rows.norm(x, Norm(x, numbers[-1]))))
         numbers.append(0.5)
         with pytest.raises(NotOnTheDevice, match="was captured as"):
             kept()
@@ -260,7 +260,7 @@ def test_a_grammar_between_two_launches(elsewhere, shape) -> None:
         engine = captured_engine(moved, drafter, tree, max_seqs=1, capture=captured)
         texts = run_freely(engine, jobs)
     assert_same(wanted, texts)
-    assert isinstance(engine.runner, WholeRunner)
+    assert isinstance(engine.runner, GraphStepRunner)
     assert engine.runner.counts["launched"] >= 5
 
 
@@ -286,7 +286,7 @@ def test_chunks_that_sample_nothing_follow_each_other(elsewhere) -> None:
     jobs = [Aside.of(job) for job in jobs_of(made.vocab_size, (100,), 4)]
     with simulated():
         engine = engine_on(moved)
-        verifier = cast(PagedModel, engine.runner.verifier)
+        verifier = cast(ModelRunner, engine.runner.verifier)
         for _ in verifier.capture(None, [Sizes(64, 1, 64, 64)], captured):
             pass
         texts = run_freely(engine, jobs)
@@ -306,7 +306,7 @@ def test_a_request_s_deepest_draft(elsewhere, most) -> None:
     for job in jobs:
         written = [token for delta in deltas if delta.id == job.id for token in delta.tokens]
         assert written == expected(made)[job.id].tokens
-    assert isinstance(engine.runner, WholeRunner)
+    assert isinstance(engine.runner, GraphStepRunner)
     assert engine.runner.counts["launched"] > 2, "a captured step drafts less where that is asked for"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import foresay.server.engine.build
 import foresay.server.engine.calibrate
-import foresay.verifier.paged_model
+import foresay.verifier.model_runner
 from foresay.kvpaging import KVStore
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.device import Device
@@ -14,8 +14,8 @@ from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.graphs.capture import Direct, Work
-from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.graphs.capture import Eager, Work
+from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.simulated.device import DEVICE, Simulated, simulated
 from tests.simulated.graph import captured
 
@@ -32,19 +32,19 @@ def build_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foresay.server.engine.build, "find_device", lambda config: GPU)
     monkeypatch.setattr(foresay.server.engine.calibrate, "_ROWS", (1, 8))
     monkeypatch.setattr(foresay.server.engine.calibrate, "_TURNS", 1)
-    monkeypatch.setattr(foresay.server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
+    monkeypatch.setattr(foresay.server.engine.build, "capture_of", lambda graphs: captured if graphs else Eager)
 
 
 def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many passes are run op by op from now on."""
     count = [0]
 
-    class Counted(Direct):
+    class Counted(Eager):
         def __init__(self, work: Work) -> None:
             count[0] += 1
             super().__init__(work)
 
-    monkeypatch.setattr(foresay.verifier.paged_model, "Direct", Counted)
+    monkeypatch.setattr(foresay.verifier.model_runner, "Eager", Counted)
     return count
 
 
@@ -88,8 +88,8 @@ def test_the_same_tokens_as_on_the_cpu(draft, tree, whole, monkeypatch) -> None:
         engine = build_engine(config)
         by_op = count_passes(monkeypatch)
         assert texts(engine) == expected
-    assert isinstance(engine.runner, WholeRunner) == whole
+    assert isinstance(engine.runner, GraphStepRunner) == whole
     assert 0 < by_op[0] < 8  # the prompts'; all others were replayed
     assert engine.info.device == "meta (a GPU in all but speed)"
     assert "workspace" in engine.info.memory
-    assert all(isinstance(store, KVStore) and isinstance(store.parts[0], Simulated) for store in engine.pool.stores)
+    assert all(isinstance(store, KVStore) and isinstance(store.tensors[0], Simulated) for store in engine.pool.stores)

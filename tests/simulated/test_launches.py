@@ -10,7 +10,7 @@ import torch
 
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.capture import CapturedGraphs
-from foresay.verifier.graphs.runner import WholeRunner
+from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.same_tokens.captured import captured_engine, draft_model
 from tests.same_tokens.models import Pair
 from tests.simulated.device import DEVICE, is_view, simulated
@@ -25,7 +25,7 @@ def launches(pair: Pair, shape: TreeShape) -> Counter[str]:
         moved = Pair(*directories, *(load_decoder(path, torch.float32, DEVICE) for path in directories))
         drafter = draft_model(moved) if shape.levels else lambda pool: None
         runner = captured_engine(moved, drafter, shape, max_seqs=1, capture=captured).runner
-        assert isinstance(runner, WholeRunner)
+        assert isinstance(runner, GraphStepRunner)
         bucket = next(iter(runner.buckets.values()))
         launch = bucket.steps[-1].launch
     assert isinstance(launch, CapturedGraphs)

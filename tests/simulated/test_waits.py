@@ -34,8 +34,8 @@ from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
 from foresay.verifier.graphs.buckets import buckets, chunks, passes, sizes, widths
-from foresay.verifier.graphs.runner import WholeRunner
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.graphs.runner import GraphStepRunner
+from foresay.verifier.model_runner import ModelRunner
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.models import MakeDrafter, Pair, info_of, paged
 from tests.same_tokens.runs import jobs_of
@@ -105,11 +105,13 @@ def engine_of(moved: Pair, make: MakeDrafter, shape: TreeShape, max_seqs: int, b
         verifier=verifier,
         drafter=drafter,
         scheduler=Scheduler(pool, None, shape, CostModel([1], [1.0]), max_seqs, 256, budget),
-        runner=WholeRunner(verifier, drafter, dict(made)),
+        runner=GraphStepRunner(verifier, drafter, dict(made)),
     )
 
 
-def capture_all(verifier: PagedModel, drafter: Drafter, model: Drafter | None, shape: TreeShape, max_seqs: int) -> None:
+def capture_all(
+    verifier: ModelRunner, drafter: Drafter, model: Drafter | None, shape: TreeShape, max_seqs: int
+) -> None:
     for _ in verifier.capture(
         drafter.needs, [*passes(max_seqs, 128, PAGE_SIZE), *chunks(64, 128, PAGE_SIZE)], captured
     ):

@@ -19,14 +19,13 @@ from torch import Tensor
 from foresay.kvpaging import KVStore, PagePool, PageTable, store_rows
 from foresay.spec.accept import accept
 from foresay.spec.adjust import LogitEdits, edit_logits
-from foresay.spec.noise import gumbel_row
 from foresay.spec.protocols import FeatureRequest, Forward, Rows, Verified
 from foresay.spec.request import FinishReason
-from foresay.spec.sample import sample
+from foresay.spec.sample import gumbel_row, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.model.sizes import KVShape
+from foresay.verifier.model.config import KVShape
 from tests.spec.grammars import Automaton
 from tests.spec.laws import reference_adjust, reference_draw
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from foresay.spec.accept import accept
-from foresay.spec.noise import Noise
-from foresay.spec.sample import sample
+from foresay.spec.sample import Noise, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import DraftTree
 from tests.spec.laws import reference_draw

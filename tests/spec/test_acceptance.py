@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.spec.accept import ByDepth, by_place, tokens_per_step
 from foresay.spec.trace import SequenceTrace
 
 

@@ -158,7 +158,7 @@ def test_counts_of_the_root_alone_are_noticed(name: str, monkeypatch: pytest.Mon
 
 
 def test_phrases_of_the_root_alone_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foresay.spec.decide.paths_of", lambda tokens, parents: [[]] * len(tokens))
+    monkeypatch.setattr("foresay.spec.logits.paths_of", lambda tokens, parents: [[]] * len(tokens))
     assert differing("phrases", (1,) * 5, 1.0)
 
 

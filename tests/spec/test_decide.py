@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foresay.spec.adjust import LogitEdits, edit_logits, packed, unpacked
-from foresay.spec.decide import edits_of, why_nothing
 from foresay.spec.errors import InvalidRequest, NumericalError
+from foresay.spec.logits import edits_of, why_nothing
 from foresay.spec.tree import DraftTree
 from tests.drafters.test_candidates import OPTIONS, VOCAB, sequence
 from tests.spec.trees import random_tree

@@ -10,8 +10,8 @@ import pytest
 
 from foresay.kvpaging import KVStore
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
-from foresay.spec.noise import Noise
 from foresay.spec.request import Request
+from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from tests.spec.house import Answer, House
 from tests.spec.tables import Guesser, Plain, TableModel, plain

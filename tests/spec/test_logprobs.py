@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import foresay.spec.step
-from foresay.spec.logprobs import IMPOSSIBLE, logprobs_of, logprobs_of_run
+from foresay.spec.logits import IMPOSSIBLE, logprobs_of, logprobs_of_run
 from foresay.spec.request import TokenLogprobs
 from foresay.spec.sampling import SamplingParams
 from tests.spec.house import Answer, House

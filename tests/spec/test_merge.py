@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from foresay.spec.merge import merge
-from foresay.spec.tree import DraftTree
+from foresay.spec.tree import DraftTree, merge
 
 
 def paths(tree: DraftTree) -> list[tuple[int, ...]]:

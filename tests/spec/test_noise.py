@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.spec.noise import Noise, gumbel_row
-from foresay.spec.seeds import derive_seed, mix64
+from foresay.spec.sample import Noise, gumbel_row
+from foresay.spec.sampling import derive_seed, mix64
 from tests.spec.laws import ALPHA, gumbel
 
 _WORD = (1 << 32) - 1
@@ -27,7 +27,7 @@ GOLDEN = {
 
 
 def random_bits(seed: int, position: int, token: int) -> int:
-    """The hash in integers of any size, as the module docstring of `foresay.spec.noise` tells it."""
+    """The hash in integers of any size, as the module docstring of `foresay.spec.sample` tells it."""
     key = mix64(mix64(seed) ^ position)
     low, high = key & _WORD, key >> 32
     x = token * 0x9E3779B1 & _WORD

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.spec.logprobs import row_sum
-from foresay.spec.noise import Noise, gumbel_row
-from foresay.spec.sample import BROKEN, keep_top_k, keep_top_p_min_p, sample
-from foresay.spec.sampling import SamplingParams
-from foresay.spec.seeds import derive_seed
+from foresay.spec.logits import row_sum
+from foresay.spec.sample import BROKEN, Noise, gumbel_row, keep_top_k, keep_top_p_min_p, sample
+from foresay.spec.sampling import SamplingParams, derive_seed
 from tests.spec.laws import ALPHA, chi_square_tail, gumbel, kept, law, pair_tail, reference_draw
 
 #: Ties among the first, in the middle and in the tail; one token that is ruled out.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.template import MOST_PATHS, Template, best_template
+from foresay.spec.shape import MOST_PATHS, Template, best_template
 from foresay.spec.tree import TreeShape
 
 DRAWN = [[0], [0, 0], [0, 1], [1]]

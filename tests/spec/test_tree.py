@@ -8,7 +8,7 @@ import pytest
 
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
-from foresay.verifier.paged_rows import signed
+from foresay.verifier.forward_batch import signed
 from tests.spec.trees import ancestors, random_parents, random_tree, walk
 
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from foresay.server.engine.trace import Session, Told, read
-from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.spec.accept import ByDepth, by_place, tokens_per_step
 from tests.server.live import LiveServer
 from tests.telemetry.scraping import Scrape, Sums, scraped
 

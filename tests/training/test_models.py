@@ -23,15 +23,14 @@ from foresay.drafters.training.lessons import Lessons
 from foresay.drafters.training.shapes import dflash_shape, eagle_shape
 from foresay.drafters.training.teacher import Teacher, Text
 from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.features import Features
-from foresay.spec.protocols import FeatureRequest
+from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.graphs.state import Joined, StepState
-from foresay.verifier.heads.dflash import Block, DFlashHead
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.heads.paged import DFlashHead, MaskBlock
+from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import kv_shapes
 from tests.heads.plain import PlainEagle
 from tests.heads.plain_dflash import PlainDFlash
 from tests.heads.test_eagle_heads import Rig
@@ -75,8 +74,8 @@ def block_at(head: DFlashHead, features: Features, tokens: list[int], anchor: in
     table.reserve(len(tokens))
     head.inject(features, torch.arange(len(tokens)), table.slots(0, len(tokens)), store)
     state = StepState(1, len(table.pages), 16, 1, "cpu")
-    state.join([Joined(table.pages, anchor, [tokens[anchor]], SamplingParams(temperature=0.0), 0)])
-    rows = Block(1, head.config.block, head.config, head.device)
+    state.join([BatchSlot(table.pages, anchor, [tokens[anchor]], SamplingParams(temperature=0.0), 0)])
+    rows = MaskBlock(1, head.config.block, head.config, head.device)
     return head.logits(head.guess(rows, state, state.roots.contiguous(), store))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
-from foresay.verifier.model.gguf.names import gguf_of, theirs
+from foresay.verifier.model.gguf.config import gguf_of, theirs
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept

@@ -17,12 +17,11 @@ from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.server.engine.parameters import quantized
 from foresay.spec.protocols import Rows, Wanted
 from foresay.spec.tree import MAX_NODES, DraftTree
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, window_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import window_shapes
 from foresay.verifier.model.weights import load
+from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu.threads import use, wanted
-from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.probe import probe
 
 
@@ -105,7 +104,7 @@ class Reader:
             assert config.sliding_window is not None
             self.pool.attach_windows(1 + windows, config.sliding_window)
         store = KVStore(self.pool, window_shapes(config), decoder.dtype)
-        self.model = PagedModel(decoder, store, config.max_positions)
+        self.model = ModelRunner(decoder, store, config.max_positions)
         self.vocab_size = config.vocab_size
         if scatter:
             scattered(self.pool)

@@ -12,10 +12,10 @@ from torch import Tensor
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.protocols import Rows
 from foresay.spec.tree import DraftTree
+from foresay.verifier.forward_batch import ForwardBatch
+from foresay.verifier.model.config import KVShape
+from foresay.verifier.model.forward import attended
 from foresay.verifier.model.nodes import Attention
-from foresay.verifier.model.paged_pass import attended
-from foresay.verifier.model.sizes import KVShape
-from foresay.verifier.paged_rows import ForwardBatch
 from tests.combinations import alternating
 from tests.verifier.reading import random_parents, scattered, threads
 
@@ -59,7 +59,7 @@ class Bench:
         table.reserve(len(keys))
         self.store.poison()
         slots = table.slots(0, len(keys))
-        for part, rows in zip(self.store.parts, (keys, values), strict=True):
+        for part, rows in zip(self.store.tensors, (keys, values), strict=True):
             part[0, slots] = rows
         return table
 

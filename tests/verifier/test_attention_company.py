@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.verifier.ops.attention import tree_attention
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu import threads
-from foresay.verifier.ops.records import PagedRows
-from foresay.verifier.ops.tree_attention import tree_attention
+from foresay.verifier.ops.records import AttentionMetadata
 from tests.combinations import pairwise
 from tests.kernels.paged import Bench, Sequence, kept
 from tests.verifier.conftest import PROCESSORS
@@ -44,7 +44,7 @@ def bench(shape: tuple[int, int, int, torch.dtype]) -> Bench:
 
 
 def attended(
-    laid_out: tuple[Tensor, Tensor, Tensor, PagedRows],
+    laid_out: tuple[Tensor, Tensor, Tensor, AttentionMetadata],
     stored: torch.dtype | None = None,
     *,
     sinks: bool = False,

@@ -15,10 +15,9 @@ from torch import Tensor
 from foresay.spec.sample import BROKEN
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.lay_out import lay_out
-from foresay.verifier.ops.recent import advance, text_ends
 from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
 from foresay.verifier.ops.sample import best_children, sample_rows
+from foresay.verifier.ops.trees import advance, lay_out, text_ends
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},

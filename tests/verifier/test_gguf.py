@@ -17,9 +17,9 @@ from foresay.server.engine.parameters import packed_bytes
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, ModelError, UnsupportedArchitecture, WeightsError
-from foresay.verifier.model.gguf.blocks import matrix_of
 from foresay.verifier.model.gguf.config import config_of
 from foresay.verifier.model.gguf.file import TYPES, GgufFile
+from foresay.verifier.model.gguf.weights import matrix_of
 from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.weights import load
 from tests.verifier.families import FAMILIES, make

@@ -22,8 +22,8 @@ from foresay.server.settings.resolved import BUNDLED
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError
+from foresay.verifier.model.gguf.directory import SPLITTINGS, tokenizer_of
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.gguf.tokens import SPLITTINGS, tokenizer_of
 from foresay.verifier.model.hub import resolve
 from tests.verifier.gguf_files import tokens_of, write, writer_of
 

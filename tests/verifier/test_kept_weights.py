@@ -55,7 +55,7 @@ def parts(found: object) -> Iterator[object]:
             yield from parts(each)
     elif isinstance(found, Linear):
         yield from (found.dtype, found.device, found.in_features, found.out_features)
-        yield from parts(found.parts)
+        yield from parts(found.packed)
     elif hasattr(found, "__dataclass_fields__"):
         yield type(found)
         for field in fields(found):  # type: ignore[arg-type]

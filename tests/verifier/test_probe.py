@@ -10,8 +10,8 @@ import torch
 from foresay.kvpaging import KVStore, OutOfPages, PagePool
 from foresay.server.engine.memory import Demand
 from foresay.spec.tree import MAX_NODES
+from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels import linear
-from foresay.verifier.paged_model import PagedModel
 from foresay.verifier.probe import _CHUNKS as CHUNKS
 from foresay.verifier.probe import probe
 from tests.combinations import pairwise
@@ -110,7 +110,7 @@ def test_no_model_is_called_exact_whose_rows_differ(name, shape, dtype, tmp_path
 @pytest.mark.parametrize("passes", [0, 1, 4, 8, 11])
 def test_no_page_is_lost_when_a_pass_fails(family, monkeypatch, passes) -> None:
     reader = Reader(family("llama2").decoder(torch.float32))
-    run, left = PagedModel.run, [passes]
+    run, left = ModelRunner.run, [passes]
 
     def failing(self, rows, features=None):
         if not left[0]:
@@ -118,7 +118,7 @@ def test_no_page_is_lost_when_a_pass_fails(family, monkeypatch, passes) -> None:
         left[0] -= 1
         return run(self, rows, features)
 
-    monkeypatch.setattr(PagedModel, "run", failing)
+    monkeypatch.setattr(ModelRunner, "run", failing)
     with pytest.raises(RuntimeError, match="out of memory"):
         probe(reader.model, reader.pool)
     assert whole(reader.pool)

@@ -17,9 +17,9 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.rope import RopeTable, inverse_frequencies
 from foresay.verifier.model.rope_config import QueryScaling, YarnScaling
+from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import HeadNorms, Rotation
-from foresay.verifier.ops.rope import rotate_and_store
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LLAMA3 = {

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.kvpaging.ops import as_bytes, quantized
+from foresay.kvpaging.store import as_bytes, quantized
+from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.gate import gate_heads
 from foresay.verifier.ops.kernels.cpu.launch import recording
-from foresay.verifier.ops.logits import finish_logits
-from foresay.verifier.ops.norm import add_norm, embed, norm
-from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
-from foresay.verifier.ops.rope import rotate_and_store
+from foresay.verifier.ops.records import HeadNorms, Norm, Rotation, SplitKSums
+from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, norm
 from tests.combinations import pairwise
 from tests.verifier.conftest import PROCESSORS
 from tests.verifier.reading import threads
@@ -202,7 +200,7 @@ def test_heads_are_gated(processor, width, dtype, count) -> None:
         torch.testing.assert_close(found, wanted, rtol=close, atol=close, equal_nan=True)
         assert found[:3, 0].tolist()[:2] == [both[0, 0], 0.0] and found[2, 0].isnan()
         assert_rows_are_independent(gated, both[3:].repeat(2, 1))
-    partials = Partials(torch.stack((both[3:, width:].float(), torch.ones(ROWS - 3, width))), None)
+    partials = SplitKSums(torch.stack((both[3:, width:].float(), torch.ones(ROWS - 3, width))), None)
     wanted = gate_heads(both[3:, :width].contiguous(), partials.finished(dtype))
     assert torch.equal(gate_heads(both[3:, :width].contiguous(), partials), wanted)
 

@@ -11,11 +11,11 @@ import torch
 
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.tree import DraftTree
-from foresay.verifier.model.sizes import KVShape
+from foresay.verifier.forward_batch import signed
+from foresay.verifier.model.config import KVShape
+from foresay.verifier.ops.attention import tree_attention
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.records import PagedRows
-from foresay.verifier.ops.tree_attention import tree_attention
-from foresay.verifier.paged_rows import signed
+from foresay.verifier.ops.records import AttentionMetadata
 from tests.verifier.reading import random_parents, scattered
 
 SCALE = 0.3
@@ -30,7 +30,7 @@ def test_it_is_what_the_reference_says(kind, window, first) -> None:
     pool = PagePool(40, SIZE)
     store = KVStore(pool, [KVShape(GROUPS, WIDTH, WIDTH)], torch.float32)
     scattered(pool)
-    for part in store.parts:
+    for part in store.tensors:
         part.normal_(generator=generator)
     sequences = [(0, 1), (37, 9), (100, 5)]
     counts = [nodes for _, nodes in sequences]
@@ -41,7 +41,7 @@ def test_it_is_what_the_reference_says(kind, window, first) -> None:
         tables[-1].reserve(length + nodes)
         tables[-1].commit(length)
         trees.append(DraftTree.build([0] * nodes, random_parents(rng, nodes, 4)))
-    rows = PagedRows(
+    rows = AttentionMetadata(
         tables=torch.tensor([(table.pages + [0] * 8)[:8] for table in tables], dtype=torch.int32),
         page_size=SIZE,
         lengths=torch.tensor([length for length, _ in sequences], dtype=torch.int32),
@@ -51,7 +51,7 @@ def test_it_is_what_the_reference_says(kind, window, first) -> None:
         rows.words = torch.tensor([*(word for tree in trees for word in signed(tree.ancestors)), 0, 0])
         rows.depths = torch.tensor([*(depth for tree in trees for depth in tree.depths), 0, 0], dtype=torch.int32)
     if kind == "both":
-        rows.texts = torch.tensor([0, 1, 0], dtype=torch.int32)
+        rows.is_prefill = torch.tensor([0, 1, 0], dtype=torch.int32)
     result = tree_attention(query, *store.layer(0)[:2], rows, SCALE, window, first)
     with references():
         wanted = tree_attention(query, *store.layer(0)[:2], rows, SCALE, window, first)
@@ -63,7 +63,7 @@ def test_it_is_what_the_reference_says(kind, window, first) -> None:
 def test_scores_are_capped_and_a_sink_takes_its_share(computed: Callable[[], AbstractContextManager[None]]) -> None:
     """Two heads over three keys, every number written out; a row that sees no key gives zeros."""
     page, offsets = torch.zeros(1, dtype=torch.int32), torch.tensor([0, 3], dtype=torch.int32)
-    rows = PagedRows(page[None], 4, page, offsets)
+    rows = AttentionMetadata(page[None], 4, page, offsets)
     query = torch.tensor([[[9.0], [-9.0]]] * 3).repeat_interleave(WIDTH, dim=2)
     keys, values = (
         torch.tensor([*numbers, torch.nan])[:, None, None].repeat(1, 1, WIDTH)

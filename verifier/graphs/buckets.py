@@ -1,4 +1,7 @@
-"""Which captured steps there are: by number of sequences, by pages of a table, with drafts and without."""
+"""Which captured steps there are: by number of sequences, by pages of a table, with drafts and without.
+
+Of a step on its way to the GPU or back: what has to be known before one is launched.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,17 @@ from dataclasses import dataclass
 
 import torch
 
+from foresay.kvpaging import OutOfPages
+from foresay.spec.errors import ForesayError, InvalidRequest, NumericalError
+from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import MAX_NODES
-from foresay.verifier.graphs.capture import Capture, Replay, without_stops
-from foresay.verifier.graphs.plain import RootOnly
-from foresay.verifier.graphs.proposer import Proposer
+from foresay.verifier.forward_batch import Sizes
+from foresay.verifier.graphs.capture import Arrival, Capture, Replay, without_stops
+from foresay.verifier.graphs.proposer import Proposer, RootOnly
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.graphs.step import Drawing, SpeculativeStep, sampled_ids
-from foresay.verifier.paged_model import PagedModel
-from foresay.verifier.paged_rows import Sizes
+from foresay.verifier.model_runner import ModelRunner
 
 #: Sequences of a whole step; a larger batch runs in parts.
 SIZES = (1, 2, 4)
@@ -44,20 +49,20 @@ def pinned(make: Callable[[int], Proposer | None], device: torch.device) -> Make
 class Captured:
     """One step of one bucket, ready to be launched. The two of a bucket share their state.
 
-    parts: the same step with a stop, for a mask; None where there is no such. drafting: what part of its time drafting
-    is expected to take, since nobody sees where it ends; 0 where nobody wants to know.
+    with_stop: the same step with a stop, for a mask; None where there is no such. drafting: what part of its time
+    drafting is expected to take, since nobody sees where it ends; 0 where nobody wants to know.
     """
 
     step: SpeculativeStep
     launch: Replay
-    parts: Replay | None = None
+    with_stop: Replay | None = None
     drafting: float = 0.0
 
     @classmethod
     def of(cls, step: SpeculativeStep, capture: Capture, masked: bool) -> Captured:
         """Capture a step whole; masked: and in two parts, between which its logits are kept."""
         whole = capture(without_stops(step))
-        return cls(step, whole, capture(step.parts) if masked else None)
+        return cls(step, whole, capture(step.with_stop) if masked else None)
 
     @property
     def state(self) -> StepState:
@@ -85,7 +90,7 @@ class Bucket:
         """The first that drafts what is planned for each of these, with a stop for a mask if one needs it; None if none
         does."""
         masked = any(scheduled.sequence.constraint is not None for scheduled in batch)
-        able = (each for each in self.steps if each.parts is not None or not masked)
+        able = (each for each in self.steps if each.with_stop is not None or not masked)
         return next((each for each in able if all(map(each.proposer.takes, batch))), None)
 
 
@@ -122,7 +127,7 @@ def chunks(most: int, max_tokens: int, page_size: int) -> list[Sizes]:
 
 
 def buckets(
-    model: PagedModel,
+    model: ModelRunner,
     make: MakeProposers,
     capture: Capture,
     shapes: tuple[list[int], list[int]],
@@ -142,3 +147,92 @@ def buckets(
             # Logits are kept at a stop for a mask: where there are many steps, only that without drafts has one.
             masked = [] if size > 1 else steps if len(steps) == 2 else steps[:1]
             yield (size, pages), Bucket([Captured.of(step, capture, step in masked) for step in steps])
+
+
+#: Rows past what two steps may write, for which pages are kept too.
+_MORE_ROWS = 64
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step on its way, or the last that arrived.
+
+    lengths: committed tokens of each sequence before it (of the last one: after it). pages: the tables as it sees them.
+    """
+
+    captured: Captured
+    batch: list[ScheduledSequence]
+    lengths: list[int]
+    pages: list[list[int]]
+    arrival: Arrival
+
+    @property
+    def sequences(self) -> list[SequenceState]:
+        """Those it runs."""
+        return [scheduled.sequence for scheduled in self.batch]
+
+    def knows(self, sequences: list[SequenceState]) -> bool:
+        """Whether the device has these sequences, as long as the host has them."""
+        return sequences == self.sequences and [s.table.length for s in sequences] == self.lengths
+
+    def stands(self, sequences: list[SequenceState]) -> bool:
+        """Whether it runs on what the host has: its outcome is that of a step launched now."""
+        return self.knows(sequences) and all(
+            sequence.table.pages[: len(pages)] == pages for sequence, pages in zip(sequences, self.pages, strict=True)
+        )
+
+
+def capturable(scheduled: ScheduledSequence) -> bool:
+    """Whether this step needs nothing that only the host can do."""
+    sequence, sampling = scheduled.sequence, scheduled.sequence.sampling
+    early = bool(sequence.stop_ids) and sequence.output_length < sampling.min_tokens
+    return not (
+        scheduled.prefill
+        or scheduled.shape is None
+        or scheduled.forced
+        or early
+        or sequence.adjustment is not None
+        or sequence.forced is not None
+        or sequence.prediction is not None
+        or sampling.logprobs is not None
+    )
+
+
+def nothing_sampled(sequence: SequenceState) -> ForesayError:
+    """Why no token could be sampled."""
+    finite = "the model's logits are not finite"
+    if sequence.constraint is None:
+        return NumericalError(finite)
+    return InvalidRequest(sequence.constraint.field, f"no token is allowed here: the grammar leaves none, or {finite}")
+
+
+def reach(captured: Captured) -> int:
+    """Rows past the committed length that a step and the one after it may write."""
+    shape = captured.proposer.shape
+    return shape.levels + 1 + shape.nodes
+
+
+def kept_rows(captured: Captured) -> int:
+    """The same and some more: pages that are there already need not be sent to the device while it runs."""
+    return reach(captured) + _MORE_ROWS
+
+
+def between_drafts(captured: Captured, sequences: list[SequenceState]) -> bool:
+    """Whether this is a step without drafts that drafting ones come before and after."""
+    proposer = captured.proposer
+    return isinstance(proposer, RootOnly) and proposer.beside is not None and any(s.speculate for s in sequences)
+
+
+def pages_for(sequence: SequenceState, rows: int) -> int:
+    """Pages of a table that has room for so many rows past the committed ones."""
+    return sequence.table.pool.pages_for(sequence.table.length + rows)
+
+
+def reserved(sequences: list[SequenceState], rows: int) -> bool:
+    """Make so many rows past each text writable; False if there are too few pages."""
+    try:
+        for sequence in sequences:
+            sequence.table.reserve(rows)
+    except OutOfPages:
+        return False
+    return True

@@ -16,14 +16,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foresay.spec.features import Features
-from foresay.spec.protocols import FeatureRequest
+from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
-from foresay.spec.tree import DraftTree, TreeShape
+from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from foresay.verifier.forward_batch import signed
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.records import AcceptedPaths
-from foresay.verifier.paged_rows import signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class DeviceTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AcceptedTree:
     """What a step came to, on the device, before the state moves on.
 
     paths: what was accepted. slots: int64[S, N], where the KV of each node was written; the accepted rows now are in
@@ -86,7 +85,7 @@ class Proposer(Protocol):
         """Captured: a tree below every root. Rows of its own go to slots past ``state.lengths``."""
         ...
 
-    def committed(self, state: StepState, taken: Taken) -> None:
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """Captured: bring own caches up to the accepted paths. ``state`` is still as it was for :meth:`propose`."""
         ...
 
@@ -117,3 +116,52 @@ def chain_columns(sequences: int, nodes: int, device: torch.device | str) -> tup
     columns = torch.tensor(tree.parents), torch.from_numpy(signed(tree.ancestors)), torch.tensor(tree.depths).int()
     parents, ancestors, depths = (c.expand(sequences, nodes).clone().to(device) for c in columns)
     return parents, ancestors, depths
+
+
+class RootOnly:
+    """Implements :class:`~foresay.verifier.graphs.proposer.Proposer`: plain decoding.
+
+    beside: a proposer whose turn comes again, so that its caches have to follow the text.
+    """
+
+    shape: TreeShape = ROOT_ONLY
+
+    def __init__(self, sequences: int, device: torch.device | str, beside: Proposer | None = None) -> None:
+        self.beside = beside
+        self.name = ""
+        self.needs: FeatureRequest | None = None if beside is None else beside.needs
+        self.reach = 1
+        self._columns = chain_columns(sequences, 1, device)
+        self._counts = torch.ones(sequences, dtype=torch.int64, device=device)
+
+    def propose(self, state: StepState) -> DeviceTree:
+        """The roots."""
+        parents, ancestors, depths = self._columns
+        return DeviceTree(state.roots[:, None].contiguous(), parents, ancestors, depths, self._counts, True)
+
+    def committed(self, state: StepState, taken: AcceptedTree) -> None:
+        """What the other reads of the text is kept for it."""
+        if self.beside is not None:
+            self.beside.committed(state, taken)
+
+    def prepare(self, sequences: Sequence[SequenceState]) -> bool:
+        """Nothing is needed; the other is told who sits where."""
+        if self.beside is not None:
+            self.beside.prepare(sequences)
+        return True
+
+    def takes(self, scheduled: ScheduledSequence) -> bool:
+        """Where nothing is drafted."""
+        return scheduled.shape is not None and not scheduled.shape.levels
+
+    def write(self, batch: Sequence[ScheduledSequence]) -> None:
+        """Nothing is read."""
+
+    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
+        """The root."""
+        return tree
+
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
+        """The other's marks follow."""
+        if self.beside is not None:
+            self.beside.collected(sequence, tree, path)

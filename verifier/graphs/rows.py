@@ -8,14 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foresay.verifier.forward_batch import RowGroup, StaticRows
 from foresay.verifier.graphs.proposer import chain_columns
 from foresay.verifier.graphs.state import StepState
+from foresay.verifier.ops.attention import find_places
 from foresay.verifier.ops.eager import compiled
-from foresay.verifier.ops.lay_out import lay_out
-from foresay.verifier.ops.recent import text_ends
-from foresay.verifier.ops.records import PagedRows
-from foresay.verifier.ops.tree_attention import find_places
-from foresay.verifier.paged_rows import Group, StaticRows
+from foresay.verifier.ops.records import AttentionMetadata
+from foresay.verifier.ops.trees import lay_out, text_ends
 
 
 class Nodes(NamedTuple):
@@ -35,21 +34,21 @@ def rows_of(
     state: StepState,
     nodes: Nodes,
     lengths: Tensor | None = None,
-    wanted: Tensor | None = None,
+    logits_indices: Tensor | None = None,
     live: bool = False,
     tables: Tensor | None = None,
 ) -> tuple[StaticRows, Tensor]:
     """The rows of a pass, and int64[S, F], the slot of each.
 
-    lengths: int32[S], the position of each tree's first node; None: that of the root. wanted: int64[W], the rows whose
-    logits are needed, one for each sequence if not all of them; None: all. live: leave padding out where a CPU's
-    kernels do so: what is in its rows, their slots too, is then undefined. tables: int32[S, P], the pages that the
-    rows are in; None: those of the pool.
+    lengths: int32[S], the position of each tree's first node; None: that of the root. logits_indices: int64[W], the
+    rows whose logits are needed, one for each sequence if not all of them; None: all. live: leave padding out where a
+    CPU's kernels do so: what is in its rows, their slots too, is then undefined. tables: int32[S, P], the pages that
+    the rows are in; None: those of the pool.
     """
     size, count = nodes.tokens.shape
     lengths, tables = state.lengths if lengths is None else lengths, state.tables if tables is None else tables
     rows = size * count
-    paged = PagedRows(
+    paged = AttentionMetadata(
         tables=tables,
         page_size=state.page_size,
         lengths=lengths,
@@ -69,10 +68,10 @@ def rows_of(
         tokens=nodes.tokens.flatten(),
         positions=positions,
         slots=slots,
-        groups=(Group(slice(0, rows), paged),),
-        wanted=wanted,
+        groups=(RowGroup(slice(0, rows), paged),),
+        logits_indices=logits_indices,
         count=known,
-        wanted_count=paged.sequences,
+        logits_count=paged.sequences,
     )
     return static, slots.view(size, count)
 

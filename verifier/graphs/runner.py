@@ -1,4 +1,4 @@
-"""WholeRunner: steps of a few sequences from captured graphs, one ahead of the host; all others in parts.
+"""GraphStepRunner: steps of a few sequences from captured graphs, one ahead of the host; all others in parts.
 
 ::
 
@@ -20,9 +20,9 @@ from foresay.spec.protocols import Drafter, Verifier
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence, StepRunner, VerifyResult
 from foresay.spec.trace import Stopwatch
-from foresay.verifier.graphs.buckets import Bucket, Captured
-from foresay.verifier.graphs.capture import fetched
-from foresay.verifier.graphs.launched import (
+from foresay.verifier.graphs.buckets import (
+    Bucket,
+    Captured,
     Launched,
     between_drafts,
     capturable,
@@ -32,11 +32,12 @@ from foresay.verifier.graphs.launched import (
     reach,
     reserved,
 )
-from foresay.verifier.graphs.state import Joined, write
+from foresay.verifier.graphs.capture import fetched
+from foresay.verifier.graphs.state import BatchSlot, write
 from foresay.verifier.graphs.step import Outcome, seen
 
 
-class WholeRunner(StepRunner):
+class GraphStepRunner(StepRunner):
     """buckets: captured steps by number of sequences and pages of a table.
 
     run_ahead: whether the next step is launched before the host has seen this one. counts: steps that were launched
@@ -138,7 +139,9 @@ class WholeRunner(StepRunner):
             return None
         last = self._last
         if last is None or last.captured.state is not state or not last.knows(sequences):
-            state.join([Joined(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in sequences])
+            state.join(
+                [BatchSlot(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in sequences]
+            )
         return self._launch(captured, batch)
 
     def _launch(self, captured: Captured, batch: list[ScheduledSequence]) -> Launched:
@@ -155,8 +158,8 @@ class WholeRunner(StepRunner):
 
     def _launch_masked(self, captured: Captured, constraint: Guarded) -> None:
         """The step in two launches: between them the host sees the tree and says what may follow its nodes."""
-        assert captured.parts is not None, "a bucket of one sequence"
-        step, parts = captured.step, captured.parts
+        assert captured.with_stop is not None, "a bucket of one sequence"
+        step, parts = captured.step, captured.with_stop
         parts.run(0)
         tree = seen(fetched(step.seen).wait()[0], captured.proposer.name)
         allowed = constraint.allowed(tree)

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from foresay.kvpaging import WindowPages
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.level import positions_below
-from foresay.verifier.ops.recent import advance
 from foresay.verifier.ops.records import AcceptedPaths, RowSampling
+from foresay.verifier.ops.trees import advance, positions_below
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class BatchSlot:
     """One sequence as the host knows it when it joins a captured step. text: its end, the root last."""
 
     pages: list[int]
@@ -37,7 +36,7 @@ class Joined:
         return self.sampling, self.seed, self is _PADDING
 
 
-_PADDING = Joined([], 0, (), SamplingParams(temperature=0.0), 0)
+_PADDING = BatchSlot([], 0, (), SamplingParams(temperature=0.0), 0)
 
 
 class StepState:
@@ -110,7 +109,7 @@ class StepState:
         return replace(self._sampling[nodes], positions=positions_below(self.ends, depths))
 
     @torch.inference_mode()
-    def join(self, sequences: Sequence[Joined]) -> None:
+    def join(self, sequences: Sequence[BatchSlot]) -> None:
         """Write all batch slots; those past the given sequences become padding."""
         size = self.size
         places = [*sequences, *[_PADDING] * (size - len(sequences))]

@@ -22,20 +22,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foresay.spec.features import Features
-from foresay.spec.protocols import Verified
+from foresay.spec.protocols import Features, Verified
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.capture import Arrival, fetched, packed, unpacked
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.model.paged_pass import paged_pass
-from foresay.verifier.ops.accept import real_parents, report
-from foresay.verifier.ops.edit import keep_allowed
+from foresay.verifier.model.forward import forward
+from foresay.verifier.model_runner import ModelRunner, accept_and_move
 from foresay.verifier.ops.records import RowSampling
-from foresay.verifier.ops.sample import sample_rows
-from foresay.verifier.paged_model import PagedModel
-from foresay.verifier.verify import accept_and_move
+from foresay.verifier.ops.sample import keep_allowed, sample_rows
+from foresay.verifier.ops.trees import real_parents, report
 
 
 class Drawing(Protocol):
@@ -103,12 +100,12 @@ class _Passed:
 class SpeculativeStep:
     """The step of one bucket. Calling it launches the step on the current stream; its outcome is then in ``out``.
 
-    Where the host has to say which tokens may be sampled, it is launched in :meth:`parts`: at the stop ``seen`` holds
-    the trees (int64[S, 2 N]: tokens, parents), and what is then in ``allowed`` (int32[S * N, ceil(V / 32)], as
+    Where the host has to say which tokens may be sampled, it is launched in :meth:`with_stop`: at the stop ``seen``
+    holds the trees (int64[S, 2 N]: tokens, parents), and what is then in ``allowed`` (int32[S * N, ceil(V / 32)], as
     :meth:`foresay.spec.constrain.Constraint.masks` packs it) may be sampled.
     """
 
-    def __init__(self, model: PagedModel, proposer: Proposer, state: StepState, sample: Drawing = sampled_ids) -> None:
+    def __init__(self, model: ModelRunner, proposer: Proposer, state: StepState, sample: Drawing = sampled_ids) -> None:
         self.model, self.proposer, self.state = model, proposer, state
         self._sample = sample
         nodes, device = proposer.shape.nodes, state.device
@@ -124,7 +121,7 @@ class SpeculativeStep:
         """Launch it whole."""
         self._verify(self._forward(), None)
 
-    def parts(self) -> Iterator[None]:
+    def with_stop(self) -> Iterator[None]:
         """Launch it with a stop after the pass."""
         with torch.inference_mode():
             passed = self._forward()
@@ -142,7 +139,7 @@ class SpeculativeStep:
         if self.state.window_tables is not None:
             same, windowed = rows_of(self.state, nodes, tables=self.state.window_tables)
             rows = replace(rows, windowed=same)
-        logits, features = paged_pass(self.model.decoder, rows, self.model.store, self.proposer.needs)
+        logits, features = forward(self.model.decoder, rows, self.model.store, self.proposer.needs)
         return _Passed(tree, slots, windowed, logits, features)
 
     def _verify(self, passed: _Passed, allowed: Tensor | None) -> None:
@@ -151,7 +148,7 @@ class SpeculativeStep:
             keep_allowed(passed.logits, allowed)
         sampled = self._sample(passed.logits, state.sampling(tree.depths), tree)
         paths = accept_and_move(store, tree, sampled, slots, state.live, passed.windowed)
-        self.proposer.committed(state, Taken(tree, paths, slots, passed.features))
+        self.proposer.committed(state, AcceptedTree(tree, paths, slots, passed.features))
         report(paths, tree.tokens, tree.parents, tree.counts, sampled, self.out, _NO_NODE)
         if tree.more:
             self._pack((self.out, *tree.more))

@@ -12,18 +12,16 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import KVStore
-from foresay.spec.features import Features
+from foresay.spec.protocols import Features
+from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.model.decoder import PackedLayer
+from foresay.verifier.model.forward import attended, placed
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import Layer
-from foresay.verifier.model.paged_pass import attended, placed
 from foresay.verifier.model.rope import RopeTable
-from foresay.verifier.ops.logits import finish_logits
-from foresay.verifier.ops.norm import add_norm, norm
 from foresay.verifier.ops.records import Norm
-from foresay.verifier.ops.take import take_rows
-from foresay.verifier.paged_rows import StaticRows
+from foresay.verifier.ops.rows import add_norm, finish_logits, norm, take_rows
 
 #: The factor and the cap of logits.
 Finish = tuple[float, float | None]
@@ -141,10 +139,10 @@ class PagedHead:
             stored = store.layer(number)
             query = placed(layer, mixed, rotation, own.slots, stored)
             seen = attended(query, stored, own, node.attention, None, self.config.first)
-            if number == len(norms) - 1 and rows.wanted is not None:
-                if not len(rows.wanted):
+            if number == len(norms) - 1 and rows.logits_indices is not None:
+                if not len(rows.logits_indices):
                     return x[:0], x[:0]
-                x, seen = take_rows(x, rows.wanted), take_rows(seen, rows.wanted)
+                x, seen = take_rows(x, rows.logits_indices), take_rows(seen, rows.logits_indices)
             inner = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
             mixed = add_norm(x, layer.down.unfinished(layer.gate_up.gated(inner)), above)
         return mixed, x

@@ -23,16 +23,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.spec.features import Features
-from foresay.verifier.heads.files import HeadTensors
+from foresay.spec.protocols import Features
 from foresay.verifier.heads.layer import Finish
-from foresay.verifier.heads.layouts import MEDUSA_NAMES
+from foresay.verifier.heads.layouts import MEDUSA_NAMES, HeadTensors
 from foresay.verifier.heads.reader import HeadReader, known_ids
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.ops.logits import finish_logits
+from foresay.verifier.ops.rows import finish_logits
 
 _SHARED = "lm_head.weight"
 #: How heads begin that lie in one file with the model they were trained with (Medusa-2).

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
-from foresay.verifier.heads.files import HeadTensors
 from foresay.verifier.heads.layer import Finish, HeadWeights, MarkovHead
-from foresay.verifier.heads.layouts import IGNORED, short
+from foresay.verifier.heads.layouts import IGNORED, HeadTensors, short
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError

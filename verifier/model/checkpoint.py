@@ -1,23 +1,29 @@
 """The weight files of a model directory by their headers: which tensors, where, of what shape and type.
 
 Nothing but headers is read here, so a checkpoint that does not fit its configuration is refused in milliseconds.
+
+A model is known by its last norm, whatever its files are called and however few bits its matrices have. Imports no
+torch.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.errors import ModelError, WeightsError
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.gguf.file import TYPES, GgufFile
-from foresay.verifier.model.gguf.names import CONFIGURATION, ours, theirs
-from foresay.verifier.model.gguf.parts import LINK, parts_of
+from foresay.verifier.model.gguf.config import CONFIGURATION, ours, theirs
+from foresay.verifier.model.gguf.file import LINK, TYPES, GgufFile, parts_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
@@ -210,3 +216,34 @@ def _header(file: Path) -> Iterator[tuple[str, str, StoredTensor]]:
                 yield name, own, StoredTensor(file, tuple(entry.get_shape()), entry.get_dtype())
     except SafetensorError as error:
         raise WeightsError(f"{file}: not a complete safetensors file ({error})") from error
+
+
+_NAME, _GGUF_NAME = "model.norm.weight", "output_norm.weight"
+
+
+def final_norm_digest(directory: Path) -> str:
+    """The sha256 of the last norm's weight in fp32, in hex; "" where there is none that can be read. No quantiser
+    changes it, and training does."""
+    try:
+        if (directory / LINK).is_symlink():
+            numbers = np.array(GgufFile.read((directory / LINK).readlink()).floats(_GGUF_NAME), np.float32)
+        else:
+            numbers = _of_safetensors(directory)
+    except (ModelError, OSError, ValueError, KeyError, TypeError):  # whoever loads it says what is wrong
+        return ""
+    return hashlib.sha256(numbers.tobytes()).hexdigest()
+
+
+def _of_safetensors(directory: Path) -> NDArray[np.float32]:
+    index = directory / "model.safetensors.index.json"
+    whole = directory / "model.safetensors"
+    path = whole if whole.exists() else directory / json.loads(index.read_text("utf-8"))["weight_map"][_NAME]
+    with path.open("rb") as file:
+        size = min(int.from_bytes(file.read(8), "little"), path.stat().st_size)
+        entry = json.loads(file.read(size))[_NAME]
+        begin, end = entry["data_offsets"]
+        file.seek(8 + size + begin)
+        raw = file.read(end - begin)
+    if entry["dtype"] == "BF16":
+        return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(raw, {"F32": np.float32, "F16": np.float16}[entry["dtype"]]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What the decoder needs to know of a checkpoint, from its config.json and generation_config.json.
+"""What the decoder needs to know of a checkpoint, from its config.json and generation_config.json; and how large it is.
 
 The raw JSON is read, as transformers 4 and as transformers 5 write it, without importing torch or transformers. A model
 that the decoder would not compute exactly is refused by name here, before any weight is read.
@@ -7,7 +7,7 @@ that the decoder would not compute exactly is refused by name here, before any w
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES, unwrapped
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import LARGEST, Fields
-from foresay.verifier.model.nodes import Layer, Stack
+from foresay.verifier.model.nodes import Layer, Product, Stack
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.quantization_config import read_quantization
 from foresay.verifier.model.rope_config import RopeConfig, YarnScaling
@@ -205,3 +205,60 @@ def _eos_token_ids(directory: Path, fields: tuple[Fields, ...], vocab_size: int)
             log.warning("%s: eos_token_id %s left out: the model has %d tokens", source.where, named, vocab_size)
         return tuple(token for token in ids if token not in beyond)
     return ()
+
+
+def products(model: ModelConfig) -> Iterator[tuple[int, Product]]:
+    """Those of all layers, each with the number of its layer."""
+    for number, layer in enumerate(model.stack.layers):
+        for product in layer.products(model.hidden_size):
+            yield number, product
+
+
+def matrices(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
+    """Each product's first module, and its inner and outer width; the output head last."""
+    for number, product in products(model):
+        yield f"model.layers.{number}.{next(iter(product.rows))}", product.inner, product.outer
+    yield "lm_head", model.hidden_size, model.vocab_size
+
+
+def parameters(model: ModelConfig) -> int:
+    """The number of weights, near enough to plan with; an output head tied to the embedding is packed beside it."""
+    inside = sum(product.inner * product.outer for _, product in products(model))
+    return inside + 2 * model.vocab_size * model.hidden_size
+
+
+def stored_parameters(model: ModelConfig) -> int:
+    """The number of weights in the files, near enough: a tied output head is not stored."""
+    return parameters(model) - model.vocab_size * model.hidden_size * model.tie_word_embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What a layer keeps of a token: so many heads, each a key and a value of these widths. window: how many positions
+    a row sees, its own included; None: all before it."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers that is."""
+        return self.heads * (self.key_dim + self.value_dim)
+
+
+def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
+    """What each layer of a model keeps, and sees."""
+    every = (layer.attention for layer in model.stack.layers)
+    return tuple(KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window) for one in every)
+
+
+def kv_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
+    """The same, of whole texts."""
+    return tuple(replace(shape, window=None) for shape in window_shapes(model))
+
+
+def numbers_per_token(model: ModelConfig) -> int:
+    """How many numbers the KV cache keeps of a token."""
+    return sum(shape.numbers for shape in kv_shapes(model))

@@ -1,6 +1,6 @@
 """One lean decoder for targets and draft models of all families (:mod:`foresay.verifier.model.families`).
 
-The forward pass is :func:`foresay.verifier.model.paged_pass.paged_pass`. Legend: H hidden width, Q query heads, G kv
+The forward pass is :func:`foresay.verifier.model.forward.forward`. Legend: H hidden width, Q query heads, G kv
 heads, D head dim, I inner width, V vocabulary.
 """
 

@@ -10,7 +10,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from foresay.verifier.model.errors import ModelNotFound
-from foresay.verifier.model.gguf.parts import LINK, chosen, first_of, parts_of
+from foresay.verifier.model.gguf.file import LINK, chosen, first_of, parts_of
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo

@@ -249,7 +249,7 @@ def _told(tensors: list[Tensor], part: Any) -> Any:
         tensors.append(part)
         return len(tensors) - 1
     assert isinstance(part, Linear), "nothing else has weights"
-    packed, was = part.parts
+    packed, was = part.packed
     name = str(part.dtype).removeprefix("torch.")
     if isinstance(packed, PackedFloats):
         return _Linear(name, floats=packed, was=was)

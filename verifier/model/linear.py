@@ -16,11 +16,10 @@ from torch import Tensor
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
-from foresay.verifier.ops.linear import PackedWeight, packed_linear, unfinished_linear
+from foresay.verifier.ops.linear import GROUP, PackedWeight, packed_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
-from foresay.verifier.ops.records import Gate, Partials
-from foresay.verifier.ops.rounded import GROUP
-from foresay.verifier.ops.take import take_columns
+from foresay.verifier.ops.records import Gate, SplitKSums
+from foresay.verifier.ops.rows import take_columns
 
 #: A weight as a checkpoint has it, [out, in].
 Matrix = Tensor | QuantizedMatrix
@@ -31,7 +30,7 @@ class Linear:
 
     dtype, device: of x and of what comes out; dtype is the weight's unless given. gated: what is done to the
     product (:meth:`gated`). rounds: inputs are rounded to 8 bits where the weight has kernels for that
-    (:mod:`foresay.verifier.ops.rounded`).
+    (:mod:`foresay.verifier.ops.linear`).
     """
 
     __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")
@@ -56,7 +55,7 @@ class Linear:
 
     @classmethod
     def of(cls, packed: PackedWeight, was: Tensor | None, dtype: torch.dtype) -> Linear:
-        """One on a CPU whose weight is packed already; see :attr:`parts`."""
+        """One on a CPU whose weight is packed already; see :attr:`packed`."""
         made = cls.__new__(cls)
         made.out_features, made.in_features = packed.outer, packed.inner
         made.dtype, made.device = dtype, torch.device("cpu")
@@ -64,7 +63,7 @@ class Linear:
         return made
 
     @property
-    def parts(self) -> tuple[PackedWeight | BlockedWeight, Tensor | None]:
+    def packed(self) -> tuple[PackedWeight | BlockedWeight, Tensor | None]:
         """The packed weight, and which number of a row each one of its is multiplied with; None: as they stand."""
         return self._packed, self._was
 
@@ -77,7 +76,7 @@ class Linear:
         """[R, in] -> [R, out], rounded. count: int64[1], of how many rows, read when it runs (on a CPU; None: all)."""
         return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
 
-    def unfinished(self, x: Tensor, count: Tensor | None = None) -> Tensor | Partials:
+    def unfinished(self, x: Tensor, count: Tensor | None = None) -> Tensor | SplitKSums:
         """The same for an op that can finish it."""
         return unfinished_linear(self._taken(x, count), self._packed, self.dtype, count)
 

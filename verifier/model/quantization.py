@@ -10,7 +10,7 @@
     fp8                 ``weight`` of e4m3, ``weight_scale_inv`` (or ``weight_scale``) of blocks or of all
     gptq, gptq_v2       ``qweight``, ``qzeros``, ``scales``, ``g_idx``; the first stores zeros less one
     awq                 ``qweight``, ``qzeros``, ``scales``, outputs of a word in an order of their own
-    gguf                blocks of llama.cpp's file (:mod:`foresay.verifier.model.gguf.blocks`)
+    gguf                blocks of llama.cpp's file (:mod:`foresay.verifier.model.gguf.weights`)
 
 What the numbers mean: :mod:`foresay.verifier.ops.quantized`. Where they stand in the files:
 :mod:`foresay.verifier.model.stored`. Imports no torch.

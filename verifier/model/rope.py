@@ -23,7 +23,7 @@ from foresay.verifier.model.rope_config import (
     YarnScaling,
 )
 from foresay.verifier.ops.records import Rotation
-from foresay.verifier.ops.take import take_both, take_rows
+from foresay.verifier.ops.rows import take_both, take_rows
 
 
 class RopeTable:

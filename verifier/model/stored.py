@@ -7,7 +7,7 @@ matrix that it is part of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.model.checkpoint import E4M3, FLOATS
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, MADE, PACKED, Scheme
 from foresay.verifier.ops.quantized import QuantizedMatrix
@@ -29,7 +31,7 @@ class Misfit(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class TensorSlot:
     """A tensor of the files. kinds: the types that it may have. put: takes it, or the matrix that one of GGUF is;
     raises :class:`Misfit`."""
 
@@ -38,10 +40,12 @@ class Stored:
     put: Callable[[Any], Tensor | None]
 
 
-def stored(name: str, place: Matrix, scheme: Scheme | None, there: Container[str] = ()) -> Iterator[tuple[str, Stored]]:
+def stored(
+    name: str, place: Matrix, scheme: Scheme | None, there: Container[str] = ()
+) -> Iterator[tuple[str, TensorSlot]]:
     """The tensors by name that make up one of the decoder's. name: that of its floats. there: what the files have."""
     if isinstance(place, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
-        yield name, Stored(tuple(place.shape), FLOATS, partial(put, place))
+        yield name, TensorSlot(tuple(place.shape), FLOATS, partial(put, place))
         return
     floats = dict.fromkeys((FLOATS8, BLOCKS), _floats)
     layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, **floats, **dict.fromkeys(GPTQ, _gptq)}
@@ -51,7 +55,7 @@ def stored(name: str, place: Matrix, scheme: Scheme | None, there: Container[str
         yield f"{module}.{other if f'{module}.{other}' in there else part}", found
     if place.order is not None:
         order = "g_idx" if scheme.layout in GPTQ else "weight_g_idx"
-        yield f"{module}.{order}", Stored((place.inner,), ("I32", "I64"), partial(_put_order, place, place.order))
+        yield f"{module}.{order}", TensorSlot((place.inner,), ("I32", "I64"), partial(_put_order, place, place.order))
 
 
 def put(place: Matrix, found: Matrix) -> Tensor | None:
@@ -66,20 +70,20 @@ def put(place: Matrix, found: Matrix) -> Tensor | None:
     return None
 
 
-_Parts = Iterator[tuple[str, Stored]]
+_Parts = Iterator[tuple[str, TensorSlot]]
 
 
 def _packed(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     (outer, inner), bits = place.shape, scheme.bits
     in_word = 32 // bits
     width = -(-inner // in_word)
-    yield "weight_packed", Stored((outer, width), ("I32",), lambda t: place.put(_numbers(t, bits)[:, :inner]))
+    yield "weight_packed", TensorSlot((outer, width), ("I32",), lambda t: place.put(_numbers(t, bits)[:, :inner]))
     yield "weight_scale", _spread(place.scales, scheme)
-    yield "weight_shape", Stored((2,), ("I64", "I32"), partial(_check_shape, place.shape))
+    yield "weight_shape", TensorSlot((2,), ("I64", "I32"), partial(_check_shape, place.shape))
     if place.zeros is not None:
         zeros, groups = place.zeros, place.zeros.shape[1]
         shape = (-(-outer // in_word), groups)
-        yield "weight_zero_point", Stored(shape, ("I32",), lambda t: zeros.copy_(_numbers(t.T, bits).T[:outer]))
+        yield "weight_zero_point", TensorSlot(shape, ("I32",), lambda t: zeros.copy_(_numbers(t.T, bits).T[:outer]))
 
 
 def _check_shape(expected: tuple[int, int], found: Tensor) -> None:
@@ -88,23 +92,23 @@ def _check_shape(expected: tuple[int, int], found: Tensor) -> None:
 
 
 def _integers(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    yield "weight", Stored(place.shape, ("I8",), place.put)
+    yield "weight", TensorSlot(place.shape, ("I8",), place.put)
     yield "weight_scale", _spread(place.scales, scheme)
     if place.zeros is not None:
-        yield "weight_zero_point", Stored(tuple(place.zeros.shape), ("I8",), place.zeros.copy_)
+        yield "weight_zero_point", TensorSlot(tuple(place.zeros.shape), ("I8",), place.zeros.copy_)
 
 
 def _floats(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    yield "weight", Stored(place.shape, (E4M3,), partial(_put_floats, place))
+    yield "weight", TensorSlot(place.shape, (E4M3,), partial(_put_floats, place))
     yield "weight_scale_inv" if scheme.layout == BLOCKS else "weight_scale", _spread(place.scales, scheme)
 
 
-def _spread(scales: Tensor, scheme: Scheme) -> Stored:
+def _spread(scales: Tensor, scheme: Scheme) -> TensorSlot:
     """Scales of one row each, of several rows, or of all of them."""
     outer, groups = scales.shape
     rows = scheme.rows or outer
     shape = (-(-outer // rows), groups) if scheme.rows else (1,)
-    return Stored(shape, FLOATS, lambda t: scales.copy_(t.view(-1, groups).repeat_interleave(rows, 0)[:outer]))
+    return TensorSlot(shape, FLOATS, lambda t: scales.copy_(t.view(-1, groups).repeat_interleave(rows, 0)[:outer]))
 
 
 def _put_floats(place: QuantizedMatrix, found: Tensor) -> None:
@@ -117,14 +121,14 @@ def _gptq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     outer, inner = place.shape
     groups = place.scales.shape[1]
     less = 1 if scheme.layout == GPTQ[0] else 0
-    yield "qweight", Stored((inner // _EIGHT, outer), ("I32",), lambda t: place.put(_numbers(t.T, 4)))
+    yield "qweight", TensorSlot((inner // _EIGHT, outer), ("I32",), lambda t: place.put(_numbers(t.T, 4)))
     yield (
         "qzeros",
-        Stored((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _more(_numbers(t, 4).T, less))),
+        TensorSlot((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _more(_numbers(t, 4).T, less))),
     )
-    yield "scales", Stored((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
+    yield "scales", TensorSlot((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
     if place.order is None:
-        yield "g_idx", Stored((inner,), ("I32",), partial(_check_order, place.group))
+        yield "g_idx", TensorSlot((inner,), ("I32",), partial(_check_order, place.group))
 
 
 def _more(zeros: Tensor, less: int) -> Tensor:
@@ -152,12 +156,12 @@ def _put_order(place: QuantizedMatrix, order: Tensor, found: Tensor) -> None:
 def _awq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     outer, inner = place.shape
     groups = place.scales.shape[1]
-    yield "qweight", Stored((inner, outer // _EIGHT), ("I32",), lambda t: place.put(_in_order(_numbers(t, 4)).T))
+    yield "qweight", TensorSlot((inner, outer // _EIGHT), ("I32",), lambda t: place.put(_in_order(_numbers(t, 4)).T))
     yield (
         "qzeros",
-        Stored((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _in_order(_numbers(t, 4)).T)),
+        TensorSlot((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _in_order(_numbers(t, 4)).T)),
     )
-    yield "scales", Stored((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
+    yield "scales", TensorSlot((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
 
 
 def _in_order(numbers: Tensor) -> Tensor:
@@ -179,3 +183,46 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
     if bits == 4:
         parts = torch.stack((parts & 15, parts >> 4), dim=-1).flatten(1)
     return (parts.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightAllocator:
+    """Makes uninitialised tensors. matrices: the dtype of those that are floats."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    matrices: torch.dtype
+    device: torch.device
+
+    def vector(self, size: int) -> Tensor:
+        """One of floats."""
+        return torch.empty(size, dtype=self.dtype, device=self.device)
+
+    def wide(self, size: int) -> Tensor:
+        """One of fp32, whatever is computed in."""
+        return torch.empty(size, dtype=torch.float32, device=self.device)
+
+    def matrix(self, outer: int, inner: int, *modules: str) -> Matrix:
+        """The matrix of these modules, one below the other: of floats, or of few bits."""
+        scheme = self.scheme(modules, inner)
+        if scheme is None:
+            return torch.empty(outer, inner, dtype=self.matrices, device=self.device)
+        scales = {MADE: torch.bfloat16, GGUF: torch.float16}.get(scheme.layout, torch.float32)
+        group = scheme.group or inner
+        kind = scheme.bits, group, scheme.symmetric, scales, self.device, scheme.floats
+        empty = QuantizedMatrix.empty(outer, inner, *kind)
+        if scheme.span is not None:
+            return empty.with_steps(scheme.span, scheme.minimums)
+        return empty.with_order() if scheme.ordered else empty
+
+    def scheme(self, modules: Sequence[str], inner: int) -> Scheme | None:
+        """How these modules are quantised. Raises ConfigError if they differ: they are multiplied as one."""
+        if self.config.quantization is None:
+            return None
+        found = {module: self.config.quantization.scheme(module, inner) for module in modules}
+        if len(set(found.values())) > 1:
+            raise ConfigError(
+                "modules that are multiplied as one must be quantised alike, not "
+                + ", ".join(f"{module}: {scheme or 'floats'}" for module, scheme in found.items())
+            )
+        return found[modules[0]]

@@ -28,8 +28,7 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.nodes import Layer, Vector
 from foresay.verifier.model.quantization import HEAD, Scheme
-from foresay.verifier.model.rooms import Rooms
-from foresay.verifier.model.stored import Misfit, Stored, put, stored
+from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stored
 
 #: Told how much has been read, from 0 to 1.
 Progress = Callable[[float], None]
@@ -39,9 +38,9 @@ EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer. matrices: of its products (:mod:`foresay.verifier.model.sizes`), by name, [out, in], the rows of their
-    modules one below the other. biases: of those that have one. vectors: the rest, by the names that checkpoints have
-    for them."""
+    """One layer. matrices: of its products (:func:`foresay.verifier.model.config.products`), by name, [out, in], the
+    rows of their modules one below the other. biases: of those that have one. vectors: the rest, by the names that
+    checkpoints have for them."""
 
     matrices: dict[str, Matrix]
     biases: dict[str, Tensor]
@@ -100,7 +99,7 @@ def check(checkpoint: Checkpoint, config: ModelConfig) -> None:
     _fitting(checkpoint, config, allocate(config, torch.bfloat16, "meta"))
 
 
-def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, Stored]:
+def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, TensorSlot]:
     """Where each tensor goes, once it is certain that all are there and in the right shape."""
     found = {
         each: place
@@ -116,7 +115,7 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
             put(head, found)
             return put(embed, found)
 
-        found[EMBEDDING] = Stored(tuple(embed.shape), FLOATS, put_both)
+        found[EMBEDDING] = TensorSlot(tuple(embed.shape), FLOATS, put_both)
     return found
 
 
@@ -136,7 +135,7 @@ def allocate(
 ) -> ModelWeights:
     """Uninitialised weights in the shapes of ``config``. matrices: what they are in, but for the embedding."""
 
-    rooms = Rooms(config, dtype, matrices or dtype, torch.device(device))
+    rooms = WeightAllocator(config, dtype, matrices or dtype, torch.device(device))
     embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
     return ModelWeights(
         embed=embed,
@@ -149,7 +148,7 @@ def allocate(
     )
 
 
-def _allocate_head(config: ModelConfig, rooms: Rooms, embed: Tensor) -> Matrix:
+def _allocate_head(config: ModelConfig, rooms: WeightAllocator, embed: Tensor) -> Matrix:
     """A tied head is the embedding, unless it is to be made of it."""
     apart = config.quantization is not None and config.quantization.with_head
     if config.tie_word_embeddings and not (apart and rooms.scheme((HEAD,), embed.shape[1])):
@@ -157,7 +156,7 @@ def _allocate_head(config: ModelConfig, rooms: Rooms, embed: Tensor) -> Matrix:
     return rooms.matrix(len(embed), embed.shape[1], HEAD)
 
 
-def _allocate_layer(layer: Layer, hidden: int, rooms: Rooms, prefix: str) -> LayerWeights:
+def _allocate_layer(layer: Layer, hidden: int, rooms: WeightAllocator, prefix: str) -> LayerWeights:
     matrices, biases = dict[str, Matrix](), dict[str, Tensor]()
     for product in layer.products(hidden):
         modules = (f"{prefix}{module}" for module in product.rows)
@@ -167,7 +166,7 @@ def _allocate_layer(layer: Layer, hidden: int, rooms: Rooms, prefix: str) -> Lay
     return LayerWeights(matrices, biases, _allocate_vectors(rooms, layer.vectors(hidden)))
 
 
-def _allocate_vectors(rooms: Rooms, vectors: Iterable[Vector]) -> dict[str, Tensor]:
+def _allocate_vectors(rooms: WeightAllocator, vectors: Iterable[Vector]) -> dict[str, Tensor]:
     return {each.name: rooms.wide(each.size) if each.wide else rooms.vector(each.size) for each in vectors}
 
 
@@ -192,7 +191,7 @@ def _layer_places(layer: Layer, hidden: int, held: LayerWeights) -> Iterator[tup
 
 
 @torch.no_grad()
-def _read(checkpoint: Checkpoint, places: dict[str, Stored], progress: Progress, fp16: bool) -> None:
+def _read(checkpoint: Checkpoint, places: dict[str, TensorSlot], progress: Progress, fp16: bool) -> None:
     """Copy each tensor of the checkpoint into its place, one file open at a time. fp16: whether all must fit that."""
     total, done = sum(checkpoint.tensors[name].nbytes for name in places), 0
     for file in checkpoint.files:
@@ -203,7 +202,7 @@ def _read(checkpoint: Checkpoint, places: dict[str, Stored], progress: Progress,
                 progress(done / total)
 
 
-def _put(place: Stored, tensor: Matrix, name: str, fp16: bool) -> None:
+def _put(place: TensorSlot, tensor: Matrix, name: str, fp16: bool) -> None:
     try:
         found = place.put(tensor)
     except Misfit as error:

@@ -19,12 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foresay.verifier.model.checkpoint import INDEX, SINGLE, Checkpoint
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, products
 from foresay.verifier.model.families import unwrapped
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
-from foresay.verifier.model.sizes import products
 from foresay.verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 

@@ -1,2 +1,2 @@
-"""One op per file: the public function with its contract, the torch reference below it. Ops import their kernels,
-and both import :mod:`foresay.verifier.ops.records`."""
+"""Ops: public functions with their contracts, whose bodies are the torch references. Ops import their kernels, and both
+import :mod:`foresay.verifier.ops.records`."""

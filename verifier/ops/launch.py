@@ -17,8 +17,8 @@ from foresay.verifier.ops.eager import INTERPRETED
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.language import Language
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
-from foresay.verifier.ops.kernels.cpu.types import OF_TORCH
-from foresay.verifier.ops.records import Norm, Partials
+from foresay.verifier.ops.kernels.cpu.values import OF_TORCH
+from foresay.verifier.ops.records import Norm, SplitKSums
 
 
 def on_triton(x: Tensor) -> bool:
@@ -90,7 +90,7 @@ def _written(
 # -- what several kernels are given ------------------------------------------------------------------------------------
 
 
-def as_read(product: Tensor | Partials) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+def as_read(product: Tensor | SplitKSums) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
     """A product as kernels take it that end with ``product_at``: pointers, constants."""
     if isinstance(product, Tensor):
         return (product, product), {"SEGMENTS": 1, "BIAS": False}

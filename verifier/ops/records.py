@@ -26,7 +26,7 @@ def turns_of(gated: Gate) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Partials:
+class SplitKSums:
     """A product [R, O] whose segments are still to be added: in order, then the bias; then it is rounded.
 
     sums: fp32[segments, R, O]. bias: [O] or None.
@@ -62,8 +62,8 @@ class Norm:
 class Rotation(NamedTuple):
     """The angles of each row of a pass, by its position.
 
-    cos, signed_sin: [R, 1, D] as :func:`foresay.verifier.ops.rope.rotate` takes them. query_factor: [R], of the same
-    dtype, what a row's queries are multiplied by once they are rotated; None: nothing.
+    cos, signed_sin: [R, 1, D] as :func:`foresay.verifier.ops.attention.rotate` takes them. query_factor: [R], of the
+    same dtype, what a row's queries are multiplied by once they are rotated; None: nothing.
     """
 
     cos: Tensor
@@ -110,7 +110,7 @@ class Places:
 
 
 @dataclass(slots=True)
-class PagedRows:
+class AttentionMetadata:
     """Where rows and their keys are. All tensors on one device; nothing of their content decides a shape.
 
     tables: int32[S, P], page ids; entries no row reaches may hold anything. page_size: slots of a page.
@@ -119,9 +119,9 @@ class PagedRows:
     words: int64[R], ancestor words (bit i: node i, kept in slot length + i, is the row or above it); or None: the rows
         are those of a text, one behind the other, kept in slots length, length + 1 and so on.
     depths: int32[R], nodes above each row, which is at position length + depth. Not read where words is None.
-    texts: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU; None:
-        no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
-    places: what :func:`foresay.verifier.ops.tree_attention.find_places` found; None: nothing was looked for.
+    is_prefill: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU;
+        None: no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
+    places: what :func:`foresay.verifier.ops.attention.find_places` found; None: nothing was looked for.
     """
 
     tables: Tensor
@@ -130,7 +130,7 @@ class PagedRows:
     offsets: Tensor
     words: Tensor | None = None
     depths: Tensor | None = None
-    texts: Tensor | None = None
+    is_prefill: Tensor | None = None
     sequences: Tensor | None = None
     places: Places | None = None
 

@@ -2,6 +2,12 @@
 
 What :func:`foresay.spec.sample.sample` does for the rows of one request, for rows that each have sampling parameters, a
 seed and a position of their own, and without a number on the host: so that it can be part of a captured graph.
+
+Before that requests change their logits (:mod:`foresay.spec.adjust`), on the device where these are.
+
+Of the children of one level those that are kept are found here too, and below which nodes they hang.
+
+Legend: S sequences, F expanded nodes of a level, k children looked at below each, W of all these that are kept.
 """
 
 from __future__ import annotations
@@ -12,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.spec.noise import gumbel_row
-from foresay.spec.sample import BROKEN, keep_top_k, keep_top_p_min_p, sample
+from foresay.spec import adjust
+from foresay.spec.sample import BROKEN, gumbel_row, keep_top_k, keep_top_p_min_p, sample
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.eager import compiled
-from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
+from foresay.verifier.ops.eager import compiled, op
+from foresay.verifier.ops.records import MOST_CHILDREN, Above, Kept, Pieces, RowSampling
 
 
 def sample_rows(
@@ -109,3 +115,74 @@ def _noise_of(sampling: RowSampling, n: int, columns: int, token_ids: Tensor | N
     vocab_size = columns if token_ids is None else int(token_ids.max()) + 1
     noise = gumbel_row(int(sampling.seeds[n]), int(sampling.positions[n]), vocab_size)
     return (noise if token_ids is None else noise[token_ids])[None]
+
+
+def edit_logits(logits: Tensor, edits: adjust.LogitEdits) -> None:
+    """What :func:`foresay.spec.adjust.edit_logits` does."""
+    adjust.edit_logits(logits, edits, keep_allowed)
+
+
+def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
+    """What :func:`foresay.spec.adjust.keep_allowed` does.
+
+    logits: fp32[N, V], contiguous; allowed: int32[N, ceil(V / 32)], or one row for all.
+    """
+    if not compiled(logits):
+        adjust.keep_allowed(logits, allowed)
+        return
+    from foresay.verifier.ops.kernels.cpu import choice as kernels
+
+    kernels.keep_allowed(logits, allowed.contiguous())  # a grammar's masks may be one row that is repeated
+
+
+@op(cpu="level")
+def keep_children(
+    children: Tensor,
+    chances: Tensor,
+    above: Above,
+    marks: Tensor,
+    picks: Tensor | None = None,
+    curves: Pieces | None = None,
+) -> Kept:
+    """Of all children the likeliest, best first, ties to the first; or those that are named.
+
+    children, chances: int64 and fp32 [S, F, k], or [S, 1, k], alike below all; contiguous. A log chance above 0, by
+    rounding, counts as 0: no child is likelier than its parent. marks: int64[W], what each
+    of the kept has in its word beside its parent's. picks: int64[W], flat places ``node * k + child``.
+    """
+    count, (front, looked) = len(marks), (above.scores.shape[1], children.shape[2])
+    scores = chances if curves is None else _on_curves(chances, curves)
+    flat = (scores.clamp(max=0.0) + above.scores[:, :, None]).flatten(1)
+    if picks is None:
+        ranked = flat.sort(dim=1, descending=True, stable=True)
+        kept, best = ranked.values[:, :count], ranked.indices[:, :count]
+        best = best.where(kept > -math.inf, 0)
+    else:
+        best = picks.expand(len(flat), -1)
+        kept = flat.gather(1, best)
+    places = best // looked
+    tokens = children.expand(-1, front, -1).flatten(1).gather(1, best)
+    return Kept(tokens, places, above.numbers[places], kept.contiguous(), above.words.gather(1, places) | marks)
+
+
+def _on_curves(chances: Tensor, curves: Pieces) -> Tensor:
+    rank = torch.arange(chances.shape[2], device=chances.device)
+    groups = curves.slopes.shape[1] // curves.pieces
+    sound = chances.clamp(min=curves.least)
+    piece = torch.searchsorted(curves.knots, sound) + rank.clamp(max=groups - 1) * curves.pieces
+    flat = piece.flatten(1)
+    made = curves.slopes.gather(1, flat) * sound.flatten(1) + curves.shifts.gather(1, flat)
+    return made.view_as(chances).masked_fill(chances == -math.inf, -math.inf)
+
+
+@op(cpu="level")
+def worth_another(front: Tensor, bars: Tensor) -> Tensor:
+    """fp32[S, F]: the scores of the nodes that are expanded next, all minus infinity in trees whose next level is not
+    worth its price.
+
+    front: the same before, log chances. bars: fp32[S, N], contiguous: shares, the price of a row, and that of the
+    level, which what the children have beyond the row must reach (:class:`foresay.spec.price.Bar`).
+    """
+    shares, row, level = bars[:, None, :-2], bars[:, -2, None, None], bars[:, -1, None]
+    beyond = (front.exp()[:, :, None] * shares - row).clamp(min=0).sum(dim=(1, 2))[:, None]
+    return front.where(beyond >= level, -math.inf)

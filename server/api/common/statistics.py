@@ -15,7 +15,7 @@ from foresay.server.schemas.shared import (
     Usage,
 )
 from foresay.server.text.choice import Choice
-from foresay.spec.acceptance import tokens_per_step
+from foresay.spec.accept import tokens_per_step
 
 
 def usage(choices: Sequence[Choice]) -> Usage:

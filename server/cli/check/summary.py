@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from foresay.server.engine.checks import Measured, Report
-from foresay.spec.acceptance import GAIN, SCATTERED, TOLD, ByDepth, by_place, tokens_per_step
+from foresay.spec.accept import GAIN, SCATTERED, TOLD, ByDepth, by_place, tokens_per_step
 from foresay.spec.trace import Statistics
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from foresay.spec.names import ALIASES, DRAFTERS, NONE
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 _NAMED = re.compile(r"(?!\d)\w+(\.(?!\d)\w+)*:(?!\d)\w+")
 #: What a drafter's name may look like: it stands in flags, requests, metrics and traces.
@@ -62,7 +62,7 @@ class Custom(Entry):
         if found is not None:
             notes.ok("draft", f"{self.asked}: a drafter of your own; works with any target", kind="custom")
 
-    def load(self, loading: Loading, target: PagedModel) -> CustomDrafter:
+    def load(self, loading: Loading, target: ModelRunner) -> CustomDrafter:
         """Make one, and check what only one that was made tells: its name, and what it needs."""
         own = self._made(loading)
         name, needs = getattr(own, "name", None), getattr(own, "needs", self)

@@ -18,10 +18,9 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.text.tekken import tokenizer_file
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.tree import TreeShape
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.families import FAMILIES
-from foresay.verifier.model.sizes import parameters
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 #: A draft model with more than this share of the target's weights seldom pays.
 _LARGE = 0.5
@@ -66,7 +65,7 @@ class DraftModel(FromFiles):
         """As those of the target."""
         return {DRAFT_MODEL: model_bytes(self.model, dtype, packed)}
 
-    def load(self, loading: Loading, target: PagedModel) -> DraftModelDrafter:
+    def load(self, loading: Loading, target: ModelRunner) -> DraftModelDrafter:
         """It reads and proposes in the target's token ids."""
         dynamic, between = loading.config.draft_growth == "dynamic", self.between
         columns, read, ids = (None,) * 3 if between is None else (between.columns, between.read, between.token_ids)

@@ -29,7 +29,7 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.hub import resolve
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Entry:
         :class:`foresay.server.engine.memory.Demand`."""
         return {}
 
-    def load(self, loading: Loading, target: PagedModel) -> Drafter:
+    def load(self, loading: Loading, target: ModelRunner) -> Drafter:
         """The drafter; this one is made of nothing."""
         drafter: Drafter = self.made()
         return drafter
@@ -110,7 +110,7 @@ class Entry:
         """What to say behind the reason why the drafter drafts; "" for nothing."""
         return ""
 
-    def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
         """What speaks against it, now that it is loaded; "" if nothing does. directory: the target's."""
         return ""
 

@@ -27,14 +27,12 @@ from foresay.server.text.tekken import tokenizer_json
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
-from foresay.verifier.heads.files import HeadTensors
-from foresay.verifier.heads.layouts import PATTERNS, Kind, kind_of
+from foresay.verifier.heads.layouts import PATTERNS, HeadTensors, Kind, kind_of
 from foresay.verifier.heads.medusa import BESIDE_MODEL
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.sizes import kv_shapes
 from foresay.verifier.model.weights import allocate
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 #: Below this share of right first guesses a head hardly belongs to its target; chance is far below it.
 LEAST_AGREEMENT = 0.2
@@ -46,7 +44,7 @@ TRIAL = (
 )
 
 
-def tried(guess: Callable[[PageTable, Tensor], str], verifier: PagedModel, pool: PagePool, target: Path) -> str:
+def tried(guess: Callable[[PageTable, Tensor], str], verifier: ModelRunner, pool: PagePool, target: Path) -> str:
     """Why a head seems not to be this target's, in words for the banner; "" if it seems to be.
 
     guess: makes the words, of a page table with room for the text and its tokens, int64[R]. target: the target's
@@ -123,12 +121,12 @@ class Head(FromFiles):
         floats = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
         return {"head": item_bytes(dtype) * floats + sum(t.numel() for t in stored if t.dtype is torch.int8)}
 
-    def load(self, loading: Loading, target: PagedModel) -> Drafter:
+    def load(self, loading: Loading, target: ModelRunner) -> Drafter:
         """With its weights."""
         loading.say("reading the head's weights")
         return self.drafter(target, loading.pool, loading.config.draft_growth == "dynamic")
 
-    def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> Drafter:
+    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> Drafter:
         """The drafter, for this target. dynamic: how its trees grow, see :mod:`foresay.drafters.growth`."""
         raise NotImplementedError
 
@@ -187,9 +185,9 @@ def note_vocabulary(notes: Notes, target: Target, drafts: int) -> None:
 # they do all that they do on the real one, and what does not fit is refused in the same words.
 
 
-def outline(model: ModelConfig, dtype: str) -> PagedModel:
+def outline(model: ModelConfig, dtype: str) -> ModelRunner:
     """The target on torch's meta device; it cannot be run."""
     kind: torch.dtype = getattr(torch, dtype)
     decoder = Decoder(model, allocate(model, kind, "meta"), max_positions=1)
     store = KVStore(PagePool(2, 1), kv_shapes(model), kind, "meta")
-    return PagedModel(decoder, store, model.max_positions)
+    return ModelRunner(decoder, store, model.max_positions)

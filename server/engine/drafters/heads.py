@@ -12,11 +12,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from foresay.drafters.dflash import DFlashDrafter
-from foresay.drafters.dspark import DSparkDrafter
-from foresay.drafters.eagle import EagleDrafter
-from foresay.drafters.medusa import MedusaDrafter
-from foresay.drafters.peagle import PEagleDrafter
+from foresay.drafters.eagle import EagleDrafter, PEagleDrafter
+from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter, MedusaDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.checks import Notes, Target, layers
 from foresay.server.engine.device import KV_DTYPES
@@ -29,12 +26,11 @@ from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, PEAGLE
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.dflash import DFlashHead
-from foresay.verifier.heads.eagle import EagleHead
 from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class LayeredHead(Head):
         """Keys and values of its layers."""
         return token_bytes(self.config(target).layer, dtype, self.kv_dtype)
 
-    def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target, or does so on other layers; texts longer than it knows."""
         found = [tried(lambda table, tokens: self._guessed(drafter, target, table, tokens), target, pool, directory)]
         known = drafter.head.layer.max_positions
@@ -87,9 +83,9 @@ class LayeredHead(Head):
 
     def _store(self, drafter: Any) -> Any:
         """Where its keys and values are: with what it was given to read."""
-        return drafter.fed
+        return drafter.hidden_states
 
-    def _guessed(self, drafter: Any, target: PagedModel, table: PageTable, tokens: Tensor) -> str:
+    def _guessed(self, drafter: Any, target: ModelRunner, table: PageTable, tokens: Tensor) -> str:
         """What ``trial.tried`` asks. Layers may be numbered by another convention, so the others are tried."""
         head = drafter.head
         others = head.config.other_layers(target.decoder.config.num_layers)
@@ -145,12 +141,12 @@ def _listed(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Medusa(Head):
-    """:mod:`foresay.drafters.medusa`."""
+    """:mod:`foresay.drafters.parallel`."""
 
     names, made = (MEDUSA,), MedusaDrafter
     kind, trained = "medusa", MEDUSA
 
-    def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> MedusaDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> MedusaDrafter:
         """With a store on the pool's pages."""
         return MedusaDrafter(MedusaHeads.load(self.directory, target.decoder), pool, dynamic)
 
@@ -158,7 +154,7 @@ class Medusa(Head):
         """The target's last hidden state."""
         return item_bytes(dtype) * target.hidden_size
 
-    def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target."""
 
         def guessed(table: PageTable, tokens: Tensor) -> str:
@@ -188,7 +184,7 @@ class Medusa(Head):
 
 @dataclass(frozen=True)
 class Eagle(LayeredHead):
-    """:mod:`foresay.drafters.eagle`, :mod:`foresay.drafters.peagle`."""
+    """:mod:`foresay.drafters.eagle`, :mod:`foresay.drafters.eagle`."""
 
     names, made = (EAGLE, EAGLE3, PEAGLE), EagleDrafter
     kind, trained = "eagle", EAGLE3
@@ -202,7 +198,7 @@ class Eagle(LayeredHead):
         layer = self.config(target).layer
         return super().token_bytes(target, dtype) + item_bytes(dtype) * int(layer.hidden_size)
 
-    def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> EagleDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> EagleDrafter:
         """With stores on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
@@ -226,12 +222,12 @@ class Eagle(LayeredHead):
 
 @dataclass(frozen=True)
 class DFlash(LayeredHead):
-    """:mod:`foresay.drafters.dflash`, :mod:`foresay.drafters.dspark`."""
+    """:mod:`foresay.drafters.parallel`, :mod:`foresay.drafters.parallel`."""
 
     names, made = (DFLASH, DSPARK), DFlashDrafter
     kind, trained = "dflash", DFLASH
 
-    def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> DFlashDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> DFlashDrafter:
         """With a store on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)

@@ -26,7 +26,7 @@ from foresay.spec.names import NGRAM, NONE, SUFFIX
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.model.hub import resolve
-from foresay.verifier.paged_model import PagedModel
+from foresay.verifier.model_runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Suffix(_Lookup):
     names, made = (SUFFIX,), SuffixDrafter
     what = "looks up the last tokens earlier in the text and in earlier answers"
 
-    def load(self, loading: Loading, target: PagedModel) -> SuffixDrafter:
+    def load(self, loading: Loading, target: ModelRunner) -> SuffixDrafter:
         """With what it said before, if that was kept."""
         path = loading.config.draft_history
         if path is None:

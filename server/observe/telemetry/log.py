@@ -14,7 +14,7 @@ from aiohttp import web
 
 from foresay.server.observe.telemetry.views import LIVE_SECONDS
 from foresay.server.observe.telemetry.window import Verdict, Window, judged
-from foresay.spec.acceptance import tokens_per_step
+from foresay.spec.accept import tokens_per_step
 from foresay.spec.trace import NOT_PAYING, SWITCHED_OFF
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from foresay.server.observe.telemetry.counts import SelfCheckCounts
-from foresay.spec.acceptance import ByDepth
+from foresay.spec.accept import ByDepth
 
 S = TypeVar("S", bound=msgspec.Struct)
 

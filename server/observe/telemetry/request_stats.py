@@ -12,7 +12,7 @@ from foresay.server.observe.telemetry.drafting import Shapes
 from foresay.server.observe.telemetry.history import History
 from foresay.server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText, told
 from foresay.server.observe.telemetry.window import Window
-from foresay.spec.acceptance import tokens_per_step
+from foresay.spec.accept import tokens_per_step
 from foresay.spec.request import Delta, Origin, Request
 from foresay.spec.trace import Statistics, StepTrace
 

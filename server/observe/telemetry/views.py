@@ -22,7 +22,7 @@ from foresay.server.observe.telemetry.report import (
     told,
 )
 from foresay.server.observe.telemetry.window import Window
-from foresay.spec.acceptance import ByDepth, by_place, tokens_per_step
+from foresay.spec.accept import ByDepth, by_place, tokens_per_step
 
 #: After so long the event loop has its turn. A piece of work takes up to five times that by itself.
 SLICE_SECONDS = 50e-6

@@ -21,7 +21,7 @@ from foresay.server.observe.telemetry.counts import (
     Histogram,
 )
 from foresay.server.observe.telemetry.drafting import Drafting, Places, Run, Shadowing, add
-from foresay.spec.acceptance import GAIN
+from foresay.spec.accept import GAIN
 from foresay.spec.trace import StepTrace
 
 TokenSeconds = Annotated[Histogram, TOKEN_BOUNDS]

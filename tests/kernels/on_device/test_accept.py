@@ -10,9 +10,9 @@ from torch import Tensor
 
 from foresay.spec.sample import BROKEN
 from foresay.spec.tree import MAX_NODES, DraftTree
-from foresay.verifier.ops.accept import accept_paths, report
+from foresay.verifier.forward_batch import signed
 from foresay.verifier.ops.records import NO_NODE
-from foresay.verifier.paged_rows import signed
+from foresay.verifier.ops.trees import accept_paths, report
 from tests.spec.trees import random_tree, walk
 
 pytestmark = pytest.mark.gpu

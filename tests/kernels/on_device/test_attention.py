@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foresay.verifier.ops import tree_attention as op
+from foresay.verifier.ops import attention as op
 from foresay.verifier.ops.kernels import tree_attention as kernels
 from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
 from foresay.verifier.ops.kernels.tree_attention import tree_attention
-from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.records import AttentionMetadata
 from tests.combinations import alternating
 from tests.kernels.paged import Bench, Sequence, kept
 
@@ -36,7 +36,7 @@ def sinks_of(query: Tensor) -> Tensor:
     return torch.linspace(3.0, -2.0, query.shape[1]).to(query.device)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, **options: Any) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata, **options: Any) -> Tensor:
     """stored: what keys and values are quantised to. sinks: whether heads have some."""
     options["sinks"] = sinks_of(query) if options.get("sinks") else None
     launch = chunk_attention if rows.words is None else tree_attention
@@ -44,9 +44,11 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, **optio
     return launch(query, keys, values, rows, SCALE, scales=scales, **options)
 
 
-def reference(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, **options: Any) -> Tensor:
-    moved: dict[str, Any] = {n: x.cpu() for n in PagedRows.__slots__ if isinstance(x := getattr(rows, n), Tensor)}
-    there = PagedRows(**moved, page_size=rows.page_size)
+def reference(query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata, **options: Any) -> Tensor:
+    moved: dict[str, Any] = {
+        n: x.cpu() for n in AttentionMetadata.__slots__ if isinstance(x := getattr(rows, n), Tensor)
+    }
+    there = AttentionMetadata(**moved, page_size=rows.page_size)
     keys, values, scales = kept(keys.cpu(), values.cpu(), options.pop("stored", None))
     options["sinks"] = sinks_of(query).cpu() if options.get("sinks") else None
     return op.tree_attention(query.cpu(), keys, values, there, SCALE, scales=scales, **options)

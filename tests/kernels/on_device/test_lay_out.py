@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from foresay.spec.sample import BROKEN
-from foresay.verifier.ops.lay_out import lay_out
-from foresay.verifier.ops.recent import advance, text_ends
+from foresay.verifier.ops.trees import advance, lay_out, text_ends
 
 pytestmark = pytest.mark.gpu
 

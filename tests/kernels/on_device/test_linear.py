@@ -12,8 +12,8 @@ from torch.nn import functional
 from foresay.verifier.ops import linear as op
 from foresay.verifier.ops.kernels import blocked, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.norm import add_norm
 from foresay.verifier.ops.records import Norm
+from foresay.verifier.ops.rows import add_norm
 from tests.combinations import alternating
 from tests.kernels.on_device.conftest import DTYPES
 

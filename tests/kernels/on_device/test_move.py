@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.move import move_paths
+from foresay.verifier.ops.trees import move_paths
 
 pytestmark = pytest.mark.gpu
 PAGE = 4

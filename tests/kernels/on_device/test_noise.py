@@ -1,4 +1,4 @@
-"""The noise made inside a kernel: the integers of spec/noise.py bit for bit, the logarithms to a rounding."""
+"""The noise made inside a kernel: the integers of spec/sample.py bit for bit, the logarithms to a rounding."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from foresay.spec.noise import gumbel_row, noise_bits
-from foresay.verifier.ops.kernels import noise
+from foresay.spec.sample import gumbel_row, noise_bits
+from foresay.verifier.ops.kernels import candidates
 
 pytestmark = pytest.mark.gpu
 VOCAB = 70_001
@@ -19,9 +19,9 @@ KEYS = [(0, 0), (1, 5), (-1, 77), (2**63 - 1, 2**40), (-(2**63), 131_071), (0x9E
 @triton.jit
 def write_row(seed, position, bits, values, vocab_size, BLOCK: tl.constexpr):
     ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    key = noise.noise_key(tl.load(seed), tl.load(position))
-    tl.store(bits + ids, noise.noise_bits(ids, key.to(tl.int32), (key >> 32).to(tl.int32)), ids < vocab_size)
-    tl.store(values + ids, noise.gumbel_at(key, ids, None, vocab_size), ids < vocab_size)
+    key = candidates.noise_key(tl.load(seed), tl.load(position))
+    tl.store(bits + ids, candidates.noise_bits(ids, key.to(tl.int32), (key >> 32).to(tl.int32)), ids < vocab_size)
+    tl.store(values + ids, candidates.gumbel_at(key, ids, None, vocab_size), ids < vocab_size)
 
 
 @pytest.mark.parametrize(("seed", "position"), KEYS)

@@ -14,7 +14,7 @@ from foresay.verifier.ops.kernels import blocked, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.linear import unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
-from foresay.verifier.ops.records import Gate, Partials
+from foresay.verifier.ops.records import Gate, SplitKSums
 from tests.combinations import pairwise
 from tests.kernels.on_device.conftest import DTYPES
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
@@ -52,8 +52,8 @@ def test_it_multiplies(kind, case, dtype, device, monkeypatch) -> None:
     whole = wide if dtype == torch.float32 else linear.whole(x, weight, dtype)
     assert torch.allclose(whole.cpu().double(), expected, atol=max(4e-5, 8 * eps), rtol=2 * eps)
     on_cpu = unfinished_linear(x.cpu(), weight_of(kind, shape, torch.device("cpu")), dtype)
-    assert isinstance(on_cpu, Partials) == isinstance(linear.product(x, weight, dtype), Partials)
-    reference = on_cpu.finished(dtype) if isinstance(on_cpu, Partials) else on_cpu
+    assert isinstance(on_cpu, SplitKSums) == isinstance(linear.product(x, weight, dtype), SplitKSums)
+    reference = on_cpu.finished(dtype) if isinstance(on_cpu, SplitKSums) else on_cpu
     assert torch.allclose(whole.cpu().double(), reference.double(), atol=max(4e-5, 8 * eps), rtol=4 * eps)
 
 

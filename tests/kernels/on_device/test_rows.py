@@ -8,14 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import as_bytes, dequantized
-from foresay.verifier.ops.gate import gate_heads
-from foresay.verifier.ops.kernels import segments
-from foresay.verifier.ops.logits import finish_logits
-from foresay.verifier.ops.norm import add_norm, embed, norm, pair
-from foresay.verifier.ops.records import HeadNorms, Norm, Partials, Rotation
-from foresay.verifier.ops.rope import rotate_and_store
-from foresay.verifier.ops.take import take_both
+from foresay.kvpaging.store import as_bytes, dequantized
+from foresay.verifier.ops.attention import rotate_and_store
+from foresay.verifier.ops.kernels import linear
+from foresay.verifier.ops.records import HeadNorms, Norm, Rotation, SplitKSums
+from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, norm, pair, take_both
 from tests.combinations import pairwise
 from tests.kernels.on_device.conftest import DTYPES
 
@@ -82,8 +79,8 @@ def test_norm_behind_a_residual_addition(width, dtype, device) -> None:
 def test_a_share_of_a_branch_is_added(width, dtype, device) -> None:
     """Then the sum is normed or not; segments are added up before."""
     x, y = noise(device, ROWS, width, dtype=dtype), noise(device, ROWS, width, dtype=dtype).flip(0)
-    partials, how = Partials(noise(device, 3, ROWS, width, dtype=torch.float32), y[0]), Norm(y[1], 1e-6)
-    for added, whole in ((y, y), (partials, segments.finish(partials, dtype))):
+    partials, how = SplitKSums(noise(device, 3, ROWS, width, dtype=torch.float32), y[0]), Norm(y[1], 1e-6)
+    for added, whole in ((y, y), (partials, linear.finish(partials, dtype))):
         streams, plain = [x.clone() for _ in range(4)], x.cpu().clone()
         add_norm(plain, whole.cpu(), None, share=0.22)
         assert add_norm.launch(streams[0], added, None, share=0.22) is streams[0] and close(streams[0], plain, 1.0)
@@ -104,7 +101,7 @@ def test_norm_of_heads_that_lie_among_others(dtype, device) -> None:
 def test_heads_are_gated(width, dtype, device) -> None:
     x, sums = noise(device, ROWS, width, dtype=dtype), 4 * noise(device, 3, ROWS, width, dtype=torch.float32)
     sums[0, 0, 0], sums[0, 1, 0] = 200.0, -200.0
-    partials = Partials(sums, noise(device, width, dtype=dtype))
+    partials = SplitKSums(sums, noise(device, width, dtype=dtype))
     product, found = partials.finished(dtype), x.clone()
     gate_heads.launch(found, product)
     assert close(found, gate_heads(x.cpu().clone(), product.cpu()))
@@ -230,11 +227,11 @@ def test_segments_are_added_as_the_product_itself_adds_them(biased, kind, dtype,
     """Read by the rotation or by a launch of their own: the same bits."""
     case = _Attention(device, dtype, 9, 3, 64)
     sums = noise(device, 3, *case.qkv.shape, dtype=torch.float32)
-    partials = Partials(sums, noise(device, case.qkv.shape[1], dtype=dtype) if biased else None)
-    whole, norms = segments.finish(partials, dtype), norms_of(kind, (9, 3, 64), dtype, device)
+    partials = SplitKSums(sums, noise(device, case.qkv.shape[1], dtype=dtype) if biased else None)
+    whole, norms = linear.finish(partials, dtype), norms_of(kind, (9, 3, 64), dtype, device)
     assert torch.equal(whole, partials.finished(dtype))
 
-    def run(qkv: Tensor | Partials) -> tuple[Tensor, ...]:
+    def run(qkv: Tensor | SplitKSums) -> tuple[Tensor, ...]:
         _, rotation, layer, slots = case.inputs()
         return rotate_and_store.launch(qkv, rotation, layer, slots, norms), *layer[:2]
 

@@ -1,30 +1,19 @@
 """The families of decoders, by their names in config.json.
 
-A family's file turns the configuration into a :class:`~foresay.verifier.model.nodes.Stack` and says what its GGUF files
-call things. Nothing else knows a family's name. Imports no torch.
+A family's function turns the configuration into a :class:`~foresay.verifier.model.nodes.Stack`, and its entry says what
+its GGUF files call things. Nothing else knows a family's name. Imports no torch.
 """
 
 from __future__ import annotations
 
-from foresay.verifier.model.families import (
-    cohere,
-    gemma,
-    glm,
-    granite,
-    hunyuan,
-    llama,
-    ministral,
-    muse,
-    nemotron,
-    olmo,
-    phi,
-    smollm,
-)
+from foresay.verifier.model.families import gemma, granite, llama, olmo, rotated
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import Fields
 
-_FILES = (llama, ministral, phi, smollm, gemma, granite, olmo, glm, cohere, hunyuan, nemotron, muse)
-FAMILIES: dict[str, Family] = {name: family for file in _FILES for name, family in file.FAMILIES.items()}
+#: In the order in which messages list them.
+FAMILIES: dict[str, Family] = {
+    **llama.FAMILIES, **gemma.FAMILIES, **granite.FAMILIES, **olmo.FAMILIES, **rotated.FAMILIES, **gemma.MUSE,
+}  # fmt: skip
 
 #: Models of texts and images, of which the texts' part is loaded: by the ``model_type`` of its ``text_config``.
 WRAPPED = (

@@ -1,4 +1,7 @@
-"""Gemma 2 and 3: norms with weights less one on both sides, scaled embeddings, layers that slide."""
+"""Gemma 2 and 3, Muse Glimmer: norms with weights less one on both sides, layers that slide.
+
+Muse Glimmer has normed embeddings, sandwiches, heads with gates; layers without a window have no positions.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,12 @@ from foresay.verifier.model.families.family import (
     attention,
     biases,
     every,
+    layer_count,
+    layer_types,
     mlp,
     rms_norm,
     ropes_by_kind,
+    ropes_by_theta,
     window,
 )
 from foresay.verifier.model.fields import Fields
@@ -114,3 +120,50 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family("Gemma 2", gemma2, _GEMMA2, _GGUF2),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma3, _GEMMA3, _GGUF3),
 }
+
+
+def muse_glimmer(fields: Fields) -> Stack:
+    """Three layers of four slide, counted from the last."""
+    count = layer_count(fields)
+    apart = [(count - 1 - layer) % 4 != 0 for layer in range(count)]
+    norm = rms_norm(fields, wide=True, less_one=True)
+    after = NormKind(fields.number("post_norm_eps", 1e-8), wide=True, less_one=True)
+    plain = rms_norm(fields, wide=True, weighted=False)
+    of_heads = replace(plain, weighted=fields.flag(_WEIGHTED, False))
+    has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
+    head_dim = fields.integer("head_dim", 128)
+    own = (
+        attention(
+            fields, rope, scale=fields.number("qk_scale_factor", 3.87) * head_dim**-0.5,
+            window=window(fields) if sliding else None, biases=has, norm=HeadNorm(of_heads), gated=True,
+        )
+        for sliding, rope in zip(layer_types(fields) or apart, ropes_by_theta(fields, apart), strict=True)
+    )  # fmt: skip
+    inner = mlp(fields, key="hidden_activation")
+    return Stack(
+        tuple(Layer(each, inner, norm, SANDWICH, after=after) for each in own),
+        rms_norm(fields, wide=True),
+        embedding_norm=plain,
+        logit_scale=fields.number("output_multiplier", 0.19611613513818404),
+        logit_cap=fields.number("final_logit_softcapping", 20.0),
+    )
+
+
+#: GGUF files have weights for the norms of heads, with ``qk_scale_factor`` in those of queries.
+_WEIGHTED = "qk_norm_weights"
+
+
+def _gguf_muse(fields: Fields, head_dim: int) -> dict[str, Any]:
+    return {
+        _WEIGHTED: True,
+        "qk_scale_factor": 1.0,
+        "output_multiplier": fields.number("logit_scale"),
+        "final_logit_softcapping": fields.optional_number("final_logit_softcapping"),
+    }
+
+
+_GGUF_MUSE = Gguf("muse-glimmer", {**SANDWICH_NAMES, "attn_gate": "self_attn.gate_proj"}, in_pairs=True, windowed=True,
+             values=_gguf_muse)  # fmt: skip
+_ABSENT_MUSE = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 2048}
+
+MUSE = {"MuseGlimmerForConditionalGeneration": Family("Muse Glimmer", muse_glimmer, _ABSENT_MUSE, _GGUF_MUSE)}

@@ -1,8 +1,12 @@
-"""Llama, and the families whose layers are Llama's but for biases, norms of heads and windows."""
+"""Llama, and families whose layers are Llama's but for biases, norms of heads, windows, fused matrices or positions."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from foresay.verifier.model.families.family import (
+    FUSED_GATE_UP,
+    FUSED_QKV,
     Family,
     Gguf,
     attention,
@@ -16,7 +20,7 @@ from foresay.verifier.model.families.family import (
 )
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer, Stack
-from foresay.verifier.model.rope_config import read_rope
+from foresay.verifier.model.rope_config import QueryScaling, read_rope
 
 
 def llama(fields: Fields) -> Stack:
@@ -68,6 +72,57 @@ def seed_oss(fields: Fields) -> Stack:
 
 _SEED = {"head_dim": 128, "num_key_value_heads": 8, "attention_bias": True}
 
+
+def ministral3(fields: Fields) -> Stack:
+    """Mistral's layers, whose queries are multiplied by what ``llama_4_scaling_beta`` makes of their positions."""
+    norm, rope = rms_norm(fields), fields.section("rope_parameters") or fields
+    beta = rope.optional_number("llama_4_scaling_beta")
+    scale = None if beta is None else QueryScaling(beta, rope.integer("original_max_position_embeddings"))
+    own = attention(fields, read_rope(fields), window=uniform_window(fields, absent=None), query_scaling=scale)
+    return Stack((Layer(own, mlp(fields), norm),) * layer_count(fields), norm)
+
+
+def _query_scale(fields: Fields, head_dim: int) -> dict[str, Any]:
+    return {"rope_parameters": {"llama_4_scaling_beta": fields.optional_number("attention.temperature_scale")}}
+
+
+_MINISTRAL = {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5}
+
+_MINISTRAL_GGUF = Gguf("mistral3", in_pairs=True, values=_query_scale)
+
+
+def phi3(fields: Fields) -> Stack:
+    """Phi-3 and Phi-4: fused matrices, a part of a head rotated, LongRoPE."""
+    norm, rope = rms_norm(fields), read_rope(fields, partial=True)
+    own = attention(fields, rope, window=uniform_window(fields, absent=None), fused=FUSED_QKV)
+    return Stack((Layer(own, mlp(fields, fused=True), norm),) * layer_count(fields), norm)
+
+
+_PHI_GGUF = Gguf("phi3", {"attn_qkv": FUSED_QKV, "ffn_up": FUSED_GATE_UP}, windowed=True)
+
+
+def _rotated(fields: Fields) -> list[bool]:
+    """``no_rope_layers`` has a 1 for each layer that has positions; absent, every fourth has none."""
+    marks, layers = fields.get("no_rope_layers"), layer_count(fields)
+    if marks is None:
+        interval = fields.integer("no_rope_layer_interval", 4)
+        return [(layer + 1) % interval != 0 for layer in range(layers)]
+    if not isinstance(marks, list) or len(marks) != layers or not set(marks) <= {0, 1}:
+        raise fields.error(f"no_rope_layers must list 0 or 1 for each of {layers} layers, got {marks!r}")
+    return list(map(bool, marks))
+
+
+def smollm3(fields: Fields) -> Stack:
+    """SmolLM3: some layers have no positions."""
+    norm, rope, inner = rms_norm(fields), read_rope(fields), mlp(fields, bias=fields.flag("mlp_bias", False))
+    has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
+    own = (
+        attention(fields, rope if rotated else None, window=seen, biases=has)
+        for rotated, seen in zip(_rotated(fields), window_by_layer(fields), strict=True)
+    )
+    return Stack(tuple(Layer(each, inner, norm) for each in own), norm)
+
+
 FAMILIES = {
     "LlamaForCausalLM": Family("Llama 2, Llama 3, SmolLM", llama, gguf=Gguf("llama", in_pairs=True)),
     "MistralForCausalLM": Family(
@@ -78,4 +133,7 @@ FAMILIES = {
     "SeedOssForCausalLM": Family(
         "Seed-OSS", seed_oss, _SEED, Gguf("seed_oss", {"post_attention_norm": "post_attention_layernorm"})
     ),
+    "Ministral3ForCausalLM": Family("Ministral 3, Devstral 2", ministral3, _MINISTRAL, _MINISTRAL_GGUF),
+    "Phi3ForCausalLM": Family("Phi-3, Phi-4", phi3, gguf=_PHI_GGUF),
+    "SmolLM3ForCausalLM": Family("SmolLM3", smollm3, {"num_key_value_heads": 4}, Gguf("smollm3", in_pairs=True)),
 }

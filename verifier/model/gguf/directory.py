@@ -2,6 +2,10 @@
 
 It is made once, under ``foresay/gguf`` in the user's cache, by the file's place, size and time, and found there again:
 so every process that knows models by their directories reads one that is a file.
+
+The tokenizer is made of the file's metadata, in the words of tokenizer.json. Of tokenizers that split text before they
+merge, metadata names the way of splitting only (``tokenizer.ggml.pre``): what it means is known here for those of the
+families that are supported. Others are refused, since ids would be others.
 """
 
 from __future__ import annotations
@@ -10,17 +14,206 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foresay.verifier.model.errors import ConfigError, ModelNotFound
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.config import config_of, end_tokens, tokens_of
-from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.gguf.parts import LINK, parts_of
-from foresay.verifier.model.gguf.tokens import special_tokens, tokenizer_of
+from foresay.verifier.model.gguf.file import LINK, GgufFile, parts_of
 from foresay.verifier.ops.kernels.cpu import kept
+
+_KEY = "tokenizer.ggml."
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_WAY_OUT = "put the tokenizer.json of the model that the file was made from beside it"
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """How text is split before it is merged. pattern: a regular expression; "": that of GPT-2. digits: each by itself
+    first. composed: characters are composed first (NFC). whole: what is a token as a whole is not merged."""
+
+    pattern: str = ""
+    digits: bool = False
+    composed: bool = False
+    whole: bool = False
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The pre-tokenizers."""
+        digits = [{"type": "Digits", "individual_digits": True}] if self.digits else []
+        split = {"type": "Split", "pattern": {"Regex": self.pattern}, "behavior": "Isolated", "invert": False}
+        return [*digits, *([split] if self.pattern else []), _bytes(use_regex=not self.pattern)]
+
+
+_QWEN2 = Splitting(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"), composed=True)
+SPLITTINGS = {
+    "gpt-2": Splitting(),
+    "smollm": Splitting(digits=True),
+    "llama-bpe": Splitting(_LLAMA3, whole=True),
+    "llama3": Splitting(_LLAMA3, whole=True),
+    "llama-v3": Splitting(_LLAMA3, whole=True),
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "tekken": Splitting(_TEKKEN, whole=True),
+}
+
+
+def tokenizer_of(file: GgufFile) -> dict[str, Any]:
+    """The values of tokenizer.json. Raises ConfigError for a tokenizer that is not known."""
+    model, pre = file.metadata.get(f"{_KEY}model"), file.metadata.get(f"{_KEY}pre")
+    if not tokens_of(file):
+        raise ConfigError(f"{file.path}: has no tokenizer ({_KEY}tokens); {_WAY_OUT}")
+    if model == "gpt2" and pre in SPLITTINGS:
+        return {**_around(file), **_merged_bytes(file, SPLITTINGS[str(pre)])}
+    if model == "llama":
+        return {**_around(file), **_merged_by_score(file)}
+    known = f"gpt2 with {_KEY}pre of {', '.join(SPLITTINGS)}; and llama"
+    what = f"{_KEY}pre {pre!r} of {_KEY}model {model!r}" if model == "gpt2" else f"{_KEY}model {model!r}"
+    raise ConfigError(f"{file.path}: {what} is not supported; {_WAY_OUT}, or take one of: {known}")
+
+
+def special_tokens(file: GgufFile) -> dict[str, str]:
+    """Begin, end and others by what tokenizer_config.json calls them."""
+    keys = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    found = ((there, _token(file, f"{key}_token_id")) for key, there in keys.items())
+    return {f"{there}_token": token for there, token in found if token is not None}
+
+
+def _token(file: GgufFile, key: str) -> str | None:
+    tokens, index = tokens_of(file), file.metadata.get(_KEY + key)
+    return tokens[index] if type(index) is int and 0 <= index < len(tokens) else None
+
+
+def _types(file: GgufFile) -> Sequence[int]:
+    found, count = file.metadata.get(f"{_KEY}token_type"), len(tokens_of(file))
+    if found is None:
+        return [_NORMAL] * count
+    if not isinstance(found, list) or len(found) != count:
+        raise ConfigError(f"{file.path}: {_KEY}token_type must have a number for each of {count} tokens")
+    return found
+
+
+def _around(file: GgufFile) -> dict[str, Any]:
+    """What all kinds have."""
+    added = [
+        {"id": index, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": kind != _USER}
+        for index, (token, kind) in enumerate(zip(tokens_of(file), _types(file), strict=True))
+        if kind in (_CONTROL, _USER, _UNKNOWN)
+    ]  # fmt: skip
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "post_processor": _template(file),
+    }
+
+
+def _template(file: GgufFile) -> dict[str, Any]:
+    """What is put around a text."""
+    is_llama = file.metadata.get(f"{_KEY}model") == "llama" or file.metadata.get(f"{_KEY}pre") in _BEGINS
+    first = _around_text(file, "bos", is_llama)
+    last = _around_text(file, "eos", False)
+    around = dict((*first, *last))
+    single = [*map(_named, first), {"Sequence": {"id": "A", "type_id": 0}}, *map(_named, last)]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {token: {"id": token, "ids": [index], "tokens": [token]} for token, index in around.items()},
+    }
+
+
+#: Ways of splitting whose tokenizers put a begin token first where metadata does not say.
+_BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+
+
+def _around_text(file: GgufFile, which: str, absent: bool) -> list[tuple[str, int]]:
+    token = _token(file, f"{which}_token_id")
+    wanted = file.metadata.get(f"{_KEY}add_{which}_token", absent)
+    return [(token, file.metadata[f"{_KEY}{which}_token_id"])] if wanted and token is not None else []
+
+
+def _named(token: tuple[str, int]) -> dict[str, Any]:
+    return {"SpecialToken": {"id": token[0], "type_id": 0}}
+
+
+def _bytes(use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _merged_bytes(file: GgufFile, splitting: Splitting) -> dict[str, Any]:
+    """BPE of bytes."""
+    merges = file.metadata.get(f"{_KEY}merges")
+    if not isinstance(merges, list):
+        raise ConfigError(f"{file.path}: {_KEY}merges is missing; {_WAY_OUT}")
+    return {
+        "normalizer": {"type": "NFC"} if splitting.composed else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splitting.steps()},
+        "decoder": _bytes(use_regex=True),
+        "model": _bpe(_vocabulary(file), [str(merge).split(" ", 1) for merge in merges], ignore_merges=splitting.whole),
+    }
+
+
+def _bpe(vocabulary: Mapping[str, int], merges: list[Any], **more: Any) -> dict[str, Any]:
+    plain = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+             "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}  # fmt: skip
+    return {"type": "BPE", **plain, **more, "vocab": vocabulary, "merges": merges}
+
+
+def _vocabulary(file: GgufFile) -> dict[str, int]:
+    """Ids by token, but for what only fills the embedding up."""
+    kinds = zip(tokens_of(file), _types(file), strict=True)
+    return {
+        token: index for index, (token, kind) in enumerate(kinds) if not (kind == _UNUSED and token == f"[PAD{index}]")
+    }
+
+
+def _merged_by_score(file: GgufFile) -> dict[str, Any]:
+    """SentencePiece's BPE: of all pairs that make a token, the one with the best score is merged first."""
+    vocabulary, scores = _vocabulary(file), file.metadata.get(f"{_KEY}scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens_of(file)):
+        raise ConfigError(f"{file.path}: {_KEY}scores is missing, or not one for each token; {_WAY_OUT}")
+    spaced = file.metadata.get(f"{_KEY}add_space_prefix", True)
+    prepend, spaces = {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}}
+    back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if spaced else []
+    normalizers = [*([prepend] if spaced else []), {**spaces, "content": "▁"}]
+    unknown = next((token for token, kind in zip(tokens_of(file), _types(file), strict=True) if kind == _UNKNOWN), None)
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        "model": _bpe(
+            vocabulary, _merges(file, vocabulary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
+        ),
+    }
+
+
+def _merges(file: GgufFile, vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """All pairs of tokens that make a token, the best score first."""
+    parts = {token for token, index in vocabulary.items() if _types(file)[index] in (_NORMAL, _USER, _UNUSED)}
+    pairs = [
+        (-scores[vocabulary[token]], vocabulary[token], token[:at], token[at:])
+        for token in parts
+        for at in range(1, len(token))
+        if token[:at] in parts and token[at:] in parts
+    ]
+    return [(first, second) for _, _, first, second in sorted(pairs)]
+
 
 _TOKENIZER, _ABOUT = "tokenizer.json", "tokenizer_config.json"
 #: Of what is made of a file; changed where that would be another.

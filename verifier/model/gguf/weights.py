@@ -1,7 +1,26 @@
-"""The tensors of a directory made of a GGUF file, by the names that they have here."""
+"""The tensors of a directory made of a GGUF file, by the names that they have here.
+
+Numbers in blocks, as the file has them, are made into matrices of whole numbers: nothing is rounded. A block is a row's
+next 32 or 256 numbers with their scales. In one of 256, groups of 32 or 16 have scales (and minimums) of six or eight
+bits, which are multiples of two halves that the block has.
+
+::
+
+    Q8_0   scale, 32 numbers
+    Q4_0   scale, 32 numbers less 8: byte i holds i and, in the upper half, 16 + i
+    Q4_1   scale, what is added, 32 numbers from 0
+    Q5_0   scale, a fifth bit of all numbers, the other four; numbers less 16
+    Q5_1   scale, what is added, then the same; numbers from 0
+    Q4_K   steps of scales and of minimums, 8 scales and minimums in six bits, numbers from 0
+    Q5_K   the same, a fifth bit of all numbers apart from the other four
+    Q6_K   numbers less 32: four lower bits, two upper bits; 16 scales; their step
+
+Legend: O rows, N blocks of a row.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -10,10 +29,148 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.model.errors import WeightsError
-from foresay.verifier.model.gguf.blocks import matrix_of
-from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.gguf.names import CONFIGURATION, gguf_of, ours, theirs
+from foresay.verifier.model.gguf.config import CONFIGURATION, gguf_of, ours, theirs
+from foresay.verifier.model.gguf.file import (
+    BF16,
+    F16,
+    F32,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    GgufFile,
+    Type,
+)
 from foresay.verifier.model.linear import Matrix
+from foresay.verifier.ops.quantized import QuantizedMatrix
+
+_FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
+#: Rows that are worked on at a time: what is widened on the way takes little room.
+_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What blocks hold. numbers: int8[O, K], of four bits packed as a matrix has them, uint8[O, K / 2]. scales:
+    fp16[O, K / 32], or int8[O, G] with steps. minimums: int8[O, G]. steps, minimum_steps: fp16[O, N]."""
+
+    numbers: Tensor
+    scales: Tensor
+    minimums: Tensor | None = None
+    steps: Tensor | None = None
+    minimum_steps: Tensor | None = None
+
+
+def matrix_of(raw: Tensor, shape: tuple[int, ...], kind: Type) -> Matrix:
+    """A tensor of the file. raw: its bytes, uint8[..]."""
+    if kind in _FLOATS:
+        return raw.view(_FLOATS[kind]).view(shape)
+    rows = raw.view(-1, shape[-1] // kind.numbers, kind.size)
+    bits = 4 if kind in (Q4_0, Q4_1, Q4_K) else 8
+    parts = [_matrix(_READERS[kind](some), bits, shape[-1]) for some in rows.split(_ROWS)]
+    return parts[0] if len(parts) == 1 else QuantizedMatrix.stacked(parts)
+
+
+def _matrix(parts: _Parts, bits: int, inner: int) -> QuantizedMatrix:
+    scales, steps = parts.scales.contiguous(), (parts.steps, parts.minimum_steps)
+    return QuantizedMatrix(parts.numbers, scales, None, bits, inner, parts.minimums, *steps)
+
+
+def _upper_and_lower(blocks: Tensor, start: int) -> Tensor:
+    """fp16[O, N]: the half at this byte of each block."""
+    half: Tensor = blocks[:, :, start : start + 2].contiguous().view(torch.float16).squeeze(2)
+    return half
+
+
+def _q8_0(blocks: Tensor) -> _Parts:
+    return _Parts(blocks[:, :, 2:].flatten(1).view(torch.int8), _upper_and_lower(blocks, 0))
+
+
+def _q4_0(blocks: Tensor) -> _Parts:
+    return _Parts(_in_pairs(blocks[:, :, 2:], 16) ^ 0x88, _upper_and_lower(blocks, 0))  # 8 less
+
+
+def _q4_1(blocks: Tensor) -> _Parts:
+    return _with_addend(blocks, _in_pairs(blocks[:, :, 4:], 16))
+
+
+def _q5_0(blocks: Tensor) -> _Parts:
+    return _Parts((_with_fifth(blocks, 2).view(torch.int8) - 16).flatten(1), _upper_and_lower(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> _Parts:
+    return _with_addend(blocks, _with_fifth(blocks, 4).flatten(1).view(torch.int8))
+
+
+def _with_fifth(blocks: Tensor, start: int) -> Tensor:
+    """uint8[O, N, 32]: numbers of five bits. start: of their fifth bits."""
+    bits = torch.stack([(blocks[:, :, start : start + 4] >> bit) & 1 for bit in range(8)], dim=3).flatten(2)
+    return _nibbles(blocks[:, :, start + 4 :], 16) | bits << 4
+
+
+def _with_addend(blocks: Tensor, numbers: Tensor) -> _Parts:
+    """What is added is a minimum taken away, once."""
+    steps = _upper_and_lower(blocks, 0), -_upper_and_lower(blocks, 2)
+    ones = torch.ones(steps[0].shape, dtype=torch.int8)
+    return _Parts(numbers, ones, ones, *steps)
+
+
+def _nibbles(data: Tensor, width: int) -> Tensor:
+    """uint8[O, N, 2 B] of [O, N, B]: so many lower halves of bytes, then their upper halves, and so on."""
+    runs = data.unflatten(2, (-1, width))
+    return torch.stack((runs & 15, runs >> 4), dim=3).flatten(2)
+
+
+def _in_pairs(data: Tensor, width: int) -> Tensor:
+    """uint8[O, N B]: the same numbers, two neighbours in a byte as :func:`foresay.verifier.ops.quantized.packed` has
+    them, without a byte for each on the way."""
+    twos = data.contiguous().view(torch.int16)
+    halves = twos & 0x0F0F, (twos >> 4) & 0x0F0F
+    pairs = torch.stack([half.unflatten(2, (-1, width // 2)) for half in halves], dim=3)
+    pairs |= pairs >> 4
+    return pairs.to(torch.uint8).flatten(1)
+
+
+def _six_bits(data: Tensor) -> tuple[Tensor, Tensor]:
+    """int8[O, N, 8] twice: scales and minimums of [O, N, 12]. The upper bits of the last four of each stand above the
+    six bits of the first four."""
+    scales, minimums, rest = data.split(4, dim=2)
+    first = torch.cat((scales & 63, (rest & 15) | ((scales >> 2) & 48)), dim=2)
+    second = torch.cat((minimums & 63, (rest >> 4) | ((minimums >> 2) & 48)), dim=2)
+    return first.view(torch.int8), second.view(torch.int8)
+
+
+def _with_minimums(blocks: Tensor, numbers: Tensor) -> _Parts:
+    scales, minimums = _six_bits(blocks[:, :, 4:16])
+    steps = _upper_and_lower(blocks, 0), _upper_and_lower(blocks, 2)
+    return _Parts(numbers, scales.flatten(1), minimums.flatten(1), *steps)
+
+
+def _q4_k(blocks: Tensor) -> _Parts:
+    return _with_minimums(blocks, _in_pairs(blocks[:, :, 16:], 32))
+
+
+def _q5_k(blocks: Tensor) -> _Parts:
+    lower, upper = _nibbles(blocks[:, :, 48:], 32), blocks[:, :, 16:48]
+    fifth = torch.stack([(upper >> bit) & 1 for bit in range(8)], dim=2).flatten(2)
+    return _with_minimums(blocks, (lower | fifth << 4).flatten(1).view(torch.int8))
+
+
+def _q6_k(blocks: Tensor) -> _Parts:
+    lower, upper = _nibbles(blocks[:, :, :128], 64), blocks[:, :, 128:192].unflatten(2, (2, 32))
+    high = torch.stack([(upper >> bit) & 3 for bit in range(0, 8, 2)], dim=3).flatten(2)
+    numbers = (lower | high << 4).view(torch.int8) - 32
+    scales = blocks[:, :, 192:208].contiguous().view(torch.int8)
+    return _Parts(numbers.flatten(1), scales.flatten(1), steps=_upper_and_lower(blocks, 208))
+
+
+_READERS: dict[Type, Callable[[Tensor], _Parts]] = {
+    Q8_0: _q8_0, Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from foresay.verifier.ops.kernels.key_blocks import (
     tiles_of,
 )
 from foresay.verifier.ops.launch import as_stored
-from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.records import AttentionMetadata
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -85,7 +85,7 @@ def chunk_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: PagedRows,
+    rows: AttentionMetadata,
     scale: float,
     window: int | None = None,
     first: int = 0,
@@ -94,7 +94,7 @@ def chunk_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As :func:`foresay.verifier.ops.tree_attention.tree_attention`, for rows without words."""
+    """As :func:`foresay.verifier.ops.attention.tree_attention`, for rows without words."""
     out = torch.zeros_like(query)  # no program writes the padding rows
     shape, tile = shape_constants(query, keys, rows, window), tile_constants(query, keys, rows)
     grid = (tiles_of(query, keys, rows), keys.shape[1], triton.cdiv(query.shape[2], tile["C"]))

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 from foresay.verifier.ops.kernels.chain import wait_turn
-from foresay.verifier.ops.kernels.quantized_rows import narrowed, scale_of
+from foresay.verifier.ops.kernels.key_blocks import narrowed, scale_of
+from foresay.verifier.ops.kernels.linear import ROWS, product_at
 from foresay.verifier.ops.kernels.rows import inverse_rms, kept, weighted
-from foresay.verifier.ops.kernels.segments import ROWS, product_at
 
 
 @triton.jit

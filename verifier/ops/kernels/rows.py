@@ -8,7 +8,7 @@ import triton.language as tl
 
 from foresay.verifier.ops.kernels.chain import wait_turn
 from foresay.verifier.ops.kernels.key_blocks import LOG2_E, softcapped
-from foresay.verifier.ops.kernels.segments import ROWS, product_at
+from foresay.verifier.ops.kernels.linear import ROWS, product_at
 
 _LOG2_E = tl.constexpr(LOG2_E)
 

@@ -41,7 +41,7 @@ from foresay.verifier.ops.kernels.key_blocks import (
     tiles_of,
 )
 from foresay.verifier.ops.launch import as_stored
-from foresay.verifier.ops.records import PagedRows
+from foresay.verifier.ops.records import AttentionMetadata
 
 #: Most nodes of a tree: bits of an ancestor word.
 NODES = 64
@@ -271,7 +271,7 @@ def tree_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: PagedRows,
+    rows: AttentionMetadata,
     scale: float,
     window: int | None = None,
     first: int = 0,
@@ -281,7 +281,7 @@ def tree_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As :func:`foresay.verifier.ops.tree_attention.tree_attention`, for rows with words.
+    """As :func:`foresay.verifier.ops.attention.tree_attention`, for rows with words.
 
     whole_splits: whether a program takes a split or one block; None: by the size of rows and tables. It decides no bit.
     """

@@ -163,7 +163,7 @@ def advance_rows(recent, lengths, ends, emitted, taken, width, nodes, BLOCK: tl.
 
 @triton.jit(do_not_specialize=["width", "count", "first"])
 def end_rows(recent, lengths, tokens, begins, roots, width, count, first, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
-    """The last ``count`` tokens of one text, as :func:`foresay.verifier.ops.recent.text_ends` has them."""
+    """The last ``count`` tokens of one text, as :func:`foresay.verifier.ops.trees.text_ends` has them."""
     wait_turn(CHAINED)
     sequence, lane = tl.program_id(0), tl.arange(0, BLOCK)
     length = tl.load(lengths + sequence)

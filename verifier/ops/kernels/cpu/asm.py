@@ -15,7 +15,7 @@ import llvmlite.ir as ir
 
 from foresay.verifier.ops.kernels.cpu.arithmetic import Arithmetic
 from foresay.verifier.ops.kernels.cpu.jit import Code, Processor
-from foresay.verifier.ops.kernels.cpu.types import (
+from foresay.verifier.ops.kernels.cpu.values import (
     BYTES,
     I1,
     I8,
@@ -24,11 +24,12 @@ from foresay.verifier.ops.kernels.cpu.types import (
     LANES,
     POINTER,
     VOID,
+    Operand,
+    Value,
     element,
     suffix,
     vector,
 )
-from foresay.verifier.ops.kernels.cpu.values import Operand, Value
 
 
 class Variable:

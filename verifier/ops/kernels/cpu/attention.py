@@ -24,15 +24,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.ops import LARGEST
+from foresay.kvpaging.store import LARGEST
 from foresay.verifier.ops.kernels.cpu import launch, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.parts import Parts, part_of
-from foresay.verifier.ops.kernels.cpu.places import INFO, NODES, PARTS, ROWS, SPAN, UNIT
-from foresay.verifier.ops.kernels.cpu.spans import Piece, Spans, Stored, T, room_of
-from foresay.verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.spans import Piece, Spans, StoredKV, T, room_of
+from foresay.verifier.ops.kernels.cpu.units import INFO, NODES, PARTS, ROWS, SPAN, UNIT, AttentionParts, part_of
+from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.records import Places
 
 
@@ -97,8 +95,8 @@ class _Attention:
         self.k, self.of, self.dim, self.team, self.groups, self.scores = k, OF_TORCH[dtype], dim, team, groups, scores
         self.query, keys, values, self.out, self.slots = (k.pointer(index) for index in range(5))
         scales = k.pointer(15) if stored in LARGEST else None
-        self.keys = Stored(keys, scales)
-        self.values = Stored(values, None if scales is None else k.at(scales, groups, F32))
+        self.keys = StoredKV(keys, scales)
+        self.values = StoredKV(values, None if scales is None else k.at(scales, groups, F32))
         self.slots_of, self.info, self.paths, self.units = k.number(5), k.pointer(6), k.pointer(7), k.pointer(8)
         self.number, self.window, self.lowest = k.counted(9), k.number(10), k.number(11)
         self.shared, self.arrived = k.pointer(13), k.pointer(14)
@@ -109,7 +107,7 @@ class _Attention:
         self.spans = Spans(k, self.of, OF_TORCH[stored], dim, team, groups, scratch, rows)
         self.own = k.at(scratch, room_of(dim, heads, groups, rows), F32)
         self.folded = k.at(self.own, rows * self.row_part, F32)
-        self.parts = Parts(k, dim, self.spans.of_weights)
+        self.parts = AttentionParts(k, dim, self.spans.of_weights)
         self.bases, self.begins, self.ends = (k.array(I64, ROWS) for _ in range(3))
 
     def write(self) -> Kernel:

@@ -11,8 +11,7 @@ from typing import Any
 import llvmlite.ir as ir
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.types import I64, lanes_of
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import I64, Value, lanes_of
 
 #: Operators, by the names of their methods.
 COMPARED: dict[str, Callable[[Value, Value], Value]] = {

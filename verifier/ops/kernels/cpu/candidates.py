@@ -14,7 +14,7 @@ upwards: so if the winner is taken out, every survivor is likelier than it, and 
 logit among the *likelier* tokens.
 
 Most tokens are too unlikely to be listed whatever their noise: its bound tells
-(:class:`foresay.verifier.ops.kernels.cpu.noise.PositionNoise`). The noise of a piece is used again by the next row at
+(:class:`foresay.verifier.ops.kernels.cpu.choice.PositionNoise`). The noise of a piece is used again by the next row at
 the same position, as siblings are. A row's sums run in the order of its columns.
 """
 
@@ -26,11 +26,9 @@ from torch import Tensor
 from foresay.spec.sample import BROKEN
 from foresay.verifier.ops.kernels.cpu import launch, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
-from foresay.verifier.ops.kernels.cpu.largest import ROOM, Largest
+from foresay.verifier.ops.kernels.cpu.choice import ROOM, Largest, PositionNoise
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.noise import PositionNoise
-from foresay.verifier.ops.kernels.cpu.types import F32, I1, I32, I64, LANES, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import F32, I1, I32, I64, LANES, Value, vector
 from foresay.verifier.ops.records import COLDEST, MOST_CHILDREN, RowSampling
 
 INFINITY = float("inf")

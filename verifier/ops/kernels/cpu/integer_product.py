@@ -14,16 +14,27 @@ import torch
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.product import Product, Shape
-from foresay.verifier.ops.kernels.cpu.types import BF16, F16, F32, I8, I16, I32, LANES, OF_TORCH, vector
-from foresay.verifier.ops.kernels.cpu.values import Operand, Value
+from foresay.verifier.ops.kernels.cpu.product import ProductKernel, ProductShape
+from foresay.verifier.ops.kernels.cpu.values import (
+    BF16,
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    LANES,
+    OF_TORCH,
+    Operand,
+    Value,
+    vector,
+)
 
 #: How the outputs of a block lie in the four quarters of a word: output 16 j + i in quarter j of word i.
 QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerShape(Shape):
+class IntegerShape(ProductShape):
     """scale: dtype of the scales. shifted: whether there are zeros. minimums, steps: whether there are such. floats:
     whether numbers are e4m3. piece: numbers of a piece where inputs are rounded
     (:mod:`~foresay.verifier.ops.kernels.cpu.rounded`), else 0.
@@ -55,7 +66,7 @@ def kernel_of(shape: IntegerShape) -> Kernel:
     return IntegerProduct(Kernel("multiply"), shape).write()
 
 
-class IntegerProduct(Product):
+class IntegerProduct(ProductKernel):
     """Writes the kernel. More arguments: scales, zeros, minimums, steps, steps of minimums; groups, numbers of a group,
     spans, groups of a span.
 

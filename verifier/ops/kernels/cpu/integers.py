@@ -29,10 +29,10 @@ from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import counted, room
 from foresay.verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from foresay.verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
-from foresay.verifier.ops.kernels.cpu.types import LANES
+from foresay.verifier.ops.kernels.cpu.values import LANES
+from foresay.verifier.ops.linear import piece_of, rounded_product
 from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
 from foresay.verifier.ops.records import Gate, turns_of
-from foresay.verifier.ops.rounded import piece_of, rounded_product
 
 
 @dataclass(frozen=True, slots=True)

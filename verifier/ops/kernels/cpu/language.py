@@ -27,7 +27,7 @@ import llvmlite.ir as ir
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.blocks import COMPARED, Block, Index, Lanes, Mask, Pointer, shape_of
-from foresay.verifier.ops.kernels.cpu.types import (
+from foresay.verifier.ops.kernels.cpu.values import (
     BF16,
     E4M3,
     F16,
@@ -37,11 +37,11 @@ from foresay.verifier.ops.kernels.cpu.types import (
     I16,
     I32,
     I64,
+    Value,
     element,
     lanes_of,
     vector,
 )
-from foresay.verifier.ops.kernels.cpu.values import Value
 
 _WHOLE = (I1, I8, I16, I32, I64)
 #: Numbers of a loop at most of which LLVM is told how many they are: to unroll longer ones takes it seconds.

@@ -1,4 +1,4 @@
-"""What :mod:`foresay.verifier.ops.level` says, as entries of a recording: small enough for one thread a sequence."""
+"""What :mod:`foresay.verifier.ops.sample` says, as entries of a recording: small enough for one thread a sequence."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.largest import ROOM, Largest
+from foresay.verifier.ops.kernels.cpu.choice import ROOM, Largest
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.types import F32, I16, I32, I64, LANES, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import F32, I16, I32, I64, LANES, Value, vector
 from foresay.verifier.ops.records import MOST_CHILDREN, Above, Kept, Pieces
 
 LOWEST = float("-inf")
@@ -26,7 +25,7 @@ def keep_children(
     picks: Tensor | None = None,
     curves: Pieces | None = None,
 ) -> Kept:
-    """As :func:`foresay.verifier.ops.level.keep_children`."""
+    """As :func:`foresay.verifier.ops.sample.keep_children`."""
     (sequences, rows, looked), (front, count) = children.shape, (above.scores.shape[1], len(marks))
     assert front <= MOST_CHILDREN and looked <= MOST_CHILDREN, "a tree has no more nodes"
     kept = Kept(*(launch.room((sequences, count), of) for of in (torch.int64,) * 3 + (torch.float32, torch.int64)))
@@ -40,7 +39,7 @@ def keep_children(
 
 
 def worth_another(front: Tensor, bars: Tensor) -> Tensor:
-    """As :func:`foresay.verifier.ops.level.worth_another`."""
+    """As :func:`foresay.verifier.ops.sample.worth_another`."""
     out = launch.room(front.shape, torch.float32)
     _weighing(bars.shape[1])(front, bars, out, *front.shape)
     return out

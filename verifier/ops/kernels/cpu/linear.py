@@ -18,9 +18,16 @@ from torch.nn import functional
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
-from foresay.verifier.ops.kernels.cpu.product import Product, Shape, block_of, filled, from_turns, in_blocks, in_turns
-from foresay.verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.product import (
+    ProductKernel,
+    ProductShape,
+    block_of,
+    filled,
+    from_turns,
+    in_blocks,
+    in_turns,
+)
+from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.records import Gate, turns_of
 
 
@@ -104,7 +111,7 @@ def _packed(weight: Tensor, block: int, pairs: bool) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class FloatShape(Shape):
+class FloatShape(ProductShape):
     """weight: its dtype. odd: whether the last of a row's inputs is half of a pair."""
 
     weight: torch.dtype
@@ -113,10 +120,10 @@ class FloatShape(Shape):
 
 @Compiled
 def _kernel(shape: FloatShape) -> Kernel:
-    return _Product(Kernel("multiply"), shape).write()
+    return _FloatProduct(Kernel("multiply"), shape).write()
 
 
-class _Product(Product):
+class _FloatProduct(ProductKernel):
     """Writes the kernel."""
 
     shape: FloatShape

@@ -25,8 +25,7 @@ from torch.nn import functional
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
-from foresay.verifier.ops.kernels.cpu.values import Operand, Value
+from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, LANES, OF_TORCH, Operand, Value, vector
 from foresay.verifier.ops.records import Gate, turns_of
 
 #: Vectors of sums that are held at once where registers are 32 and wide, and rows where they are not.
@@ -34,7 +33,7 @@ _SUMS, _ROWS = 24, 6
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ProductShape:
     """What a kernel is compiled for. compute, out: dtypes of inputs and of what comes out."""
 
     block: int
@@ -74,7 +73,7 @@ def in_blocks(rows: Tensor, block: int) -> Tensor:
     return filled(rows, block).transpose(1, 2)
 
 
-class Product:
+class ProductKernel:
     """Writes a kernel. Arguments: x, weight, out, bias, count, blocks (or pairs of them), widths of out and x."""
 
     #: Bytes: how far ahead of the sums weights are asked for.
@@ -84,7 +83,7 @@ class Product:
     far = near = 1 << 30
     strip = 1 << 17
 
-    def __init__(self, kernel: Kernel, shape: Shape) -> None:
+    def __init__(self, kernel: Kernel, shape: ProductShape) -> None:
         self.k, self.shape = kernel, shape
         self.x, self.weight, self.out, self.bias = (kernel.pointer(index) for index in range(4))
         self.rows, self.blocks, self.width, self.inner = kernel.counted(4), *(kernel.number(at) for at in (5, 6, 7))

@@ -1,4 +1,4 @@
-"""Products of whole numbers (:mod:`foresay.verifier.ops.rounded`): rounding rows, and multiplying them.
+"""Products of whole numbers (:mod:`foresay.verifier.ops.linear`): rounding rows, and multiplying them.
 
 ::
 
@@ -26,10 +26,9 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.integer_product import IntegerProduct, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
-from foresay.verifier.ops.kernels.cpu.types import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.values import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, Value, vector
+from foresay.verifier.ops.linear import GROUP, LEAST
 from foresay.verifier.ops.records import turns_of
-from foresay.verifier.ops.rounded import GROUP, LEAST
 
 #: Numbers of rows with code of their own (others are filled up), the last of them at once, where registers are 32 and
 #: wide, and where they are not; and vectors of outputs where they are.
@@ -94,10 +93,10 @@ def _sizes(processor: Processor) -> tuple[int, ...]:
 @Compiled
 def kernel_of(shape: IntegerShape) -> Kernel:
     """The kernel of this shape, whose inputs are rounded rows."""
-    return _Product(Kernel("multiply"), shape).write()
+    return _RoundedProduct(Kernel("multiply"), shape).write()
 
 
-class _Product(IntegerProduct):
+class _RoundedProduct(IntegerProduct):
     """Writes the kernel. More arguments: what :func:`round_rows` has of pieces."""
 
     far, near = 64, 16

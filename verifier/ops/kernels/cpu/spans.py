@@ -22,10 +22,8 @@ from math import gcd
 from typing import Any, TypeVar
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.parts import part_of
-from foresay.verifier.ops.kernels.cpu.places import SPAN
-from foresay.verifier.ops.kernels.cpu.types import BF16, BYTES, E4M3, F32, I8, I16, I32, I64, LANES, vector
-from foresay.verifier.ops.kernels.cpu.values import Value
+from foresay.verifier.ops.kernels.cpu.units import SPAN, part_of
+from foresay.verifier.ops.kernels.cpu.values import BF16, BYTES, E4M3, F32, I8, I16, I32, I64, LANES, Value, vector
 
 T = TypeVar("T", int, Value)
 
@@ -36,7 +34,7 @@ _BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredKV:
     """Keys or values of a layer. scales: where those of the first slot stand, if rows are quantised."""
 
     numbers: Value
@@ -140,7 +138,7 @@ class Spans:
             k.store(k.load(source, I32, position - k.select(of_path, piece.base, 0)), own, lane)
         return k.select(whole, k.at(piece.text, at, I32), own)
 
-    def _line(self, stored: Stored, slots: Value, lane: Any, head: Value) -> Line:
+    def _line(self, stored: StoredKV, slots: Value, lane: Any, head: Value) -> Line:
         """A head's key or value in a slot."""
         k, slot = self.k, self.k.integer(self.k.load(slots, I32, lane), I64)
         place = k.at(stored.numbers, (slot * self.groups + head) * self.dim, self.kept)
@@ -168,7 +166,7 @@ class Spans:
             k.store(k.widened(k.load(row, of, index)), self.short, index - at)
         return k.load(self.short, vector(F32))
 
-    def _ask(self, stored: Stored, piece: Piece, at: Value) -> None:
+    def _ask(self, stored: StoredKV, piece: Piece, at: Value) -> None:
         """For keys or values that are read soon: those from ``at`` on, if the text has so many."""
         k = self.k
         with k.when(at + LANES <= k.smallest(piece.base, piece.end)):
@@ -179,7 +177,7 @@ class Spans:
                 for line in lines:
                     k.prefetch(k.bytes_at(line.place, place), near=2)
 
-    def _arrange_keys(self, keys: Stored, slots: Value, head: Value, turned: Value) -> None:
+    def _arrange_keys(self, keys: StoredKV, slots: Value, head: Value, turned: Value) -> None:
         """A head's keys of 16 positions."""
         k = self.k
         lines = [self._line(keys, slots, lane, head) for lane in range(LANES)]
@@ -201,7 +199,7 @@ class Spans:
     def _terms(self, line: Line, step: Any) -> Value:
         return self._halves(line, step * 2, vector(I32)) if self.dot else self._floats(line, step)
 
-    def _arrange_values(self, values: Stored, piece: Piece) -> None:
+    def _arrange_values(self, values: StoredKV, piece: Piece) -> None:
         """The values of a piece; zeros where one is not seen."""
         k, together = self.k, self._together()
         with k.loop(piece.low, piece.high, LANES) as at:
@@ -246,7 +244,7 @@ class Spans:
                 with k.when(left.equals(number)):
                     yield first, number
 
-    def score(self, keys: Stored, piece: Piece, scale: float, softcap: float | None) -> None:
+    def score(self, keys: StoredKV, piece: Piece, scale: float, softcap: float | None) -> None:
         """The scores of all positions of a piece, capped if ``softcap``; minus infinity where one is not seen."""
         k, numbers = self.k, range(self.blocks)
         turned = [k.at(self.turned, number * LANES * self.width, F32) for number in numbers]
@@ -301,7 +299,7 @@ class Spans:
         pairs = [self.k.bits(each, vector(BF16, 2 * LANES)) for each in (first, second)]
         return self.k.call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, *pairs)
 
-    def mix(self, values: Stored, piece: Piece, part: Value) -> None:
+    def mix(self, values: StoredKV, piece: Piece, part: Value) -> None:
         """Add the weighted values of a piece to what its queries have."""
         k, each = self.k, piece.count // piece.apart
         self._arrange_values(values, piece)

@@ -1,0 +1,130 @@
+"""Drafters that read the target's hidden states, their features.
+
+These lie in a store on the sequences' pages, each in the slot of its position: so they come with a prefix hit, are
+there for whoever takes another place, and a captured step finds and stores them on the device. A text whose features
+nobody stored (pages from a time when another drafter was asked) gets no drafts until it is computed again.
+
+Legend: H width of what is stored, R rows.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from foresay.drafters.growth import Growth
+from foresay.drafters.levels import TreeDrafter
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.spec.protocols import FeatureRequest, Features
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import DraftTree
+from foresay.verifier.graphs.proposer import AcceptedTree
+from foresay.verifier.graphs.state import StepState
+from foresay.verifier.model.config import KVShape
+
+
+class HiddenStateDrafter(TreeDrafter):
+    """Owns ``hidden_states``, the store of what it keeps of them. needs: which it reads."""
+
+    def __init__(
+        self,
+        name: str,
+        dynamic: bool,
+        pool: PagePool,
+        needs: FeatureRequest,
+        hidden_states: KVStore,
+        device: torch.device,
+        token_ids: Tensor | None,
+    ) -> None:
+        super().__init__(name, dynamic, device, pool, token_ids)
+        self.needs, self.hidden_states = needs, hidden_states
+
+    @abstractmethod
+    def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
+        """Store what is kept of positions, int64[R] as their slots, on the device."""
+
+    def observe(self, sequence: SequenceState, features: Features) -> None:
+        """Keep newly committed positions, unless some before them are missing."""
+        table = sequence.table
+        count = len(next(iter(features.values())))
+        start = table.length - count
+        positions, slots = torch.arange(start, table.length), table.slots(start, table.length)
+        self.keep(features, positions.to(self.device), slots.to(self.device))
+        self.stored(table, count)
+
+    def stored(self, table: PageTable, count: int) -> None:
+        """The last ``count`` positions were kept."""
+        if self.hidden_states.filled(table) >= table.length - count:
+            self.hidden_states.mark(table, table.length)
+
+    def able(self, sequence: SequenceState) -> bool:
+        """Whether there is a text, and the features of all of it."""
+        return bool(sequence.table.length) and self.knows(sequence)
+
+    def knows(self, sequence: SequenceState) -> bool:
+        """Whether the features of all committed positions are there."""
+        return self.hidden_states.filled(sequence.table) == sequence.table.length
+
+    def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:
+        """Keep the accepted path. What is kept behind it is scratch, as its slots are."""
+        path, slots = (each[:, : levels + 1] for each in (taken.paths.paths, taken.slots))
+        order = torch.arange(state.size, device=path.device)[:, None]
+        places = (path.clamp(min=0) + order * taken.slots.shape[1]).flatten()
+        positions = state.lengths.long()[:, None] + torch.arange(path.shape[1], device=path.device)
+        assert self.needs is not None, "it is fed"
+        read = {name: taken.features[name].index_select(0, places) for name in self.needs.names}
+        self.keep(read, positions.flatten(), slots.flatten())
+
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
+        """The features of the path are there."""
+        self.stored(sequence.table, len(path))
+
+
+class FeatureDrafter(HiddenStateDrafter):
+    """One that keeps the features themselves, fused. width, dtype: of what is kept, H the width."""
+
+    def __init__(
+        self,
+        name: str,
+        dynamic: bool,
+        pool: PagePool,
+        needs: FeatureRequest,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        token_ids: Tensor | None,
+    ) -> None:
+        features = KVStore(pool, [KVShape(1, width, 0)], dtype, device)
+        super().__init__(name, dynamic, pool, needs, features, device, token_ids)
+
+    @abstractmethod
+    def fuse(self, features: Features) -> Tensor:
+        """[R, H]: what is kept of the target's features."""
+
+    def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
+        """Fused."""
+        self.rows.index_copy_(0, slots, self.fuse(features))
+
+    @property
+    def rows(self) -> Tensor:
+        """[slots, H]: the features of all pages."""
+        return self.hidden_states.layer(0)[0][:, 0]
+
+    def before(self, state: StepState, levels: int) -> Tensor:
+        """[S * F, H]: the features behind the tokens that the first pass reads, those one place before."""
+        return self.rows.index_select(0, self.ends(state, levels).slots_before(state))
+
+
+def marginal_logits(growth: Growth, logits: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The logits of the next level, as :meth:`foresay.drafters.growth.Passes.next` hands them out, and those of all.
+
+    logits: fp32[levels * S, V'], level by level.
+    """
+    assert logits is not None, "the logits of all levels"
+    depth, size = len(growth.levels), growth.state.size
+    own = logits[depth * size : (depth + 1) * size]
+    if growth.plan.apart:
+        own = own.repeat_interleave(growth.plan.levels[depth].front, dim=0)
+    return own, logits

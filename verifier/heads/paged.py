@@ -1,0 +1,177 @@
+"""Heads with layers, and keys and values of their own: EAGLE and DFlash.
+
+Of EAGLE a decoder layer (seldom more) guesses on from the target's own hidden state::
+
+    f(t-1)  features of position t - 1 ── fuse ── h        x(t)  the token at t ── embedding ── e
+    EAGLE-3   a = [norm e; norm h],  s = h + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U norm(y)
+    EAGLE-1   a = fc [e; h],         s = a + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U y
+
+P-EAGLE drafts in parallel: rows behind the root's are made of a mask token and a learnt feature, each of which guesses
+the token behind its own place. Further layers are plain Llama layers over y. An EAGLE-1 head may have norms besides: of
+e, of what its attention reads, and of y, which is then what U reads and what is fed back.
+
+Row t stands in slot t of the head's own store and is made of (feature t - 1, token t), so a page depends on its own
+text alone; slot 0 holds nothing. Where there is no feature yet (drafted tokens), the row before's own y stands in.
+
+Of DFlash a few layers guess a whole block of tokens in one pass, over masks (arXiv 2602.06036)::
+
+    position   0      1      ..  length - 1 | length   length + 1   length + 2  ..
+    keys of    c(0)   c(1)       c(l - 1)   | root     mask         mask             c(t) = norm(fc [features of t])
+    guesses                                   -        x(l + 1)     x(l + 2)
+
+What the target thought of a committed token is injected: each layer makes keys and values of c(t), and never a query.
+So a committed position is read once, when its features come, and whoever shares its page finds it. A block's rows see
+all of it and, unless a layer is causal, each other; their keys are scratch.
+
+Legend: R rows, W rows whose logits are wanted, H hidden width, F width of all features, V' draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foresay.kvpaging import KVStore, PageTable
+from foresay.spec.protocols import Features, Rows
+from foresay.spec.sampling import SamplingParams
+from foresay.verifier.forward_batch import ForwardBatch, RowGroup, StaticRows
+from foresay.verifier.graphs.rows import chain_words
+from foresay.verifier.graphs.state import BatchSlot, StepState
+from foresay.verifier.heads.config import HeadConfig
+from foresay.verifier.heads.layer import HeadWeights, PagedHead
+from foresay.verifier.model.forward import placed
+from foresay.verifier.ops.records import AttentionMetadata
+from foresay.verifier.ops.rows import embed, norm, pair, take_rows
+from foresay.verifier.ops.trees import known_tokens, lay_out
+
+
+class EagleHead(PagedHead):
+    """One head."""
+
+    def __init__(self, config: HeadConfig, weights: HeadWeights, max_positions: int) -> None:
+        super().__init__(config, weights, max_positions)
+        self.mask = None if weights.mask is None else self._fused_mask(weights.mask)
+
+    def _fused_mask(self, mask: Tensor) -> Tensor:
+        """[1, H]: of P-EAGLE, what stands in for the fused feature of rows that have none. Nothing of an outline."""
+        if mask.is_meta:
+            return mask.new_empty(1, self.layer.hidden_size)
+        return self._mixed(mask[None].chunk(len(self.config.names), dim=1)).clone()
+
+    def run(self, rows: Sequence[Rows], hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+        """A pass over ragged rows of several sequences (:meth:`paged`). hidden: [R, H], as the rows are given."""
+        return self.paged(ForwardBatch.of(rows, self.device), hidden, store)
+
+    @torch.inference_mode()
+    def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+        """fp32[W, V'] logits of the wanted rows and the states to go on from, [W, H]; as :meth:`states`."""
+        normed, state = self.states(rows, hidden, store)
+        if not len(normed):
+            return normed.new_empty(0, self._head.out_features, dtype=torch.float32), state
+        return self.logits(normed), state
+
+    @torch.inference_mode()
+    def states(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+        """Run static rows, storing their KV (:mod:`foresay.verifier.model.forward`).
+
+        hidden: [R, H], the fused feature (or the state) behind each row's token. Returns of the wanted rows what the
+        output matrix reads and the states to go on from, [W, H] both.
+        """
+        mixed, x = self._inputs(rows.tokens, hidden)
+        normed, x = self._walk(x, mixed, rows, store)
+        return normed, normed if self.config.generation == 1 or "norm_output" in self.config.flags else x
+
+    def _inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first attention reads, and what its result is added to; a token that is none counts as one."""
+        if self.config.generation == 3:
+            weights = self._norms["input_layernorm"].weight, self._norms["hidden_norm"].weight
+            normed = "norm_before_residual" in self.config.flags
+            return pair(self._embed, tokens, hidden, weights, self.layer.rms_norm_eps, normed)
+        assert self._fc is not None
+        embedded = take_rows(self._embed, known_tokens(tokens, self.vocab_size))
+        embedded = norm(embedded, self._norms["embedding_layernorm"]) if self._norms else embedded
+        fused = self._fc(torch.cat((embedded, hidden), dim=-1))
+        return (norm(fused, self._norms["fused_layernorm"]) if self._norms else fused), fused
+
+    def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
+        """bool[R - 1]: whether each row, made of the true feature before it, names the target's choice.
+
+        features, tokens: of a text, int64[R]. wanted: int64[R], the target's most likely token after each. table: a
+        sequence whose R pages are reserved; nothing in ``store`` counts as filled by this.
+        """
+        store.clear(table.slots(0, 1))
+        logits, _ = self.run([Rows(table, tokens[1:], 1)], self.fuse(features)[:-1], store)
+        return self.named(logits) == wanted[1:]
+
+
+class MaskBlock:
+    """A root and masks, ``count`` rows for each of S sequences, at the ends of their texts.
+
+    anchored: whether the root's row guesses too. The rows that guess are wanted, depth by depth.
+    """
+
+    def __init__(self, sequences: int, count: int, config: HeadConfig, device: torch.device) -> None:
+        assert config.mask is not None
+        self._numbers, self._words, self._depths = chain_words(sequences, count, device)
+        self._masks = torch.full((sequences, count - 1), config.mask, dtype=torch.int64, device=device)
+        whole = (1 << count) - 1
+        self._whole = torch.full((sequences * count,), whole - (whole >> 63 << 64), dtype=torch.int64, device=device)
+        self._behind = torch.full((sequences * count,), count - 1, dtype=torch.int32, device=device)
+        guessing = torch.arange(0 if config.anchored else 1, count)[:, None] + count * torch.arange(sequences)
+        self._wanted = guessing.flatten().to(device)
+
+    def rows(self, state: StepState, roots: Tensor, causal: bool = False) -> StaticRows:
+        """Each sees all of its block; causal: none of what is behind it. roots: int64[S], tokens."""
+        size, count = self._numbers.shape
+        paged = AttentionMetadata(
+            tables=state.tables,
+            page_size=state.page_size,
+            lengths=state.lengths,
+            offsets=state.offsets(count),
+            words=self._words.flatten() if causal else self._whole,
+            depths=self._depths.flatten() if causal else self._behind,
+        )
+        places = lay_out(state.tables, state.page_size, state.lengths, self._depths, self._numbers, state.live)
+        tokens = torch.cat((roots[:, None], self._masks), dim=1).flatten()
+        return StaticRows(tokens, *places, (RowGroup(slice(0, size * count), paged),), self._wanted)
+
+
+class DFlashHead(PagedHead):
+    """One head."""
+
+    @torch.inference_mode()
+    def inject(self, features: Features, positions: Tensor, slots: Tensor, store: KVStore) -> None:
+        """Store keys and values of committed positions, int64[R] as their slots. features: the target's, [R, H']."""
+        context, rotation = norm(self.fuse(features), self._norms["hidden_norm"]), self._rope.rows(positions)
+        for number, (_, layer) in enumerate(self._layers):
+            placed(layer, context, rotation, slots, store.layer(number))
+
+    def guess(self, block: MaskBlock, state: StepState, roots: Tensor, store: KVStore) -> Tensor:
+        """[W, H]: of the rows of a block that guess. roots: int64[S], known tokens."""
+        causal = block.rows(state, roots, causal=True) if any(self.config.causal) else None
+        return self.paged(block.rows(state, roots), store, causal)
+
+    @torch.inference_mode()
+    def paged(self, rows: StaticRows, store: KVStore, causal: StaticRows | None = None) -> Tensor:
+        """The states behind the last norm of a block's wanted rows, [W, H].
+
+        causal: the same rows, none of which sees what is behind it; for layers that are so.
+        """
+        x, mixed = embed(self._embed, rows.tokens, self._layers[0][1].before_attention)
+        return self._walk(x, mixed, rows, store, causal)[0]
+
+    @torch.inference_mode()
+    def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
+        """bool[R / 2 - 1]: as of EAGLE heads, for the first guess of blocks at every other position."""
+        count = len(tokens)
+        slots = table.slots(0, count).to(self.device)
+        self.inject(features, torch.arange(count, device=self.device), slots, store)
+        block = MaskBlock(1, 1 if self.config.anchored else 2, self.config, self.device)
+        state = StepState(1, len(table.pages), table.pool.page_size, 1, self.device)
+        guesses, anchors = [], range(1, count - 1, 2)
+        for anchor in reversed(anchors):  # a block's rows take the place of what was injected behind its root
+            state.join([BatchSlot(table.pages, anchor, [int(tokens[anchor])], SamplingParams(temperature=0.0), 0)])
+            guesses.append(self.logits(self.guess(block, state, state.roots.contiguous(), store)))
+        return self.named(torch.cat(guesses[::-1])) == wanted[torch.tensor(list(anchors))]

@@ -1,0 +1,120 @@
+"""The decoder's pass over static rows: op by op, captured in a GPU's graph, or recorded for a CPU.
+
+A product may be cut into segments; whoever reads it adds them up. The sum of the residual stream is normed where it is
+formed, heads are normed, rotated and stored in one go, and the gate is applied where it is multiplied.
+
+Legend: R rows, H hidden width, V vocabulary, W rows whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foresay.kvpaging import KVStore
+from foresay.spec.protocols import FeatureRequest, Features
+from foresay.verifier.forward_batch import StaticRows
+from foresay.verifier.model.decoder import Decoder, PackedLayer
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.nodes import Attention
+from foresay.verifier.ops.attention import rotate_and_store, tree_attention
+from foresay.verifier.ops.records import Norm, Rotation, SplitKSums
+from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits, gate_heads, norm, take_rows
+
+
+@torch.inference_mode()
+def forward(
+    decoder: Decoder, rows: StaticRows, store: KVStore, features: FeatureRequest | None = None
+) -> tuple[Tensor, Features]:
+    """Run the rows through the model, storing their KV.
+
+    Returns fp32[W, V] logits of the wanted rows and the features asked for, each [R, H], padding rows included.
+    """
+    asked, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
+    first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
+    x, normed = embed(decoder.embedding, rows.tokens, decoder.embedding_norm or first, count)
+    if decoder.embedding_norm is not None:
+        x = normed
+        normed = x if first is None else norm(x, first, count)
+    rotations, taken = decoder.rotations(rows.positions, count), Features()
+    for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
+        if index in asked.layers:
+            taken[f"layer.{index}"] = copy_rows(x, count)
+        kept = rows.of_layer(store.is_windowed(index))
+        mixed = attention(node.attention, layer, normed, rotations[index], kept, store.layer(index))
+        branch = _branch(layer.output, mixed, layer.after_attention, count)
+        if node.parallel:
+            add_norm(x, branch, None, count, node.share)
+        else:
+            normed = add_norm(x, branch, layer.before_mlp, count, node.share)
+        del mixed, branch  # their memory is used again
+        gated = layer.gate_up.gated(normed, count)
+        normed = add_norm(x, _branch(layer.down, gated, layer.after_mlp, count), next_norm, count, node.share)
+    if len(decoder.layers) in asked.layers:
+        taken[f"layer.{len(decoder.layers)}"] = x
+    if asked.final:
+        taken["final"] = normed
+    return _logits(decoder, normed, rows), taken
+
+
+def _branch(product: Linear, x: Tensor, how: Norm | None, count: Tensor | None) -> Tensor | SplitKSums:
+    """What is added to the residual stream: a product, normed where the model does that."""
+    return product.unfinished(x, count) if how is None else norm(product(x, count), how, count)
+
+
+def attention(
+    node: Attention,
+    layer: PackedLayer,
+    normed: Tensor,
+    rotation: Rotation,
+    rows: StaticRows,
+    stored: tuple[Tensor, Tensor, Tensor | None],
+) -> Tensor:
+    """[R, Q * D]: what every row reads of its text and its path; its own key and value are stored before.
+
+    stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` gives them.
+    """
+    query = placed(layer, normed, rotation, rows.slots, stored, rows.count)
+    seen = attended(query, stored, rows, node, layer.sinks)
+    gate = layer.head_gate
+    return seen if gate is None else gate_heads(seen, gate.unfinished(normed, rows.count), rows.count)
+
+
+def placed(
+    layer: PackedLayer,
+    normed: Tensor,
+    rotation: Rotation,
+    slots: Tensor,
+    stored: tuple[Tensor, Tensor, Tensor | None],
+    count: Tensor | None = None,
+) -> Tensor:
+    """[R, Q, D]: the queries of rows whose keys and values are stored in their slots."""
+    return rotate_and_store(layer.qkv.unfinished(normed, count), rotation, stored, slots, layer.of_heads, count)
+
+
+def attended(
+    query: Tensor,
+    stored: tuple[Tensor, Tensor, Tensor | None],
+    rows: StaticRows,
+    node: Attention,
+    sinks: Tensor | None,
+    first: int = 0,
+) -> Tensor:
+    """[R, Q * D]: the attention of all groups of rows (:func:`~foresay.verifier.ops.attention.tree_attention`)."""
+    keys, values, scales = stored
+    how = node.scale, node.window, first, rows.count, scales, node.softcap, sinks
+    seen = [tree_attention(query[group.rows], keys, values, group.paged, *how) for group in rows.groups]
+    return (seen[0] if len(seen) == 1 else torch.cat(seen)).flatten(1)
+
+
+def _logits(decoder: Decoder, normed: Tensor, rows: StaticRows) -> Tensor:
+    """fp32[W, V]."""
+    logits_indices, stack = rows.logits_indices, decoder.config.stack
+    if logits_indices is None:
+        logits, count = decoder.head.wide(normed, rows.count), rows.count
+    elif len(logits_indices):
+        count = rows.logits_count
+        logits = decoder.head.wide(take_rows(normed, logits_indices, count), count)
+    else:
+        return normed.new_empty(0, decoder.head.out_features, dtype=torch.float32)
+    return finish_logits(logits, stack.logit_scale, stack.logit_cap, count)

@@ -1,0 +1,223 @@
+"""A decoder with a KV store on the shared pages: what the engine calls, as target or as draft model.
+
+A pass, and what follows it, is captured once and replayed for any rows that it has room for::
+
+    forward    the pass over the rows as they are written now
+    sample     from each of the wanted ones, as their logits are by then: requests may have changed them
+    verify     paths are accepted, and their rows move down; left out where there are only roots
+
+Trees are laid out as in a captured step, each in a row as wide as the largest tree.
+
+Legend: B sequences of a pass, W of its rows whose logits are wanted, N nodes of the largest tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from foresay.kvpaging import KVStore, PageTable
+from foresay.spec.adjust import LogitEdits
+from foresay.spec.protocols import FeatureRequest, Features, Forward, Rows, Verified
+from foresay.spec.tree import MAX_NODES
+from foresay.verifier.forward_batch import ForwardBatch, Sizes, StaticRows, needed
+from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_bytes
+from foresay.verifier.graphs.proposer import DeviceTree
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.forward import forward
+from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.records import AcceptedPaths
+from foresay.verifier.ops.rows import take_rows
+from foresay.verifier.ops.sample import edit_logits, sample_rows
+from foresay.verifier.ops.trees import accept_paths, move_paths
+
+
+def verify(store: KVStore, rows: StaticRows, sampled: Tensor, batch: ForwardBatch) -> Tensor:
+    """Accept and move. sampled: int64[W], from each wanted row. Returns int64[B, 1 + 2 N], which the host reads: how
+    long each path is, the path, the sample at each node."""
+    assert rows.logits_indices is not None, "logits are those of rows"
+    parents, places, nodes = (batch.tensors[name] for name in ("parents", "places", "nodes"))
+
+    def of_nodes(column: Tensor, places: Tensor) -> Tensor:
+        return take_rows(column, places.flatten()).view_as(parents)
+
+    at_nodes, numbers = of_nodes(sampled, places), of_nodes(rows.logits_indices, places)
+    slots = [each.slots for each in (rows, rows.windowed) if each is not None]
+    columns = rows.tokens, batch.tensors["words"], *slots
+    tokens, words, own, *windowed = (of_nodes(column, numbers) for column in columns)
+    no_depths = nodes  # nothing here reads any
+    tree = DeviceTree(tokens, parents, words, no_depths, nodes, chain=False)
+    paths = accept_and_move(store, tree, at_nodes, own, None, *windowed)
+    return torch.cat((paths.lengths[:, None], paths.paths, at_nodes), dim=1)
+
+
+def accept_and_move(
+    store: KVStore,
+    tree: DeviceTree,
+    sampled: Tensor,
+    slots: Tensor,
+    live: Tensor | None = None,
+    windowed: Tensor | None = None,
+) -> AcceptedPaths:
+    """The paths that the samples take; their rows move down. sampled, slots: int64[B, N], of each node; windowed: the
+    slots where layers with window pages keep them. live: int32[B], 0 where nothing is sampled."""
+
+    def accepted(slots: Tensor) -> AcceptedPaths:
+        return accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts, slots, live)
+
+    paths = accepted(slots)
+    if not tree.chain:
+        sources = {False: (paths.sources, slots)}
+        if windowed is not None:
+            sources[True] = (accepted(windowed).sources, windowed)
+        for arrays in store.arrays:
+            move_paths(arrays.tensors, *sources[arrays.windows is not None], paths.lengths)
+    return paths
+
+
+_FORWARD, _SAMPLE, _VERIFY = range(3)
+
+
+class GraphRunner:
+    """One for rows of these sizes, with the features that one reader asks for. What it returns is good until the next
+    pass."""
+
+    def __init__(
+        self, decoder: Decoder, store: KVStore, features: FeatureRequest | None, sizes: Sizes, capture: Capture
+    ) -> None:
+        self._decoder, self._store, self._asked, self.sizes = decoder, store, features, sizes
+        self._batch = ForwardBatch(sizes, store.pool.page_size, store.device, store.windows)
+        self._rows: Sequence[Rows] = ()
+        self._logits: Tensor
+        self._features: Features
+        self._sampled: Tensor
+        self._verified: Tensor
+        self._replay = capture(self._work)
+
+    @property
+    def recorded_bytes(self) -> int:
+        """What a recording of it keeps."""
+        return recorded_bytes(self._replay)
+
+    def _work(self) -> Iterator[None]:
+        with torch.inference_mode():
+            rows = self._batch.laid_out()
+            self._logits, self._features = forward(self._decoder, rows, self._store, self._asked)
+        yield
+        if not self.sizes.wanted:
+            return
+        with torch.inference_mode():
+            self._sampled = sample_rows(self._logits, self._batch.sampling, None, self._batch.tensors["counts"][1:2])
+        yield
+        with torch.inference_mode():
+            self._verified = verify(self._store, rows, self._sampled, self._batch)
+        yield
+
+    def __call__(self, rows: Sequence[Rows], features: FeatureRequest | None) -> Forward:
+        """Run the rows, storing their KV. features: those of them that are wanted now."""
+        self._rows = rows
+        self._batch.write(rows)
+        self._replay.run(_FORWARD)
+        if features is None:
+            return Forward(self._logits, self._batch.starts, {})
+        count = sum(len(part.tokens) for part in rows)
+        taken = {name: self._features[name][:count] for name in features.names}
+        return Forward(self._logits, self._batch.starts, taken)
+
+    def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
+        """See :meth:`foresay.spec.protocols.Verifier.verify`."""
+        trees, ends = [part.tree for part in self._rows], self._batch.starts[1:]
+        for tree, end, edit in zip(trees, ends, edits, strict=True):
+            if tree is not None and edit is not None:
+                edit_logits(self._logits[end - len(tree) : end], edit)
+        self._replay.run(_SAMPLE)
+        if not self._batch.drafted:
+            sampled: list[int] = self._sampled.tolist()
+            return [None if tree is None else ([sampled[end - 1]], [0]) for tree, end in zip(trees, ends, strict=True)]
+        self._replay.run(_VERIFY)
+        found = zip(trees, self._verified.tolist(), strict=False)
+        return [None if tree is None else _of_tree(row, len(tree)) for tree, row in found]
+
+
+def _of_tree(row: list[int], nodes: int) -> Verified:
+    """row: length of the path, the path, samples. Of a root alone nothing was walked."""
+    samples = 1 + MAX_NODES
+    return row[samples : samples + nodes], row[1 : 1 + row[0]] or [0]
+
+
+#: Room that the first recording of a CPU has at least: rows of a step, sequences, pages and logits.
+_LEAST = Sizes(16, 1, 16, 16)
+
+
+class ModelRunner:
+    """Implements :class:`foresay.spec.protocols.Verifier`. Owns its KV store; page tables belong to the sequences."""
+
+    def __init__(self, decoder: Decoder, store: KVStore, max_positions: int) -> None:
+        self.decoder, self.store = decoder, store
+        self._replayed: dict[FeatureRequest | None, list[GraphRunner]] = {}
+        self._last: GraphRunner | None = None
+        self._kept = store.tensors[0]
+        self.vocab_size = decoder.config.vocab_size
+        self.max_positions = max_positions
+
+    def capture(self, features: FeatureRequest | None, sizes: Sequence[Sizes], capture: Capture) -> Iterator[None]:
+        """Capture passes of these sizes, the smallest first, in the place of others; stops after each.
+
+        A CPU does so when they are needed.
+        """
+        passes = self._replayed[features] = []
+        for each in sizes:
+            passes.append(self._made(features, each, capture))
+            yield
+
+    @property
+    def recorded_bytes(self) -> int:
+        """What recordings of a CPU keep."""
+        return sum(one.recorded_bytes for passes in self._replayed.values() for one in passes)
+
+    def drop_recordings(self) -> None:
+        """Let go of what a CPU recorded; it does so again, as large as is needed by then."""
+        if compiled(self._kept):
+            self._replayed.clear()
+            self._last = None
+
+    def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
+        """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed.
+
+        Logits and features stay on the model's device. Both are good until the next pass.
+        """
+        self._last = self._holding(rows, features) or self._made(features, Sizes.of(rows), Eager)
+        return self._last(rows, features)
+
+    def _made(self, features: FeatureRequest | None, sizes: Sizes, capture: Capture) -> GraphRunner:
+        return GraphRunner(self.decoder, self.store, features, sizes, capture)
+
+    def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> GraphRunner | None:
+        """A captured pass that has room for these; None if they are to be run op by op."""
+        passes = self._replayed.setdefault(features, [])
+        if compiled(self._kept):
+            need = needed(rows)
+            if not passes or not passes[0].sizes.holds(need):
+                sizes = (passes[0].sizes if passes else _LEAST).grown(need)
+                passes[:] = [self._made(features, sizes, recorded)]
+            return passes[0]
+        if self.store.device.type == "cpu":
+            return None
+        if features is None and not passes:  # one that returns features will do where none are wanted
+            passes = next(filter(None, self._replayed.values()), passes)
+        return next((one for one in passes if one.sizes.takes(rows)), None)
+
+    def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
+        """Tokens are sampled where the model is: a device's logarithms are its own."""
+        assert self._last is not None, "there was a pass"
+        return self._last.verify(edits)
+
+    def committed(self, table: PageTable) -> None:
+        """Everything up to the table's length is valid."""
+        self.store.mark(table, table.length)
+
+    def missing(self, table: PageTable) -> int:
+        """Committed tokens without valid KV in this store."""
+        return table.length - self.store.filled(table)

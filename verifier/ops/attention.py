@@ -1,0 +1,209 @@
+"""Rotary embedding, and attention of many sequences' rows over their pages, from static tensors.
+
+The whole batch is one call, lengths, page tables and trees are read from tensors only, and a row's bits depend on its
+own path alone (docs/same-tokens.md, docs/kernels.md).
+
+Legend: S sequences, R rows, H query heads, G kv heads, D head dim, P pages of a table.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from foresay.kvpaging.store import LARGEST, dequantized, store_rows
+from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.launch import as_read, as_stored, launch, new, on_triton, row_of
+from foresay.verifier.ops.records import AttentionMetadata, HeadNorms, Norm, Places, Rotation, SplitKSums
+from foresay.verifier.ops.rows import norm
+
+
+def find_places(paged: AttentionMetadata, rows: int, count: Tensor | None = None) -> Places:
+    """Where all keys are, looked for once: for kernels of a CPU. rows: R. count: int64[1], how many of them; None:
+    all."""
+    from foresay.verifier.ops.kernels.cpu import units
+    from foresay.verifier.ops.kernels.cpu.launch import counted
+
+    if paged.places is None:
+        paged.places = units.find_places(paged, rows, counted(count, rows))
+    return paged.places
+
+
+@op()
+def tree_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: AttentionMetadata,
+    scale: float,
+    window: int | None = None,
+    first: int = 0,
+    count: Tensor | None = None,
+    scales: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of every row over the committed tokens of its sequence and its own path. Returns [R, H, D] like query.
+
+    query: [R, H, D], contiguous. keys, values: [slots, G, D], one layer of a store, the rows' own stored beforehand.
+    window: how many positions a row sees, its own included; None: all. first: positions below are not seen.
+    A row that sees nothing, and a padding row, gives zeros. count: int64[1], of how many rows, read when it runs (of
+    compiled kernels; None: all). scales: fp32[slots, 2, G] of keys and values that are quantised,
+    which may be rounded to the query's dtype when they are read. softcap: a scaled score s becomes
+    ``softcap * tanh(s / softcap)`` (Gemma 2); None: it stays. sinks: fp32[H], one more logit for each query head, which
+    takes part in the softmax and has no value (gpt-oss); None: there are none.
+    """
+    out = torch.zeros_like(query)
+    for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):
+        for row in range(begin, end):
+            seen = _places(rows, sequence, row - begin, row)
+            seen = seen[max(first, len(seen) - window if window else 0) :]
+            slots = rows.tables[sequence, seen // rows.page_size].long() * rows.page_size + seen % rows.page_size
+            k, v = keys[slots], values[slots]
+            if scales is not None:
+                k, v = dequantized(k, scales[slots, 0]), dequantized(v, scales[slots, 1])
+            out[row] = _softmax_attention(query[row], k, v, scale, softcap, sinks)
+    return out
+
+
+@tree_attention.on_gpu
+def _on_gpu(
+    query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata, scale: float, window: int | None = None,
+    first: int = 0, count: Tensor | None = None, scales: Tensor | None = None, softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
+    from foresay.verifier.ops.kernels.tree_attention import tree_attention
+
+    kernel = chunk_attention if rows.words is None else tree_attention
+    assert query.is_contiguous() and keys.is_contiguous() and values.is_contiguous(), "rows lie one behind the other"
+    return kernel(query, keys, values, rows, scale, window, first, scales=scales, softcap=softcap, sinks=sinks)
+
+
+@tree_attention.on_cpu
+def _on_cpu(
+    query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata, scale: float, window: int | None = None,
+    first: int = 0, count: Tensor | None = None, scales: Tensor | None = None, softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    from foresay.verifier.ops.kernels.cpu import attention
+
+    mixed, places = new(query.shape, query), find_places(rows, len(query), count)
+    attention.attend(query, keys, values, scales, places, mixed, scale, window or 0, first, softcap, sinks)
+    return mixed
+
+
+def _places(rows: AttentionMetadata, sequence: int, order: int, row: int) -> Tensor:
+    """int64[N]: where the keys that a row may see lie in its sequence, in order of position."""
+    length = int(rows.lengths[sequence])
+    if rows.words is None or (rows.is_prefill is not None and int(rows.is_prefill[sequence])):
+        return torch.arange(length + order + 1)
+    word = int(rows.words[row])
+    return torch.tensor([*range(length), *(length + node for node in range(64) if word >> node & 1)])
+
+
+def _softmax_attention(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """[H, D] of one row, whose keys and values are [N, G, D]; sums in fp32."""
+    heads, width = query.shape
+    if not len(keys):
+        return torch.zeros_like(query)
+    stacked = query.float().view(keys.shape[1], -1, width)
+    scores = stacked @ keys.float().permute(1, 2, 0) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(*scores.shape[:2], 1)], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : len(keys)]
+    return (weights @ values.float().transpose(0, 1)).view(heads, width).to(query.dtype)
+
+
+def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Rotate every head by its row's position (half-rotation layout).
+
+    heads: [R, N, D]; cos, signed_sin: [R, 1, D] of the same dtype, the first half of ``signed_sin`` negated.
+    With (a, b) the halves of a head: ``(a cos - b sin, b cos + a sin)``.
+    """
+    half = heads.shape[-1] // 2
+    swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
+    return swapped.mul_(signed_sin).addcmul_(heads, cos)
+
+
+@op()
+def rotate_and_store(
+    qkv: Tensor | SplitKSums,
+    rotation: Rotation,
+    layer: tuple[Tensor, Tensor, Tensor | None],
+    slots: Tensor,
+    norms: HeadNorms | None = None,
+    count: Tensor | None = None,
+) -> Tensor:
+    """Norm the heads where the model does, rotate queries and keys, and store keys and values in their slots.
+
+    qkv: [R, (Q + 2 G) * D], queries, keys, values, a product that may not be finished. layer: one layer of a store, its
+    keys, values and scales: [slots, G, D] twice, written in place, and None; or fp32[slots, 2, G] where keys and values
+    are quantised on the way (:func:`foresay.kvpaging.store.quantized`), and are of the quantised dtype. slots:
+    int64[R], distinct but for padding rows, which all go to slots of page 0. All else is of one dtype and contiguous.
+    Returns the rotated queries, [R, Q, D], contiguous. count: int64[1], of how many rows, read when it runs (of
+    compiled kernels; None: all).
+    """
+    cos, signed_sin, factor = rotation
+    if isinstance(qkv, SplitKSums):
+        qkv = qkv.finished(cos.dtype)
+    groups, dim = layer[0].shape[-2:]
+    heads = qkv.view(len(qkv), -1, dim)
+    turning, value = heads[:, :-groups], heads[:, -groups:]
+    if norms is not None and not norms.after:
+        turning = _normed(turning, groups, norms)
+    turned = rotate(turning, cos, signed_sin)
+    if norms is not None and norms.after:
+        turned = _normed(turned, groups, norms)
+    keys, values, scales = layer
+    store_rows(keys, values, slots, turned[:, -groups:], value, scales)
+    query = turned[:, :-groups]
+    return query.contiguous() if factor is None else query * factor[:, None, None]
+
+
+def _normed(heads: Tensor, groups: int, norms: HeadNorms) -> Tensor:
+    """Heads of queries, and then of ``groups`` keys, [R, Q + G, D]."""
+    query, key = heads[:, :-groups], heads[:, -groups:]
+    if norms.whole:
+        query, key = query.flatten(1), key.flatten(1)
+    normed = norm(query, Norm(norms.query, norms.eps)), norm(key, Norm(norms.key, norms.eps))
+    return torch.cat(normed, dim=1).view_as(heads)
+
+
+@rotate_and_store.kernel
+def _rotate_and_store(
+    qkv: Tensor | SplitKSums,
+    rotation: Rotation,
+    layer: tuple[Tensor, Tensor, Tensor | None],
+    slots: Tensor,
+    norms: HeadNorms | None = None,
+    count: Tensor | None = None,
+) -> Tensor:
+    (cos, signed_sin, factor), (keys, values, scales) = rotation, layer
+    (product, bias), about = as_read(qkv)
+    groups, dim = keys.shape[-2:]
+    rows, heads = product.shape[-2], product.shape[-1] // dim
+    together = 8 if on_triton(product) else 1
+    if norms is not None and norms.whole and not on_triton(product):
+        together = heads  # their statistics are found once
+    query = new((rows, heads - 2 * groups, dim), cos)
+    read = (product, bias, cos, signed_sin, product if factor is None else factor)
+    weights = (product, product) if norms is None else (norms.query, norms.key)
+    launch(
+        "rotate.rotate_and_store_rows", (rows, -(-heads // together)),
+        (*read, *weights, query, *as_stored(keys, values, scales), slots, rows, 0.0 if norms is None else norms.eps),
+        {
+            "QUERIES": heads - 2 * groups, "GROUPS": groups, "DIM": dim, "HALF": dim // 2, "HEADS": together,
+            "BLOCK": row_of(product, dim // 2)["BLOCK"], "NORM": norms is not None,
+            "WHOLE": norms is not None and norms.whole, "AFTER": norms is not None and norms.after,
+            "FACTOR": factor is not None, "LARGEST": 0.0 if scales is None else LARGEST[keys.dtype],
+        } | about,
+        count, rows=True,
+    )  # fmt: skip
+    return query

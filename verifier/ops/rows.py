@@ -1,0 +1,236 @@
+"""What is done to each row for itself: rows of a table, norms, the gate of what attention puts out, families' logits.
+
+Kernels are in the file of the same name (:mod:`foresay.verifier.ops.kernels.rows`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.launch import as_normed, as_read, launch, new, of_any_width, on_triton, row_of, warps
+from foresay.verifier.ops.records import Norm, SplitKSums
+from foresay.verifier.ops.trees import known_tokens
+
+
+@op()
+def take_rows(table: Tensor, places: Tensor, count: Tensor | None = None) -> Tensor:
+    """``table[places]``. table: [N, ..], contiguous. places: int64[R]. Returns [R, ..].
+
+    count: int64[1], how many rows are taken, read when it runs (of kernels of a CPU; None: all).
+    """
+    return table.index_select(0, places)
+
+
+@take_rows.kernel
+def _take_rows(table: Tensor, places: Tensor, count: Tensor | None = None) -> Tensor:
+    return _taken(table, places, len(places), count, placed=True)
+
+
+@op()
+def copy_rows(x: Tensor, count: Tensor | None = None) -> Tensor:
+    """The same rows elsewhere, as they are now. x: [R, ..], contiguous; count: see :func:`take_rows`."""
+    return x.clone()
+
+
+@copy_rows.kernel
+def _copy_rows(x: Tensor, count: Tensor | None = None) -> Tensor:
+    return _taken(x, x, len(x), count, placed=False)
+
+
+def _taken(table: Tensor, places: Tensor, rows: int, count: Tensor | None, placed: bool) -> Tensor:
+    out, width = new((rows, *table.shape[1:]), table), table.shape[1:].numel()
+    constants = {"PLACED": placed} | of_any_width(table, width)
+    launch("rows.taken_rows", (rows,), (table, places, out, width), constants, count, rows=True)
+    return out
+
+
+@op()
+def take_both(first: Tensor, second: Tensor, places: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The same rows of two tables of one shape. first, second: [N, D]."""
+    return take_rows(first, places, count), take_rows(second, places, count)
+
+
+@take_both.kernel
+def _take_both(first: Tensor, second: Tensor, places: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    shape = len(places), first.shape[1]
+    made = new(shape, first), new(shape, second)
+    arguments = (first, second, places, *made)
+    launch("rows.both_rows", shape[:1], arguments, row_of(first, shape[1]), count, rows=True, num_warps=1)
+    return made
+
+
+@op()
+def take_columns(x: Tensor, places: Tensor, count: Tensor | None = None) -> Tensor:
+    """``x[:, places]``. x: [R, N], contiguous. places: int64[K]. Returns [R, K]; count: see :func:`take_rows`."""
+    return x.index_select(1, places)
+
+
+@take_columns.kernel
+def _take_columns(x: Tensor, places: Tensor, count: Tensor | None = None) -> Tensor:
+    (rows, width), taken = x.shape, len(places)
+    out = new((rows, taken), x)
+    launch("rows.taken_columns", (rows,), (x, places, out, width, taken), of_any_width(x, taken), count)
+    return out
+
+
+@op()
+def norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:
+    """``x / rms(x) * weight + bias`` over the last dimension, or the same of ``x - mean(x)``; computed in fp32.
+
+    x: [..., D]. Each row's result depends on that row alone. count: int64[1], of how many rows, read when it runs (of
+    compiled kernels; None: all).
+    """
+    if x.dtype.itemsize == 4 and not how.centred and how.bias is None:
+        return functional.rms_norm(x, (x.shape[-1],), how.weight, how.eps)
+    wide = x.float()
+    if how.centred:
+        wide = wide - wide.mean(-1, keepdim=True)
+    wide = wide * wide.square().mean(-1, keepdim=True).add_(how.eps).rsqrt_()
+    if how.weight.dtype is x.dtype:
+        wide = wide.to(x.dtype).float()
+    wide = wide.mul_(how.weight)
+    return (wide if how.bias is None else wide.add_(how.bias)).to(x.dtype)
+
+
+@norm.kernel
+def _norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:
+    return _normed(x.reshape(-1, x.shape[-1]), None, how, count).view(x.shape)
+
+
+@op()
+def add_norm(
+    x: Tensor, y: Tensor | SplitKSums, how: Norm | None, count: Tensor | None = None, share: float = 1.0
+) -> Tensor:
+    """``x += share * y``, then the norm of the sum as :func:`norm` has it; without ``how`` x itself is returned.
+
+    x, y: [R, D], contiguous; x is the residual stream and is changed in place. y may be a product that is not finished.
+    share: ``share * y`` is rounded before it is added. Returns [R, D].
+    """
+    if isinstance(y, SplitKSums):
+        y = y.finished(x.dtype)
+    x.add_(y if share == 1.0 else y * share)
+    return x if how is None else norm(x, how)
+
+
+@add_norm.kernel
+def _add_norm(
+    x: Tensor, y: Tensor | SplitKSums, how: Norm | None, count: Tensor | None = None, share: float = 1.0
+) -> Tensor:
+    assert x.shape == (y if isinstance(y, Tensor) else y.sums).shape[-2:], "x and y are of one shape"
+    return _normed(x, y, how, count, share)
+
+
+def _normed(
+    x: Tensor, y: Tensor | SplitKSums | None, how: Norm | None, count: Tensor | None, share: float = 0.0
+) -> Tensor:
+    rows, width = x.shape
+    out = x if how is None else new(x.shape, x)
+    (weights, eps, norming), (added, about) = as_normed(how, x), as_read(x if y is None else y)
+    launch(
+        "rows.norm_rows", (rows,), (x, *added, *weights, out, rows, eps),
+        {"SHARE": share} | row_of(x, width) | norming | about, count, rows=True, num_warps=warps(width),
+    )  # fmt: skip
+    return out
+
+
+@op()
+def embed(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The rows of the tokens, the residual stream's beginning, and their norm: [R, D] each.
+
+    Without ``how`` both are one tensor: whatever reads the second must do so before the first is changed. That holds
+    of a product that runs before the addition to the stream.
+    table: [V, D]. tokens: int64[R]. count: see :func:`~foresay.verifier.ops.rows.take_rows`.
+    """
+    x = take_rows(table, tokens, count)
+    return x, x if how is None else norm(x, how, count)
+
+
+@embed.kernel
+def _embed(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    shape = rows, width = len(tokens), table.shape[1]
+    x = new(shape, table)
+    out = x if how is None else new(shape, table)
+    weights, eps, norming = as_normed(how, x)
+    launch(
+        "rows.embedded_rows", (rows,), (table, tokens, *weights, x, out, eps), row_of(table, width) | norming, count,
+        rows=True, num_warps=warps(width),
+    )  # fmt: skip
+    return x, out
+
+
+@op()
+def pair(
+    table: Tensor, tokens: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], eps: float, keep_normed: bool
+) -> tuple[Tensor, Tensor]:
+    """The RMS norms of the tokens' rows and of ``hidden`` side by side, [R, 2 D]; and ``hidden``, or its norm, anew.
+
+    table: [V, D]; a token that it does not have is its last one, what is none its first. tokens: int64[R]. hidden:
+    [R, D]. weights: [D] each.
+    """
+    of_token, of_hidden = (Norm(weight, eps) for weight in weights)
+    normed = norm(hidden, of_hidden)
+    embedded = norm(take_rows(table, known_tokens(tokens, len(table))), of_token)
+    return torch.cat((embedded, normed), dim=-1), normed if keep_normed else copy_rows(hidden)
+
+
+@pair.kernel
+def _pair(
+    table: Tensor, tokens: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], eps: float, keep_normed: bool
+) -> tuple[Tensor, Tensor]:
+    rows, width = hidden.shape
+    out, stream = new((rows, 2 * width), hidden), new(hidden.shape, hidden)
+    constants = {"KNOWN": len(table), "NORMED": keep_normed} | row_of(table, width) | row_of(hidden, width)
+    arguments = (table, tokens, hidden, *weights, out, stream, eps)
+    launch("rows.paired_rows", (rows, 2), arguments, constants, rows=True, num_warps=warps(width))
+    return out, stream
+
+
+@op()
+def gate_heads(x: Tensor, gate: Tensor | SplitKSums, count: Tensor | None = None) -> Tensor:
+    """``x *= sigmoid(gate)``, number by number, the sigmoid rounded first. Returns x, which is changed in place.
+
+    x, gate: [R, Q * D], of one dtype and contiguous; gate may be a product that is not finished. count: int64[1], of
+    how many rows, read when it runs (of compiled kernels; None: all).
+    """
+    if isinstance(gate, SplitKSums):
+        gate = gate.finished(x.dtype)
+    return x.mul_(gate.sigmoid())
+
+
+@gate_heads.kernel
+def _gate_heads(x: Tensor, gate: Tensor | SplitKSums, count: Tensor | None = None) -> Tensor:
+    (product, bias), about = as_read(gate)
+    assert x.shape == product.shape[-2:], "each number has a gate"
+    (rows, width), columns = x.shape, 1024 if on_triton(x) else 256  # a single row is shared among threads too
+    launch(
+        "rows.gate_rows", (rows, -(-width // columns)), (x, product, bias, rows),
+        {"WIDTH": width, "COLUMNS": columns} | about, count, rows=True, enable_fp_fusion=False,
+    )  # fmt: skip
+    return x
+
+
+@op()
+def finish_logits(logits: Tensor, scale: float = 1.0, cap: float | None = None, count: Tensor | None = None) -> Tensor:
+    """``x = logits * scale``, then ``cap * tanh(x / cap)`` if there is a cap; in place. Returns the logits.
+
+    logits: fp32[W, V], contiguous; each number's result depends on that number alone. With neither a factor nor
+    a cap nothing runs. count: int64[1], of how many rows, read when it runs (of compiled kernels; None: all).
+    """
+    if scale == 1.0 and cap is None:
+        return logits
+    logits.mul_(scale)
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+@finish_logits.kernel
+def _finish_logits(logits: Tensor, scale: float = 1.0, cap: float | None = None, count: Tensor | None = None) -> Tensor:
+    if scale == 1.0 and cap is None:
+        return logits
+    (rows, width), columns = logits.shape, 1024 if on_triton(logits) else 4096
+    constants = {"WIDTH": width, "CAP": cap or 0.0, "COLUMNS": columns}
+    grid = rows, -(-width // columns)
+    launch("rows.finish_rows", grid, (logits, scale), constants, count, rows=True, enable_fp_fusion=False)
+    return logits

@@ -1,0 +1,273 @@
+"""What of a step is done to trees and texts rather than to numbers, without a number on the host.
+
+Where rows go, the accepted path of each tree, how its rows move down and its text moves on. Kernels are in the file of
+the same name (:mod:`foresay.verifier.ops.kernels.trees`).
+
+:func:`accept_paths` is what :func:`foresay.spec.accept.accept` says of one tree, for trees padded to one size: so that
+it can be part of a captured graph. Stop ids and length limits stay with the host, which cuts the emitted run.
+
+``move_rows`` of :mod:`foresay.kvpaging.store` takes as many rows as its index tensors name. In a captured graph tensors
+have one size, and how many rows count is known to the device alone. So :func:`move_paths` is here and not in kvpaging,
+which keeps to torch and numpy.
+
+Legend: S or B sequences, T tokens that are known of each text's end, F of them that a pass runs, N nodes of a tree.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from foresay.kvpaging.store import move_rows
+from foresay.spec.accept import accept
+from foresay.spec.tree import DraftTree
+from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.launch import launch, new, on_triton, padded
+from foresay.verifier.ops.records import AcceptedPaths, TextEnd
+
+
+@op()
+def lay_out(
+    tables: Tensor, page_size: int, lengths: Tensor, depths: Tensor, nodes: Tensor, live: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The position and the slot of each of the S * N rows of S sequences.
+
+    tables: int32[S, P], the page ids of each sequence. lengths: int32[S], the committed tokens. depths: int32[S, N], or
+    [N] for all sequences, how far below the root each row is. nodes: int64[S, N], the row's place behind the committed
+    ones. live: int32[S], 0 for a sequence that is only padding: its rows are at position 0, in slot 0 of page 0.
+    The pages of a live sequence reach as far as its rows. Returns positions and slots, int64[S * N].
+    """
+    real = (live != 0)[:, None]
+    start = lengths.long()[:, None]
+    places = (start + nodes).where(real, 0)
+    slots = tables.long().gather(1, places // page_size) * page_size + places % page_size
+    return (start + depths).where(real, 0).flatten(), slots.where(real, 0).flatten()
+
+
+@lay_out.kernel
+def _lay_out(
+    tables: Tensor, page_size: int, lengths: Tensor, depths: Tensor, nodes: Tensor, live: Tensor
+) -> tuple[Tensor, Tensor]:
+    rows, width, together = nodes.numel(), nodes.shape[1], 128 if on_triton(nodes) else 1
+    positions, slots = new((rows,), nodes), new((rows,), nodes)
+    launch(
+        "trees.lay_out_rows", (-(-rows // together),),
+        (tables, lengths, depths, nodes, live, positions, slots,
+         rows, tables.shape[1], width, width if depths.dim() == 2 else 0),
+        {"PAGE_SIZE": page_size, "ROWS": together},
+    )  # fmt: skip
+    return positions, slots
+
+
+#: One ancestor word holds this many nodes.
+_WORD = 64
+
+
+@op()
+def accept_paths(
+    tokens: Tensor,
+    parents: Tensor,
+    ancestors: Tensor,
+    sampled: Tensor,
+    nodes: Tensor,
+    slots: Tensor,
+    live: Tensor | None = None,
+) -> AcceptedPaths:
+    """The path that the samples take through each tree.
+
+    tokens, parents, ancestors: int64[B, N], the trees as :class:`~foresay.spec.tree.DraftTree` has them, N at most 64.
+    sampled: int64[B, N], the target's sample at every node. slots: int64[B, N], where the nodes' keys are. nodes:
+    int64[B], how many nodes each tree has; what is behind them is not looked at, and 0 is a sequence that is only
+    padding. live: int32[B], 0 for padding too; None: none of them is.
+    """
+    nodes = nodes if live is None else nodes * live
+    found = AcceptedPaths.empty(tokens)
+    for row, count in enumerate(nodes.tolist()):
+        if count:
+            own, above, words = (each[row, :count].tolist() for each in (tokens, parents, ancestors))
+            tree = DraftTree(own, above, [], [word & (1 << _WORD) - 1 for word in words])  # the rule reads no depths
+            _write(found, row, accept(tree, sampled[row].tolist()), sampled[row], slots[row])
+    return found
+
+
+def _write(found: AcceptedPaths, row: int, path: list[int], sampled: Tensor, slots: Tensor) -> None:
+    length = len(path)
+    found.lengths[row] = length
+    found.paths[row, :length] = torch.tensor(path)
+    found.emitted[row, :length] = sampled[path]
+    found.sources[row, :length] = slots[path]
+
+
+@accept_paths.kernel
+def _accept_paths(
+    tokens: Tensor,
+    parents: Tensor,
+    ancestors: Tensor,
+    sampled: Tensor,
+    nodes: Tensor,
+    slots: Tensor,
+    live: Tensor | None = None,
+) -> AcceptedPaths:
+    sequences, width = tokens.shape
+    assert width <= _WORD, "a tree holds at most 64 nodes"
+    found = AcceptedPaths(new((sequences,), tokens), *(new(tokens.shape, tokens) for _ in range(3)))
+    results = (found.lengths, found.paths, found.emitted, found.sources)
+    arguments = (tokens, parents, ancestors, sampled, nodes, slots, *results, nodes if live is None else live, width)
+    launch("trees.walk_trees", (sequences,), arguments, {"PADDED": live is not None, "WORD": _WORD}, num_warps=2)
+    return found
+
+
+@op()
+def report(
+    found: AcceptedPaths, tokens: Tensor, parents: Tensor, nodes: Tensor, sampled: Tensor, out: Tensor, no_parent: int
+) -> None:
+    """Write side by side what the host reads of a step: path lengths, paths, tokens, parents, samples.
+
+    out: int64[B, 1 + 4 N]. no_parent: what stands for the parent where there is no node. The rest as above.
+    """
+    marked = real_parents(parents, nodes, no_parent)
+    out.copy_(torch.cat((found.lengths[:, None], found.paths, tokens, marked, sampled), dim=1))
+
+
+@report.kernel
+def _report(
+    found: AcceptedPaths, tokens: Tensor, parents: Tensor, nodes: Tensor, sampled: Tensor, out: Tensor, no_parent: int
+) -> None:
+    sequences, width = tokens.shape
+    launch(
+        "trees.report_rows", (sequences,), (found.lengths, found.paths, tokens, parents, nodes, sampled, out, width),
+        {"NONE": no_parent, "WORD": _WORD}, num_warps=2,
+    )  # fmt: skip
+
+
+def real_parents(parents: Tensor, nodes: Tensor, no_parent: int) -> Tensor:
+    """int64[B, N]: parents, marked where there is no node."""
+    return parents.where(torch.arange(parents.shape[1], device=nodes.device) < nodes[:, None], no_parent)
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+@op()
+def move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
+    """Move the first ``lengths[b]`` rows of each sequence, in every layer, in place: all are read, then written.
+
+    parts: of a store, [L, slots, ..] each, contiguous, of width 0 too. sources, destinations: int64[B, N], slots, N
+    at most 64; what is behind a sequence's length is not looked at. lengths: int64[B]. A sequence's destinations are
+    distinct and may be its sources; no two sequences share a slot.
+    """
+    for row, length in enumerate(lengths.tolist()):
+        move_rows(parts, sources[row, :length], destinations[row, :length])
+
+
+@move_paths.kernel
+def _move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
+    """A launch for keys and values, one for their scales if there are any."""
+    sequences, width = sources.shape
+    assert width <= 64, "a path holds at most 64 nodes"
+    # Of a row that a program moves: 64 rows of so many words take 32 registers in each of 128 threads.
+    columns, rows = (64, padded(width)) if on_triton(sources) else (256, 64)
+    for pair in (parts[first : first + 2] for first in range(0, len(parts), 2)):
+        keys, *values = _as_words([each for each in pair if each.numel()] or list(pair[:1]))
+        widths = [math.prod(each.shape[2:]) for each in (keys, *values)]
+        grid = sequences, sum(-(-each // columns) for each in widths), len(keys)
+        launch(
+            "trees.move_columns", grid,
+            (keys, values[0] if values else keys, sources, destinations, lengths, keys.shape[1], width),
+            {"KEY_WIDTH": widths[0], "VALUE_WIDTH": sum(widths[1:]), "ROWS": rows, "COLUMNS": columns}, rows=True,
+        )  # fmt: skip
+
+
+def _as_words(pair: list[Tensor]) -> list[Tensor]:
+    """The same memory as integers, the widest that divide both kinds of head: moving looks at no number."""
+    kind = _WORDS[math.gcd(4, *(each.shape[-1] * each.element_size() for each in pair))]
+    return [each.view(kind) for each in pair]
+
+
+@op()
+def advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, taken: Tensor) -> None:
+    """The first ``taken[s]`` of the emitted tokens come behind the text of each sequence, in place.
+
+    recent: int64[S, T], the last tokens of each. lengths: int32[S], ends: int64[S, 1], how many there are. emitted:
+    int64[S, N]; what is behind a sequence's number is not looked at. taken: int64[S], 0 to N. All contiguous.
+    ``BROKEN``, which is no token and must not be looked up, becomes 0.
+    """
+    places = torch.arange(recent.shape[1], device=recent.device) + taken[:, None]
+    recent.copy_(torch.cat([recent, emitted], dim=1).gather(1, places).clamp_(min=0))
+    lengths.add_(taken)
+    ends.add_(taken[:, None])
+
+
+@advance.kernel
+def _advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, taken: Tensor) -> None:
+    sequences, width = recent.shape
+    launch(
+        "trees.advance_rows", (sequences,), (recent, lengths, ends, emitted, taken, width, emitted.shape[1]),
+        {"BLOCK": padded(width)},
+    )  # fmt: skip
+
+
+@op()
+def text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextEnd:
+    """The last ``count`` tokens of each text, the root last; or, of one with fewer of them from position ``first`` on,
+    those, and behind them the root again.
+
+    recent: int64[S, T], the root last, T at least ``count``. lengths: int32[S], the roots' positions.
+    """
+    begins = (lengths - (count - 1)).clamp(min=first)
+    roots = (lengths - begins).long().clamp(min=0)
+    order = torch.arange(count, device=recent.device)
+    tokens = recent.gather(1, (order + (recent.shape[1] - 1) - roots[:, None]).clamp(max=recent.shape[1] - 1))
+    return TextEnd(tokens, begins, roots + count * torch.arange(len(roots), device=recent.device))
+
+
+@text_ends.kernel
+def _text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextEnd:
+    sequences, width = recent.shape
+    made = TextEnd(new((sequences, count), recent), new((sequences,), lengths), new((sequences,), recent))
+    launch(
+        "trees.end_rows", (sequences,), (recent, lengths, *made, width, count, first), {"BLOCK": padded(count)},
+    )  # fmt: skip
+    return made
+
+
+@op()
+def positions_below(ends: Tensor, depths: Tensor) -> Tensor:
+    """int64[S * N]: the positions of tokens below nodes. ends: int64[S, 1], behind the roots. depths: int32[S, N]."""
+    return (ends + depths).flatten()
+
+
+@positions_below.kernel
+def _positions_below(ends: Tensor, depths: Tensor) -> Tensor:
+    out = new((depths.numel(),), ends)
+    _one_by_one("trees.below_rows", (ends, depths, out), out, depths.shape[1], {})
+    return out
+
+
+@op()
+def known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None = None) -> Tensor:
+    """The tokens as another model's: those it does not have as its last one, those that are none as the first.
+
+    tokens: int64, contiguous. read: int64[V], its id for each; None where they are the same.
+    """
+    known = tokens.clamp(0, vocab_size - 1)
+    return known if read is None else read[known]
+
+
+@known_tokens.kernel
+def _known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None = None) -> Tensor:
+    out = new(tokens.shape, tokens)
+    translated = read is not None
+    arguments = (tokens, tokens if read is None else read, out)
+    _one_by_one("trees.known_rows", arguments, out, vocab_size - 1, {"TRANSLATED": translated})
+    return out
+
+
+def _one_by_one(
+    kernel: str, arguments: tuple[Tensor, ...], out: Tensor, number: int, constants: dict[str, bool]
+) -> None:
+    together = 128 if on_triton(out) else 1
+    grid = (-(-out.numel() // together),)
+    launch(kernel, grid, (*arguments, number, out.numel()), constants | {"ROWS": together})
