@@ -10,6 +10,7 @@ Legend: H width of what is stored, R rows.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -20,9 +21,36 @@ from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
+from foresay.verifier.graphs.capture import recorded
 from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.config import KVShape
+from foresay.verifier.ops.eager import compiled
+
+#: Positions that are kept by what was recorded, at most: those of a step, not those of a prompt.
+_RECORDED = 16
+
+
+class _Keeping:
+    """Keeps so many positions, recorded: a step keeps a few of them, which takes less than calling each op does."""
+
+    def __init__(self, keep: Callable[[Features, Tensor, Tensor], None], features: Features, slots: Tensor) -> None:
+        self._keep, self._features = keep, {name: torch.zeros_like(rows) for name, rows in features.items()}
+        self._positions, self._slots = torch.zeros_like(slots), torch.zeros_like(slots)
+        self._replay = recorded(self._work)
+
+    def _work(self) -> Iterator[None]:
+        with torch.inference_mode():
+            self._keep(self._features, self._positions, self._slots)
+        yield
+
+    def __call__(self, features: Features, positions: Tensor, slots: Tensor) -> None:
+        with torch.inference_mode():
+            for name, rows in self._features.items():
+                rows.copy_(features[name])
+            self._positions.copy_(positions)
+            self._slots.copy_(slots)
+        self._replay()
 
 
 class HiddenStateDrafter(TreeDrafter):
@@ -40,6 +68,7 @@ class HiddenStateDrafter(TreeDrafter):
     ) -> None:
         super().__init__(name, dynamic, device, pool, token_ids)
         self.needs, self.hidden_states = needs, hidden_states
+        self._keeping: dict[int, _Keeping] = {}
 
     @abstractmethod
     def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
@@ -51,7 +80,12 @@ class HiddenStateDrafter(TreeDrafter):
         count = len(next(iter(features.values())))
         start = table.length - count
         positions, slots = torch.arange(start, table.length), table.slots(start, table.length)
-        self.keep(features, positions.to(self.device), slots.to(self.device))
+        if count <= _RECORDED and compiled(self.hidden_states.layer(0)[0]):
+            if count not in self._keeping:
+                self._keeping[count] = _Keeping(self.keep, features, slots)
+            self._keeping[count](features, positions, slots)
+        else:
+            self.keep(features, positions.to(self.device), slots.to(self.device))
         self.stored(table, count)
 
     def stored(self, table: PageTable, count: int) -> None:

@@ -63,17 +63,11 @@ class Steps:
     """Steps of one kind, captured where that is possible. block: steps in a row before the text is cut back."""
 
     def __init__(
-        self,
-        device: Device,
-        target: ModelRunner,
-        proposer: Proposer,
-        context: int,
-        block: int,
-        temperature: float = 0.0,
+        self, device: Device, model: ModelRunner, proposer: Proposer, context: int, block: int, temperature: float = 0.0
     ) -> None:
         self.device, self.block = device, block
-        self.ground = Ground(target, proposer, context, block, temperature)
-        self.step = SpeculativeStep(target, proposer, self.ground.state)
+        self.ground = Ground(model, proposer, context, block, temperature)
+        self.step = SpeculativeStep(model, proposer, self.ground.state)
         self.ground.reset()
         self.step()  # op by op: makes what the state holds for its rows
         self.ground.reset()
