@@ -222,10 +222,10 @@ def test_the_line_after_an_answer_counts_tokens_and_passes(engine: Engine, said:
 
 
 def test_ctrl_c_ends_the_answer_and_keeps_what_was_written(engine: Engine, said: Said) -> None:
-    talk = Talk(engine, interrupted=True)
+    before, talk = signal.getsignal(signal.SIGINT), Talk(engine, interrupted=True)
     talk.obey(QUESTION)
     assert said()[-1].endswith("pass, stopped")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before, "as it was, ignored too where a shell's job has it so"
     talk.obey("And 3?")
     question, answer, _ = talk.asked[-1]
     assert question["content"] == QUESTION and answer["role"] == "assistant" and answer["content"]
