@@ -82,7 +82,10 @@ class HiddenStateDrafter(TreeDrafter):
         positions, slots = torch.arange(start, table.length), table.slots(start, table.length)
         if count <= _RECORDED and compiled(self.hidden_states.layer(0)[0]):
             if count not in self._keeping:
-                self._keeping[count] = _Keeping(self.keep, features, slots)
+                assert self.needs is not None, "it reads hidden states"
+                # Others may ask for more: what comes is what all of them read.
+                own = {name: features[name] for name in self.needs.names}
+                self._keeping[count] = _Keeping(self.keep, own, slots)
             self._keeping[count](features, positions, slots)
         else:
             self.keep(features, positions.to(self.device), slots.to(self.device))
@@ -107,7 +110,7 @@ class HiddenStateDrafter(TreeDrafter):
         order = torch.arange(state.size, device=path.device)[:, None]
         places = (path.clamp(min=0) + order * taken.slots.shape[1]).flatten()
         positions = state.lengths.long()[:, None] + torch.arange(path.shape[1], device=path.device)
-        assert self.needs is not None, "it is fed"
+        assert self.needs is not None, "it reads hidden states"
         read = {name: taken.features[name].index_select(0, places) for name in self.needs.names}
         self.keep(read, positions.flatten(), slots.flatten())
 
