@@ -18,9 +18,10 @@ pytestmark = [needs_chromium, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory, slow_target: str) -> Iterator[str]:
-    """A server with two drafters to choose from."""
+    """A server with two drafters to choose from; of a number of tokens that no clock decides."""
     log = tmp_path_factory.mktemp("serve") / "log"
-    with LiveServer(log, slow_target, "--draft", "draft_model,ngram", "--threads", "1") as server:
+    drafting = ("--draft", "draft_model,ngram", "--draft-tokens", "3")
+    with LiveServer(log, slow_target, *drafting, "--threads", "1") as server:
         yield server.wait_for_url()
 
 
@@ -68,6 +69,7 @@ async def test_a_conversation_goes_on_until_a_new_one_is_begun(url: str) -> None
         ]
         assert frames[1]["instructions"] == "You are an owl."
         await visit.show("playground")
+        await expect(anew).to_be_visible()
         await anew.focus()
         await page.keyboard.press("Enter")
         await expect(users).to_have_count(0)

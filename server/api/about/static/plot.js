@@ -25,7 +25,8 @@ export class Plot {
   }
 
   constructor(label, told, part) {
-    Object.assign(this, { label, told, part, svg: svg("svg.plot", { tabindex: 0, role: "img" }) });
+    Object.assign(this, { label, told, part });
+    this.svg = svg("svg.plot", { tabindex: 0, role: "img", "aria-label": label });
     new ResizeObserver(([{ contentRect }]) => {
       const before = this.width;
       this.width = Math.floor(contentRect.width);
