@@ -57,7 +57,7 @@ def launch(config: ServeConfig, arguments: Namespace) -> int:
     if shutil.which(agent.command[0]) is None:
         raise ForesayError(f"{agent.command[0]} is not installed; to install {agent.title}: {agent.install}")
     with (
-        _handling(sys.exit, _ENDING),
+        _handling(lambda number: sys.exit(128 + number), _ENDING),
         _server(config, arguments, agent) as url,
         tempfile.TemporaryDirectory(prefix="foresay-") as folder,
     ):
@@ -201,9 +201,8 @@ def _values(url: str, key: str, arguments: Namespace, agent: Agent) -> dict[str,
     context = known[name].get("max_model_len")
     can = _answer(url, "/api/show", key, {"model": name})["capabilities"]
     lacks = [] if "tools" in can or not agent.tools else ["a chat template with tools"]
-    lacks += (
-        [f"a context of {agent.tokens:,} tokens (it has {context:,})"] if context and context < agent.tokens else []
-    )
+    if context and context < agent.tokens:
+        lacks.append(f"a context of {agent.tokens:,} tokens (it has {context:,})")
     if lacks and not arguments.anyway:
         raise ConfigurationError(
             f"{name} does not suffice: {agent.title} needs {' and '.join(lacks)}. {_advice(agent, arguments.agent)}; "
@@ -244,12 +243,13 @@ def _run(command: list[str], variables: Mapping[str, str]) -> int:
     it alone, and a signal that is to end us ends it first."""
     taken = {name for name, value in variables.items() if not value}
     environment = {name: value for name, value in {**os.environ, **variables}.items() if name not in taken}
-    try:
-        process = subprocess.Popen(command, env=environment)
-    except OSError as error:
-        raise ForesayError(f"{command[0]} cannot be run: {error.strerror}") from None
-    with process, _handling(lambda number: None, (signal.SIGINT,)), _handling(process.send_signal, _ENDING):
-        status = process.wait()
+    with _handling(lambda number: None, (signal.SIGINT,)):
+        try:
+            process = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise ForesayError(f"{command[0]} cannot be run: {error.strerror}") from None
+        with process, _handling(process.send_signal, _ENDING):
+            status = process.wait()
     return status if status >= 0 else 128 - status
 
 
