@@ -55,13 +55,8 @@ def _filled(value: Any, values: Values) -> Any:
     return [_filled(one, values) for one in value] if isinstance(value, list) else value
 
 
-class _Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    gpu: tuple[str, ...]
-    cpu: tuple[str, ...]
-
-
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    serve: _Serve
+    serve: dict[str, tuple[str, ...]]
     agents: dict[str, Agent]
 
 
@@ -75,6 +70,6 @@ def known_agents() -> dict[str, Agent]:
     return _file().agents
 
 
-def models_for_agents(gpu: bool) -> tuple[str, ...]:
-    """Targets of the catalog that agents can work with, the best first. gpu: whether there is one."""
-    return _file().serve.gpu if gpu else _file().serve.cpu
+def models_for_agents(device: str) -> tuple[str, ...]:
+    """Targets of the catalog that agents can work with, the best first. device: ``gpu`` or ``cpu``."""
+    return _file().serve[device]

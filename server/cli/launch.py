@@ -225,7 +225,7 @@ def _advice(agent: Agent, name: str) -> str:
     from foresay.server.cli.fits import WEIGHTS, Machine, flags
 
     machine = Machine.here()
-    for target in map(known_targets().__getitem__, models_for_agents(machine.gpu is not None)):
+    for target in map(known_targets().__getitem__, models_for_agents("gpu" if machine.gpu else "cpu")):
         for weights in WEIGHTS:
             words = flags(target, weights, None, machine, agent.tokens)
             if words is not None:

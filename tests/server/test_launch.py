@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Mapping
@@ -89,14 +90,15 @@ def test_what_cannot_be_is_said_in_a_sentence(agent, capfd, words, status, told)
 def test_a_port_that_something_else_has_is_named(says: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         url = f"http://127.0.0.1:{other.getsockname()[1]}"
-        pid = os.fork()
-        if pid == 0:
-            connection, _ = other.accept()
-            connection.sendall(says)
-            os._exit(0)
+
+        def answer() -> None:
+            with other.accept()[0] as connection:
+                connection.recv(1000)
+                connection.sendall(says)
+
+        threading.Thread(target=answer).start()
         with pytest.raises(ForesayError, match="is used by something other than Foresay: give another --port"):
             launch._health(url)
-        os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_everything_of_an_agent_is_filled_in(tmp_path: Path, name: str) -> None:
 
 
 def test_models_that_are_advised_are_in_the_catalog() -> None:
-    assert {*models_for_agents(gpu=True), *models_for_agents(gpu=False)} <= set(known_targets())
+    assert {*models_for_agents("gpu"), *models_for_agents("cpu")} <= set(known_targets())
 
 
 def test_settings_are_passed_on_as_they_were_given() -> None:
@@ -158,7 +160,7 @@ def test_settings_are_passed_on_as_they_were_given() -> None:
 # -- a server of its own -----------------------------------------------------------------------------------------------
 
 #: Of the agent's script: the process of the server, which is the launcher's other child.
-SERVER = "server=$(ps -o pid= --ppid $PPID | grep -vw $$ | head -1)"
+SERVER = "for child in $(cat /proc/$PPID/task/*/children); do [ $child = $$ ] || server=$child; done"
 
 
 def alive(pid: int) -> bool:
