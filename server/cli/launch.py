@@ -4,6 +4,7 @@ What the agent needs is in its own environment and command; nothing else is chan
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
@@ -79,7 +80,8 @@ def _server(config: ServeConfig, arguments: Namespace, agent: Agent) -> Iterator
     if health is not None:
         _check_same(health, url, arguments)
         _wait(url)
-        yield url
+        with _shared(url, ours=False):
+            yield url
         return
     if arguments.url:
         raise ForesayError(f"--url {url}: no Foresay server answers there")
@@ -87,7 +89,25 @@ def _server(config: ServeConfig, arguments: Namespace, agent: Agent) -> Iterator
         raise ConfigurationError(f"no server answers at {url}: which model to serve? {_advice(agent, arguments.agent)}")
     with _started(_given(arguments)) as process:
         _wait(url, process)
-        yield url
+        with _shared(url, ours=True):
+            yield url
+
+
+@contextmanager
+def _shared(url: str, ours: bool) -> Iterator[None]:
+    """Hold a lock while an agent uses a server. One of our own stays at last until no other agent uses it."""
+    place = Path(tempfile.gettempdir()) / f"foresay-{os.getuid()}-{url.rpartition(':')[2]}.lock"
+    with open(place, "w", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not ours:
+                return
+            print("foresay launch: the server ends with the last agent that uses it, or at Ctrl-C", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        place.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -170,6 +170,19 @@ def alive(pid: int) -> bool:
         return False
 
 
+def launching(place: Path, *words: str) -> subprocess.Popen[str]:
+    (place / "temporary").mkdir(exist_ok=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(place / "temporary")}
+    line = [sys.executable, "-m", "foresay.server.cli.main", "launch", "claude", *words]
+    return subprocess.Popen(line, cwd=place, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def until(there: Path, *running: subprocess.Popen[str]) -> None:
+    while not there.exists():
+        assert all(one.poll() is None for one in running)
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("script", "sent", "status", "told"),
     [
@@ -192,20 +205,31 @@ def alive(pid: int) -> bool:
     ids=["ends", "is-killed", "ctrl-c", "terminated", "server-dies"],
 )
 def test_a_server_ends_with_its_agent(agent, tmp_path, script, sent, status, told) -> None:
-    (tmp_path / "temporary").mkdir()
     write(agent, f"{SERVER}; echo $server > pid; {script}")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
-    line = [sys.executable, "-m", "foresay.server.cli.main", "launch", "claude", *toy("--anyway")]
-    with subprocess.Popen(
-        line, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as launcher:
+    with launching(tmp_path, *toy("--anyway")) as launcher:
         if sent is not None:
-            while not (tmp_path / "up").exists():
-                assert launcher.poll() is None
-                time.sleep(0.05)
+            until(tmp_path / "up", launcher)
             # Ctrl-C goes to all that are in the foreground.
             os.killpg(launcher.pid, sent) if sent == signal.SIGINT else launcher.send_signal(sent)
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == status and told in err, err
     assert not alive(int((tmp_path / "pid").read_text())), "nothing is left"
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_server_stays_for_a_second_agent(agent, tmp_path) -> None:
+    write(agent, f'{SERVER}; [ -n "$1" ] || echo $server > pid; touch up$1; until [ -e end$1 ]; do sleep 0.1; done')
+    words = toy("--anyway")
+    with launching(tmp_path, *words) as first:
+        until(tmp_path / "up", first)
+        with launching(tmp_path, *words, "--", "2") as second:
+            until(tmp_path / "up2", first, second)
+            (tmp_path / "end").touch()
+            assert first.stderr is not None
+            assert any("ends with the last agent that uses it" in line for line in first.stderr)
+            pid = int((tmp_path / "pid").read_text())
+            assert first.poll() is None and alive(pid)
+            (tmp_path / "end2").touch()
+        first.communicate(timeout=60)
+    assert (first.returncode, second.returncode) == (0, 0) and not alive(pid)
     assert list((tmp_path / "temporary").iterdir()) == []
