@@ -24,6 +24,7 @@ from foresay.server.schemas.shared import MetricsLevel
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import Names
 from foresay.server.text.choice import Choice
+from foresay.server.text.last_prompts import LastPrompts
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import Rendered, Room
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer, loader_of
@@ -92,6 +93,7 @@ class Service:
         self.server = server or ServerState()
         self.warned = WarningLog()
         self.pace = Pace()
+        self.last_prompts = LastPrompts()
         self.telemetry = Telemetry(names.own, engine, connections=self.server.connections)
         self.places = Shared(config.most_running)
         self.server.allow_bodies(self.largest_body)  # until the context is known
@@ -177,11 +179,11 @@ class Service:
         kept, for the dashboard, where their key can read it again, and for the self-check.
         """
         requests, count = [choice.request for choice in choices], len(choices)
-        words = {choice.request.id: choice.words for choice in choices}
+        about = {choice.request.id: (choice.words, choice.differs) for choice in choices}
         with (
             self.places.holding(count, lambda: self.queue_full(count)),
             admitted(requests) as spend,
-            self.telemetry.watching(requests, keeps_text, words) as all_stats,
+            self.telemetry.watching(requests, keeps_text, about) as all_stats,
         ):
             engine = CheckedEngine(self.self_check, self.engine, keeps_text)
             release = CONTEXT.get().release

@@ -275,6 +275,15 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "server",
         ),
     ] = False
+    keep_client_noise: Annotated[
+        bool,
+        _about(
+            "show the model also what clients put into prompts that changes each time and means nothing to it, such as "
+            "Claude Code's x-anthropic-billing-header (else it is left out, with a warning, so that the KV cache finds "
+            "what follows again)",
+            "server",
+        ),
+    ] = False
     max_queue: Annotated[
         int, Meta(ge=0), _about("requests that may wait for their turn before new ones get 429", "server", "N")
     ] = 256
