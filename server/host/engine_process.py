@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 from foresay.server.engine.costs import Costs
 from foresay.server.engine.generation import Cause
 from foresay.server.host import frames
-from foresay.server.host.child import Spawned, Watchdog, cpu_ticks, oom_kills, reap, stopped
+from foresay.server.host.child import (
+    Spawned,
+    Watchdog,
+    cpu_ticks,
+    oom_kills,
+    progress_in,
+    reap,
+    state_of,
+    stopped,
+)
 from foresay.server.host.frames import Channel
 from foresay.server.settings.config import ServeConfig
 
@@ -80,8 +89,9 @@ class EngineProcess:
         watchdog = Watchdog(self.config.engine_timeout)
         while True:
             await asyncio.sleep(watchdog.interval)
-            loading = self.ready is None
-            wrong = watchdog.look(channel.heard(), cpu_ticks(self.id), loading, stopped(self.id, by="T"))
+            loading, state = self.ready is None, state_of(self.id)
+            progress = progress_in(self.ready.progress) if self.ready is not None and state != "t" else None
+            wrong = watchdog.look(channel.heard(), cpu_ticks(self.id), loading, state == "T", progress)
             if wrong is not None:
                 return wrong
             if not loading:

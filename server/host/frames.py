@@ -87,10 +87,12 @@ class Loading(msgspec.Struct, tag="loading"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The engine takes requests. costs: what it measured, for the one after it."""
+    """The engine takes requests. costs: what it measured, for the one after it. progress: a file that changes whenever
+    a kernel ends; empty where kernels are a GPU's."""
 
     info: EngineInfo
     costs: Costs = msgspec.field(default_factory=Costs)
+    progress: str = ""
 
 
 class Failed(msgspec.Struct, tag="failed"):
