@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import NoReturn, TypeVar
 
-from foresay.server.engine.generation import EngineStatus, Sink, check_comes, unavailable
+from foresay.server.engine.generation import EngineStatus, Sink, check_comes
 from foresay.server.host import frames
 from foresay.server.host.frames import Channel
 from foresay.server.host.resumption import AGAIN, InFlights
@@ -180,17 +180,12 @@ class Asked(Observed):
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:
         """Let the KV of this text be the last to make room; no harm done if it is not there."""
-        if self._channel is not None and self.status.state == "ready":
-            self._channel.send(frames.KeepWarm(tokens, salt))
+        if self.status.state == "ready":
+            self._send(frames.KeepWarm(tokens, salt))
 
     def _send(self, frame: frames.UpFrame) -> None:
         if self._channel is not None:
             self._channel.send(frame)
-
-    def _ready_channel(self) -> Channel:
-        if self._channel is None or self.status.state != "ready":
-            raise unavailable(self.status)
-        return self._channel
 
     def _received(self, frame: frames.DownFrame) -> None:
         """What an engine says while it runs."""

@@ -108,9 +108,10 @@ class EngineClient(Supervised, Asked):
         if changed is None:
             self._set(self.status)
             return 0
+        self._replaced = before.status.state != "unloaded"
         before._leave(changed)
         self._in_flight, before._in_flight = before._in_flight, self._in_flight
-        self._requests, self._replaced, self._lost_at = self._in_flight, True, before._lost_at
+        self._requests, self._lost_at = self._in_flight, before._lost_at
         self._in_flight.send = self._send
         self._send(frames.Number(before._steps))
         return self._go_on() if self.status.state == "ready" else len(self._in_flight)

@@ -236,10 +236,6 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(pack(frame))
 
-    def hand_to(self, receive: Callable[[DownFrame], None]) -> None:
-        """Frames go to another from now on."""
-        self._receive = receive
-
     def close(self) -> None:
         """Close this end."""
         if self._transport is not None:

@@ -19,6 +19,7 @@ from foresay.server.engine.generation import EngineStatus, generate
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
 from foresay.server.host.models.models import Models
+from foresay.server.host.models.resident import Patience
 from foresay.server.host.spare import Spares
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
@@ -171,6 +172,21 @@ async def test_what_does_not_get_ready_changes_nothing(
     assert engine.status.starts - starts == (3 if left else 0)
     os.kill(engine.process_id or 0, signal.SIGCONT)
     assert [said(one) for one in await asyncio.gather(*running)] == right
+
+
+async def test_one_that_is_not_loaded_has_the_settings_when_it_is_asked_for(served: Served) -> None:
+    residency, starts = served.models.residency, served.engine.status.starts
+    residency.forget(served.models.first.resident)
+    async with asyncio.timeout(SECONDS):
+        while served.models.first.loaded:
+            await asyncio.sleep(0.01)
+    assert await served.renew("ngram") == 0 and not served.models.first.loaded
+    served.seen.clear()
+    (await residency.lease(served.models.first.resident, Patience())).release()
+    info, status = served.engine.info, served.engine.status
+    assert info is not None and info.drafter == "ngram" and status.starts == starts + 1
+    assert not any(one.cause for one in served.seen), "nothing was replaced"
+    await served.renew("none")
 
 
 @pytest.mark.parametrize("room", [True, False])
