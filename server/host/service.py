@@ -8,7 +8,6 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from copy import copy
 
 import msgspec
 
@@ -103,18 +102,14 @@ class Service:
         counts = self.telemetry.self_check
         self.self_check = SelfCheck(engine, config.self_check, counts, self._idle, lambda: self.refusal() is None)
 
-    def successor(self, engine: ServedEngine, config: ServeConfig) -> Service:
-        """The service of another model, whose requests are limited and counted with these as one model's. Whoever has
-        this one keeps its engine and its text to the end."""
-        other = copy(self)
-        other.engine, other.config, other.text = engine, config, None
-        return other
-
-    def take_over(self) -> None:
-        """Requests come to this one from now on."""
-        self.places.most = self.config.most_running
-        self.telemetry.follow(self.engine)
-        self.self_check.follow(self.engine, lambda: self.refusal() is None)
+    def go_on(self, engine: ServedEngine, config: ServeConfig, text: Text | None, same_texts: bool) -> None:
+        """Requests go to this engine from now on. same_texts: it writes what the one before wrote. Where it is another
+        model, this is a copy: whoever has the service before keeps its engine and its text to the end, and the requests
+        of both are limited and counted as one model's."""
+        self.engine, self.config, self.text = engine, config, text
+        self.places.most = config.most_running
+        self.telemetry.follow(engine, same_texts)
+        self.self_check.follow(engine, lambda: self.refusal() is None, same_texts)
 
     @property
     def largest_body(self) -> int:

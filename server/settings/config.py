@@ -299,8 +299,9 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     engine_timeout: Annotated[
         Seconds,
         _about(
-            "kill and restart the engine process if it shows no sign of life (no answer, no CPU time) for this "
-            "long; 20 times as long if it is only silent, or loading, and a fifteenth if it was stopped (SIGSTOP)",
+            "kill and restart the engine process if it shows no sign of life (no answer, no CPU time, or on a CPU no "
+            "kernel that ends) for this long; 20 times as long if it is only silent, or loading, a sixth (but 5 s) if "
+            "on a CPU all of that is missing, and a fifteenth if it was stopped (SIGSTOP)",
             "server",
             "SECONDS",
             by="cluster",

@@ -105,9 +105,11 @@ class Telemetry:
         shared.delivered = now = shared.clock()
         shared.step_seconds = shared.history.at(now).step(trace)
 
-    def follow(self, engine: Watched) -> None:
-        """Requests go to another model from now on."""
-        self.engine, self._root_seconds, self._shared.step = engine, 0.0, None
+    def follow(self, engine: Watched, same_texts: bool) -> None:
+        """Requests go to another engine from now on. same_texts: it does what the one before did."""
+        self.engine = engine
+        if not same_texts:
+            self._root_seconds, self._shared.step = 0.0, None
 
     def shadowed(self, report: ShadowReport) -> None:
         """Count what the shadow drafter would have done for a request."""
