@@ -5,8 +5,7 @@ import pytest
 from foresay.server.text.tokenizer import Tokenizer
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END
-
-STORY = "Once upon a fox there was a 🦊🐍 who said: the\u2028end\u0085!"
+from tests.server.wire import STORY
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,9 @@ import io
 import pytest
 
 from foresay.server.schemas.errors import EngineFailed
-from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta
 from tests.server.scripted import END, ScriptedEngine, served
-from tests.server.wire import ASK, events, post
+from tests.server.wire import ASK, post
 
 
 @pytest.mark.parametrize(
@@ -39,34 +38,6 @@ async def test_errors_have_openais_body(tokenizer, path, fields, status, param, 
             assert (body["error"]["param"], body["error"]["code"]) == (param, code)
             assert body["error"]["type"] == "invalid_request_error"
     assert engine.requests == []
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_engine_refuses_is_a_400_even_for_a_stream(tokenizer, stream):
-    engine = ScriptedEngine([END])
-    engine.refusal = InvalidRequest("prompt", "no such prompt")
-    async with served(engine, tokenizer) as client:
-        response = await post(client, "completions", prompt="x", stream=stream)
-        assert response.status == 400
-        assert (await response.json())["error"]["message"] == "no such prompt"
-
-
-async def test_an_error_in_a_stream_is_its_last_event(tokenizer):
-    engine = ScriptedEngine(tokenizer.encode("abcdef"), fail_after=3)
-    async with served(engine, tokenizer) as client:
-        *chunks, error = await events(await post(client, "chat/completions", **ASK, stream=True))
-        assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "abc"
-        assert error == {
-            "error": {
-                "message": "the script breaks here",
-                "type": "engine_error",
-                "param": None,
-                "code": "engine_error",
-            }
-        }
-        whole = await post(client, "chat/completions", **ASK)
-        assert whole.status == 500
-        assert (await whole.json()) == error
 
 
 async def test_requests_that_find_no_route_or_fit_no_body(tokenizer):
