@@ -5,21 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from foresay.server.text.tokenizer import Tokenizer
 from tests.clients.answering import AnsweringEngine, call
 from tests.clients.npm import needs_npm, script
-from tests.routes.conftest import AGENT_TEMPLATE
 from tests.routes.running import running
-from tests.server.conftest import byte_level_tokenizer
 
 pytestmark = needs_npm
-
-
-@pytest.fixture(scope="module")
-def agent() -> Tokenizer:
-    return byte_level_tokenizer(AGENT_TEMPLATE)
 
 
 def weather(prompt: str) -> str:
