@@ -1,4 +1,4 @@
-"""The memory plan of windows, of quantized keys and values, of recordings: how much more text fits."""
+"""The memory plan of windows and of quantized keys and values: how much more text fits."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from typing import Any
 
 import pytest
 
-from foresay.drafters.combined import members_of
-from foresay.drafters.proposer import on_device
 from foresay.kvpaging import KVStore
 from foresay.server.cli.main import main
 from foresay.server.cli.serving import rows
-from foresay.server.engine import memory
 from foresay.server.engine.build import build_engine, plan
 from foresay.server.engine.device import Device
-from foresay.server.engine.memory import recorded_bytes
 from foresay.server.engine.parameters import token_bytes
 from foresay.server.settings.config import EngineConfig, KVDtype
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model_runner import ModelRunner
 from tests.server.test_gpu_memory import LLAMA_1B, LLAMA_8B, PER_TOKEN, RTX_4090, llama
 from tests.verifier.families import make
 
@@ -154,30 +149,3 @@ def test_plan_and_banner_say_what_the_stores_hold(draft, kv_dtype, drafts) -> No
 def test_other_types_are_refused(capsys) -> None:
     assert main(["generate", "--kv-dtype", "int4", "--prompt", "hello"]) == 2
     assert "--kv-dtype" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("draft", "tree"), [("auto", None), ("eagle3", "3,2,1"), ("none", None)])
-def test_what_a_busy_engine_records_was_planned(draft, tree, monkeypatch) -> None:
-    planned: list[int] = []
-
-    def noted(*asked: Any) -> int:
-        planned.append(recorded_bytes(*asked))
-        return planned[-1]
-
-    monkeypatch.setattr(memory, "recorded_bytes", noted)
-    config = EngineConfig(
-        draft=draft, draft_tree=tree, device="cpu", max_seqs=6, max_model_len=512, kv_tokens=4096, prefix_cache=False
-    )
-    engine = build_engine(config)
-    assert engine.info.footprint is not None and "recordings" in engine.info.memory
-    for number in range(6):
-        params = SamplingParams(max_tokens=12 + 2 * number, seed=number, prompt_logprobs=0 if number == 3 else None)
-        engine.add(Request(id=str(number), prompt=list(range(5, 300 + number)), params=params))
-    while engine.has_work:
-        engine.step()
-    verifier = engine.runner.verifier
-    assert isinstance(verifier, ModelRunner)
-    drafting = [made for made in map(on_device, members_of(engine.drafter).values()) if made is not None]
-    own = [model for made in drafting if isinstance(model := getattr(made, "model", None), ModelRunner)]
-    held = verifier.recorded_bytes + sum(made.recorded_bytes for made in drafting) + sum(m.recorded_bytes for m in own)
-    assert 0 < held <= planned[-1] < 8 * held
