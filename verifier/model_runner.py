@@ -193,7 +193,8 @@ class ModelRunner:
 
     def _record(self, features: FeatureRequest | None, need: Needed) -> None:
         passes = self._replayed.setdefault(features, [])
-        sizes = (passes[0].sizes if passes else self._room).grown(need)
+        fits = not passes and self._room.holds(need)
+        sizes = self._room if fits else (passes[0].sizes if passes else self._room).grown(need)
         passes[:] = [self._made(features, sizes, recorded)]
 
     def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:

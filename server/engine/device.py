@@ -155,7 +155,7 @@ class Loading:
         shapes = window_shapes(model) if role == "target" else kv_shapes(model)
         store = KVStore(self.pool, shapes, kept, decoder.device)
         most, wanted = self.config.max_seqs, wanted_rows(self.config) if role == "target" else 1
-        room = Sizes(self.device.chunk, most, self.pool.pages_for(self.length), wanted)
+        room = Sizes(self.device.chunk + wanted, most, self.pool.pages_for(self.length), wanted)
         return ModelRunner(decoder, store, self.length, room)
 
     def _packed(self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> Packed:

@@ -198,7 +198,7 @@ def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence
     chosen = config.draft_tree is None and config.draft_tokens is None
     level_rows = 4 * _padded(config.max_seqs) * (_OPEN_ROWS if chosen else shape.nodes)
     drafting = [model for drafter in drafters for model in drafter.shapes(target)]
-    passes = _pass_bytes(target, max(rows, MAX_CHUNK), rows)
+    passes = _pass_bytes(target, MAX_CHUNK + rows, rows)
     passes += sum(_pass_bytes(model, MAX_CHUNK, config.max_seqs) for model in drafting)
     made = 2 * config.max_seqs.bit_length() * _ANY_PASS
     return passes + sum(4 * level_rows * model.vocab_size + made for model in drafting)
