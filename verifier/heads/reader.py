@@ -120,7 +120,7 @@ class HeadReader:
         """Llama's layer with what the files have of it: norms of heads or none."""
         node = self.shape.stack.layers[number]
         if f"layers.{number}.self_attn.q_norm.weight" in self.files.tensors:
-            node = replace(node, attention=replace(node.attention, norm=HeadNorm(node.norm)))
+            node = replace(node, mixer=replace(node.attention, norm=HeadNorm(node.norm)))
         return node if normed else replace(node, norms=replace(node.norms, before_attention=None))
 
     def _stacked(self, name: str, parts: list[Matrix]) -> Matrix:

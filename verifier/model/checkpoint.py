@@ -35,7 +35,9 @@ BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one
 #: images, which are not read.
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
-           "model.vision_adapter.", "model.vision_projection.")  # fmt: skip
+           "model.vision_adapter.", "model.vision_projection.", "model.visual.")  # fmt: skip
+#: What predicts further tokens and is a drafter's.
+_PREDICTS = "mtp."
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers that old checkpoints carry and every decoder computes itself; scales by which activations would be rounded,
@@ -89,6 +91,7 @@ class Checkpoint:
                 wrapped = wrapped or name != own
         if wrapped:  # a model of texts and images
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_IMAGES)}
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_PREDICTS)}
         return cls(directory, files, tensors, index)
 
     @classmethod

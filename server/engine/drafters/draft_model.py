@@ -15,6 +15,7 @@ from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import model_bytes, quantized, token_bytes
 from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
 from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import Unfit
 from foresay.server.text.tekken import tokenizer_file
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.tree import TreeShape
@@ -50,7 +51,11 @@ class DraftModel(FromFiles):
         return quantized(ModelConfig.from_directory(self.directory), self.quantize, "--draft-quantize")
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
-        """Both vocabularies compared. Raises Unfit if they have too little in common."""
+        """Both vocabularies compared. Raises Unfit if they have too little in common, and for a model that cannot
+        draft: one with recurrent layers would have to keep a state for each node of the trees that it grows."""
+        if self.model.stack.recurrence is not None:
+            fault = f"--draft {self.place}: a model with recurrent layers ({self.model.architecture}) cannot draft yet"
+            raise Unfit(fault, "name a model of attention alone with the same vocabulary, or a lookup (ngram, suffix)")
         return replace(self, between=translation(self.place, target, model, self.directory, self.model))
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
