@@ -31,13 +31,15 @@ class _Entry(NamedTuple):
 class PrefixIndex:
     """Finds the pages of texts seen before.
 
-    queries, hits: tokens asked for and tokens found, since the start.
+    queries, hits: tokens asked for and tokens found, since the start. known: tokens of the text asked for last whose
+    pages are there, though it could not go on from their end.
     """
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self.queries = 0
         self.hits = 0
+        self.known = 0
         self._entries: dict[bytes, _Entry] = {}
         self._digests: dict[int, bytes] = {}
         pool.attach_cache(self)
@@ -68,6 +70,7 @@ class PrefixIndex:
                 break
             pages.append(entry.page)
             parent = digest
+        self.known = len(pages) * self.pool.page_size
         if (windows := self.pool.windows) is not None:
             del pages[windows.reach(pages) :]
         if (states := self.pool.states) is not None:

@@ -116,24 +116,26 @@ class TextState:
     """The state pages of one text.
 
     at: tokens that the state has read. page: where it is; ``NONE`` before the first token. mark: the last page boundary
-    behind, and its state. Owns a reference of each page.
+    behind, and its state. branch: where the text leaves another whose pages are known, but no state there; 0: nowhere.
+    parted: that place's state, once it was read. Owns a reference of each page.
     """
 
-    __slots__ = ("at", "mark", "page", "pages", "spares")
+    __slots__ = ("at", "branch", "mark", "page", "pages", "parted", "spares")
 
     def __init__(self, pages: StatePages) -> None:
-        self.pages, self.at, self.page, self.mark = pages, 0, NONE, (0, NONE)
+        self.pages, self.at, self.page, self.branch = pages, 0, NONE, 0
+        self.mark = self.parted = 0, NONE
         self.spares: list[int] = []
 
     @property
     def held(self) -> list[int]:
         """All pages of which it has a reference."""
-        return [page for page in (self.page, self.mark[1], *self.spares) if page != NONE]
+        return [page for page in (self.page, self.mark[1], self.parted[1], *self.spares) if page != NONE]
 
     @property
     def boundaries(self) -> list[tuple[int, int]]:
         """Tokens and state page of each page boundary that is still there."""
-        found = (self.mark, (self.at, self.page))
+        found = (self.parted, self.mark, (self.at, self.page))
         return [(at, page) for at, page in found if page != NONE and at % self.pages.page_size == 0]
 
     def reserve(self) -> bool:
@@ -144,6 +146,10 @@ class TextState:
             self._set_mark((0, NONE))
             return self.reserve()
         return bool(self.spares)
+
+    def within(self, rows: int) -> int:
+        """So many rows of a prompt, or fewer, up to the branch: its state is kept."""
+        return self.branch - self.at if self.at < self.branch < self.at + rows else rows
 
     def stops(self, rows: int) -> tuple[Stop, Stop]:
         """Where a pass over the next rows of the text keeps states: at the last page boundary inside, and at the end.
@@ -164,6 +170,9 @@ class TextState:
             self._leave()
         self.spares.remove(page)
         self.page, self.at = page, self.at + rows
+        if self.at == self.branch:
+            self.pages.release(self.parted[1])
+            self.parted = self.at, self.pages.retain(page)
 
     def moves(self, count: int) -> Iterator[tuple[int, int, int]]:
         """To commit ``count`` nodes of a path: from which state page to which to replay how many; each is the text's
@@ -204,7 +213,8 @@ class TextState:
         for page in self.held:
             self.pages.release(page)
         self.spares.clear()
-        self.at, self.page, self.mark = 0, NONE, (0, NONE)
+        self.at, self.page, self.branch = 0, NONE, 0
+        self.mark = self.parted = 0, NONE
 
     def _to_boundary(self, rows: int) -> int:
         """Rows up to the last page boundary before the end of so many; 0 if there is none."""

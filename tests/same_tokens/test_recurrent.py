@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from foresay.kvpaging import LayerStates
+from foresay.kvpaging.states import TextState
 from foresay.spec.engine import Engine
+from foresay.spec.protocols import Rows
+from foresay.verifier import model_runner
+from foresay.verifier.forward_batch import ForwardBatch
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, drafting, expected, jobs_of, plain, replace_params, returning, whole
 from tests.same_tokens.witness import Job, run
@@ -50,16 +56,26 @@ def test_texts_that_come_back(models, drafter) -> None:
     assert sum(found[job.id].cached_tokens > 0 for job in later) >= 9
 
 
-def test_one_held_prefix_is_never_corrupted_by_drafts(models) -> None:
+@pytest.mark.parametrize("length", [64, 62], ids=["ends read", "drafts on a held state"])
+def test_one_held_prefix_is_never_corrupted_by_drafts(models, length) -> None:
     """A, B, A, with one prefix and other ends (vLLM #43559): drafts that are mostly wrong between two that are read."""
-    (base,) = jobs_of(models.vocab_size, (64,), 20, ["greedy"])
+    (base,) = jobs_of(models.vocab_size, (length,), 20, ["greedy"])
     ends = [replace(base, id=f"{turn}", prompt=base.prompt + [turn % 2 + 5] * 3) for turn in range(2)]
     wanted = plain(models.target, ends)
     engine = drafting(models, "garbage", {}, max_seqs=1, prefix=True)
     for round_ in range(100):
         found = run(engine, [replace(ends[round_ % 2], id="probe")])
         assert_same({"probe": wanted[str(round_ % 2)]}, found)
-        assert found["probe"].cached_tokens >= 48 * (round_ > 0)
+        assert found["probe"].cached_tokens >= 48 * (round_ > 1)
+
+
+def test_where_texts_part_a_state_is_kept(models) -> None:
+    """The first finds nothing, nor does the second, which leaves the first's text where no state is; others do."""
+    (base,) = jobs_of(models.vocab_size, (44,), 12, ["warm"])
+    jobs = [replace(base, id=f"{turn}", prompt=base.prompt + [turn] * 30, arrives=40 * turn) for turn in range(4)]
+    found = run(drafting(models, "garbage", {}, page_size=8, chunk=28, prefix=True, tokens=2048), jobs)
+    assert_same(plain(models.target, jobs), found)
+    assert [found[job.id].cached_tokens for job in jobs] == [0, 0, 40, 40]
 
 
 def test_other_choices_of_a_prompt(models) -> None:
@@ -119,3 +135,98 @@ def test_after_each_step_the_state_has_the_bits_of_plain_decoding(models, drafte
     for at, parts in seen.items():
         for mine, its in zip(parts, alone[at], strict=True):
             assert torch.equal(mine, its), f"after {at} tokens"
+
+
+# -- breaches, seen by: prompts in pieces, drafts, company, texts that come back ---------------------------------------
+
+
+def stale_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step goes on from the last page boundary's state, although the text is past it (vLLM #39273)."""
+    written = ForwardBatch._write_states
+
+    def stale(self: ForwardBatch, index: int, part: Rows, state: TextState) -> None:
+        written(self, index, part, state)
+        if state.mark[1]:
+            self._staged.arrays["states"][index, 0] = state.mark[1]
+
+    monkeypatch.setattr(ForwardBatch, "_write_states", stale)
+
+
+def trimmed_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are dropped from the end of a prefix, and the state at its end is kept (vLLM #53912)."""
+
+    def adopted(self: TextState, at: int, page: int) -> None:
+        self.at, self.page = at, self.pages.retain(next(reversed(self.pages.checkpoints.values())))
+
+    monkeypatch.setattr(TextState, "adopt", adopted)
+
+
+def window_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The convolution goes on from the last rows of the tree, accepted or not (vLLM #50272)."""
+    committed = model_runner.replay
+
+    def replayed(layers: LayerStates, source: int, goal: int, fresh: bool, sequence: int, path: torch.Tensor) -> None:
+        committed(layers, source, goal, fresh, sequence, path)
+        layers.tails[:, goal, -1] = layers.rows[:, sequence * 64 + int(path[-1]) + 1]
+
+    monkeypatch.setattr(model_runner, "replay", replayed)
+
+
+def in_order_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first nodes are committed instead of the accepted ones."""
+    committed = model_runner.replay
+
+    def replayed(*given: Any) -> None:
+        committed(*given[:-1], torch.arange(len(given[-1])))
+
+    monkeypatch.setattr(model_runner, "replay", replayed)
+
+
+def not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step behind one that accepted several goes on from before those."""
+
+    committed = model_runner.replay
+
+    def replayed(*given: Any) -> None:
+        committed(*given[:-1], given[-1][:1])
+
+    monkeypatch.setattr(model_runner, "replay", replayed)
+
+
+def published_before_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint is the page that the next pass is to write to (vLLM #56525)."""
+
+    def boundaries(self: TextState) -> list[tuple[int, int]]:
+        size = self.pages.page_size
+        return [(self.at // size * size, page) for page in self.spares[-1:]]
+
+    monkeypatch.setattr(TextState, "boundaries", property(boundaries))
+
+
+def written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that others share is written to."""
+    writable = TextState._writable
+    in_place = lambda self: self.page if self.pages.is_shared(self.page) else writable(self)  # noqa: E731
+    monkeypatch.setattr(TextState, "_writable", in_place)
+
+
+MUTATIONS = [
+    stale_page, trimmed_prefix, window_not_rolled_back, in_order_of_slots, not_committed, published_before_it_ran,
+    written_in_place,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutation", [None, *MUTATIONS])
+def test_a_breach_is_seen(models, mutation, monkeypatch) -> None:
+    first, later, texts = returning(models)
+    # Three that come back right where a page begins: drafts hang on a state that others share.
+    (one,) = jobs_of(models.vocab_size, (49,), 20, ["warm"])
+    held = [replace(one, id=f"held {turn}", arrives=100 + 40 * turn) for turn in range(3)]
+    jobs, texts = [*first, *later, *held], texts | plain(models.target, held)
+    engine = drafting(models, "truth", whole(jobs, texts), page_size=8, chunk=20, prefix=True, tokens=2048)
+    if mutation is None:
+        assert_same({job.id: texts[job.id] for job in jobs}, run(engine, jobs))
+        return
+    mutation(monkeypatch)
+    with pytest.raises(AssertionError):
+        assert_same({job.id: texts[job.id] for job in jobs}, run(engine, jobs))
