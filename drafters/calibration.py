@@ -33,9 +33,10 @@ REFRESH, _FIRST_REFRESH, _EVERY, _HASH = 128, 16, 4, 40503
 _FIRST_SHIFTS = (1.5, 0.0, 0.5)
 #: How often first choices come, in log odds, before anybody knows.
 _USUAL = math.log(0.55 / 0.45)
-#: How unsure what all depths share is and what each depth adds, of candidates and of chains; the variance of stretches;
-#: how little doubt returns with each trial, since there are many: about as many thousand are remembered.
-_SHARED, _OF_DEPTH, _CHAINS, _STRETCH, _DRIFT = 0.5, 0.025, 0.4, 0.15, 0.0002
+#: How unsure what all depths share is and what each depth adds, of candidates and of chains, and of chains of a drafter
+#: that was judged; the variance of stretches; how little doubt returns with each trial, since there are many: about as
+#: many thousand are remembered.
+_SHARED, _OF_DEPTH, _CHAINS, _JUDGED, _STRETCH, _DRIFT = 0.5, 0.025, 0.4, 0.04, 0.15, 0.0002
 #: Log odds of candidates that are told apart. Where the curves have their knots: log chances of a candidate.
 _MOST_ODDS = 9.0
 _KNOT_ODDS = np.concatenate(([-900.0], np.linspace(-_MOST_ODDS, _MOST_ODDS, 25), [60.0]))
@@ -63,6 +64,18 @@ class Calibration:
         self._made: dict[int, NDArray[np.float32]] = {}
         self._chains: dict[int, tuple[float, ...]] = {}
         self._steps, self._refresh_at = 0, _FIRST_REFRESH
+
+    def expect(self, greedy: Sequence[float], sampled: Sequence[float]) -> None:
+        """Begin with what a judge of the drafter saw: how often its first choice came at each depth, given that those
+        above it did, at temperature 0 and 1."""
+        ends = [[_odds(share) for share in shares] for shares in (greedy, sampled)]
+        middle = [(one + other) / 2 for one, other in zip(*ends, strict=False)]
+        for shared, deep, odds in zip(self._shared, self._deep, (ends[0], middle, ends[1]), strict=True):
+            shared[GROUPS] = Feature(_JUDGED, 0.0, _DRIFT)
+            for depth, features in enumerate(deep):
+                features[GROUPS] = Feature(_JUDGED, 0.0, _DRIFT)
+                features[GROUPS].shift = odds[min(depth, len(odds) - 1)] - _USUAL
+        self._chains = {}
 
     def saw(self, kind: int, depth: int, chances: Floats, hit: NDArray[np.bool_], chain: bool = True) -> None:
         """A trial below an accepted node: [k] log chances of the candidates (NaN if unknown), and which one came.
@@ -117,6 +130,12 @@ class Calibration:
             made = np.stack((slopes, hit[..., :-1] - slopes * _KNOTS[:-1]))
             self._made[kind] = np.pad(made, ((0, 0),) * 3 + ((1, 1),), mode="edge").astype(np.float32)
         return self._made[kind]
+
+
+def _odds(share: float) -> float:
+    """Log odds, of no more certainty than a judge can have."""
+    share = min(max(share, 0.02), 0.98)
+    return math.log(share / (1.0 - share))
 
 
 def _features(unsure: float) -> list[Feature]:

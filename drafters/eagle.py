@@ -78,10 +78,10 @@ class EagleDrafter(FeatureDrafter):
         """The longest text the head was made for, by its configuration."""
         return self.head.layer.max_positions
 
-    def stored(self, table: PageTable, count: int) -> None:
+    def _mark(self, table: PageTable, start: int, stop: int) -> None:
         """Also say once that a text is longer than any the head was trained on."""
-        super().stored(table, count)
-        if table.length > self.trained_positions and not self._warned:
+        super()._mark(table, start, stop)
+        if stop > self.trained_positions and not self._warned:
             self._warned = True
             log.warning(
                 "a text has passed %d tokens, the longest the %s head was trained on: it may guess worse from here on",

@@ -1,8 +1,10 @@
 """Drafters that read the target's hidden states, their features.
 
 These lie in a store on the sequences' pages, each in the slot of its position: so they come with a prefix hit, are
-there for whoever takes another place, and a captured step finds and stores them on the device. A text whose features
-nobody stored (pages from a time when another drafter was asked) gets no drafts until it is computed again.
+there for whoever takes another place, and a captured step finds and stores them on the device. Those of tokens that
+were written are stored when a draft needs them, several at once: a text that nobody drafts for hardly pays for them. A
+text whose features nobody stored (pages from a time when another drafter was asked) gets no drafts until it is computed
+again.
 
 Legend: H width of what is stored, R rows.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,8 +30,8 @@ from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.config import KVShape
 from foresay.verifier.ops.eager import compiled
 
-#: Positions that are kept by what was recorded, at most: those of a step, not those of a prompt.
-_RECORDED = 16
+#: Positions that are kept by what was recorded, at most: those of a step, not those of a prompt. And that wait.
+_RECORDED, _MOST_WAITING = 16, 64
 
 
 class _Keeping:
@@ -53,6 +56,15 @@ class _Keeping:
         self._replay()
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """Features of the positions ``start`` to ``stop``, not yet stored, in order."""
+
+    start: int
+    stop: int
+    features: list[Features]
+
+
 class HiddenStateDrafter(TreeDrafter):
     """Owns ``hidden_states``, the store of what it keeps of them. needs: which it reads."""
 
@@ -69,6 +81,7 @@ class HiddenStateDrafter(TreeDrafter):
         super().__init__(name, dynamic, device, pool, token_ids)
         self.needs, self.hidden_states = needs, hidden_states
         self._keeping: dict[int, _Keeping] = {}
+        self._waiting: dict[str, _Waiting] = {}
 
     @abstractmethod
     def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
@@ -76,10 +89,33 @@ class HiddenStateDrafter(TreeDrafter):
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
         """Keep newly committed positions, unless some before them are missing."""
-        table = sequence.table
-        count = len(next(iter(features.values())))
-        start = table.length - count
-        positions, slots = torch.arange(start, table.length), table.slots(start, table.length)
+        length = sequence.table.length
+        waiting = self._waiting.get(sequence.id)
+        if waiting is not None and waiting.stop != length - _count(features):
+            self._keep_waiting(sequence)
+            waiting = None
+        if waiting is None:
+            waiting = self._waiting[sequence.id] = _Waiting(length - _count(features), length, [])
+        waiting.features.append(features)
+        waiting.stop = length
+        if length <= sequence.prompt_length or length - waiting.start >= _MOST_WAITING:  # a prompt is published at once
+            self._keep_waiting(sequence)
+
+    def finished(self, sequence: SequenceState) -> None:
+        """Its pages may be found by others."""
+        self._keep_waiting(sequence)
+        super().finished(sequence)
+
+    def _keep_waiting(self, sequence: SequenceState) -> None:
+        """Store the features that wait, unless their positions are gone: after a preemption."""
+        waiting, table = self._waiting.pop(sequence.id, None), sequence.table
+        if waiting is None or waiting.stop > table.length:
+            return
+        features, *more = waiting.features
+        if more:
+            features = {name: torch.cat([rows, *(each[name] for each in more)]) for name, rows in features.items()}
+        positions, slots = torch.arange(waiting.start, waiting.stop), table.slots(waiting.start, waiting.stop)
+        count = len(positions)
         if count <= _RECORDED and compiled(self.hidden_states.layer(0)[0]):
             if count not in self._keeping:
                 assert self.needs is not None, "it reads hidden states"
@@ -89,12 +125,17 @@ class HiddenStateDrafter(TreeDrafter):
             self._keeping[count](features, positions, slots)
         else:
             self.keep(features, positions.to(self.device), slots.to(self.device))
-        self.stored(table, count)
+        self._mark(table, waiting.start, waiting.stop)
 
-    def stored(self, table: PageTable, count: int) -> None:
+    def stored(self, sequence: SequenceState, count: int) -> None:
         """The last ``count`` positions were kept."""
-        if self.hidden_states.filled(table) >= table.length - count:
-            self.hidden_states.mark(table, table.length)
+        self._keep_waiting(sequence)
+        self._mark(sequence.table, sequence.table.length - count, sequence.table.length)
+
+    def _mark(self, table: PageTable, start: int, stop: int) -> None:
+        """These positions are kept, and all before them if those are."""
+        if self.hidden_states.filled(table) >= start:
+            self.hidden_states.mark(table, stop)
 
     def able(self, sequence: SequenceState) -> bool:
         """Whether there is a text, and the features of all of it."""
@@ -102,6 +143,7 @@ class HiddenStateDrafter(TreeDrafter):
 
     def knows(self, sequence: SequenceState) -> bool:
         """Whether the features of all committed positions are there."""
+        self._keep_waiting(sequence)
         return self.hidden_states.filled(sequence.table) == sequence.table.length
 
     def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:
@@ -116,7 +158,12 @@ class HiddenStateDrafter(TreeDrafter):
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The features of the path are there."""
-        self.stored(sequence.table, len(path))
+        self.stored(sequence, len(path))
+
+
+def _count(features: Features) -> int:
+    """How many positions these are of."""
+    return len(next(iter(features.values())))
 
 
 class FeatureDrafter(HiddenStateDrafter):

@@ -292,7 +292,7 @@ class ReadAlong:
         """It is there."""
         self.inner.collected(sequence, tree, path)
         for reader in self._readers:
-            reader.stored(sequence.table, len(path))
+            reader.stored(sequence, len(path))
 
 
 #: Levels of the chains and of the trees that are captured, as far as a drafter goes: what is planned takes the smallest

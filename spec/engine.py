@@ -262,8 +262,8 @@ class Engine:
         del self._sequences[sequence.id]
         if sequence.finish_reason != "error":
             self._publish(sequence)
-        self.scheduler.remove(sequence)
         self._forget_drafts(sequence)
+        self.scheduler.remove(sequence)
         self._observers.note(lambda observer: observer.ended(sequence))
 
     def _forget_drafts(self, sequence: SequenceState) -> None:

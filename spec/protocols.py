@@ -239,7 +239,7 @@ def reader_of(drafter: object) -> FeatureReader | None:
 
 def by_sequence(features: Features, counts: Sequence[int]) -> list[Features]:
     """The features of each sequence of a pass; counts: how many rows each had, in order."""
-    if not features:
+    if not features or len(counts) == 1:
         return [features] * len(counts)
     parts = {name: rows.split_with_sizes(list(counts)) for name, rows in features.items()}
     return [{name: split[index] for name, split in parts.items()} for index in range(len(counts))]
@@ -247,5 +247,7 @@ def by_sequence(features: Features, counts: Sequence[int]) -> list[Features]:
 
 def of_path(features: Features, lead: int, path: list[int]) -> Features:
     """The rows of a chunk of ``lead`` tokens and of the nodes of ``path`` after it, copied."""
+    if len(path) < 2 and path == [0] * len(path):
+        return {name: rows[: lead + len(path)].clone() for name, rows in features.items()}
     chosen = torch.tensor([*range(lead), *(lead + node for node in path)], dtype=torch.int64)
     return {name: rows.index_select(0, chosen.to(rows.device)) for name, rows in features.items()}

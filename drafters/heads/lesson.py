@@ -94,6 +94,11 @@ class Judged:
     texts: int
     tokens: int
 
+    @property
+    def acceptance(self) -> dict[str, list[float]]:
+        """As a head's configuration keeps it: ``ACCEPTANCE`` of :mod:`foresay.verifier.heads.layouts`."""
+        return {name: [round(getattr(depth, name), 3) for depth in self.depths] for name in ("greedy", "sampled")}
+
 
 def judge(logits: Tensor, wanted: Tensor, generator: torch.Generator) -> Depth:
     """Compare guesses with the target's rows, both [..., V] over the target's vocabulary (-inf where not guessed).

@@ -30,6 +30,7 @@ from foresay.drafters.training.teacher import Teacher, Text
 from foresay.drafters.training.work import Work
 from foresay.spec.errors import ForesayError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE
+from foresay.verifier.heads.layouts import ACCEPTANCE
 
 Model = MedusaModel | EagleModel | DFlashModel | DraftModel
 
@@ -60,12 +61,14 @@ class Run:
         model = self.model(learned).to(self.teacher.device)
         self.learn(model, self._lessons(learned, model.needs))
         judged = self.judge(model, texts[::HELD_OUT])
-        self._publish(model)
+        self._publish(model, judged)
         self._work.remove()
         return judged
 
-    def _publish(self, model: Model) -> None:
+    def _publish(self, model: Model, judged: Judged) -> None:
         teacher, config = self.teacher, model.config(self.settings.target)
+        if not isinstance(model, DraftModel):
+            config[ACCEPTANCE] = judged.acceptance
         parts: dict[str, files.Writer] = {}
         if isinstance(model, DraftModel):
             parts = {file.name: files.copy(file) for file in teacher.beside}

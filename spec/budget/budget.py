@@ -32,8 +32,9 @@ from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 
 #: Among how many steps catching up is shared out: a model that is taken up is likely to be of use for a while.
 _SPREAD = 16
-#: So many drafts of each model are timed before what a start measured is taken for true.
-_FIRST_ASKS = 3
+#: So many drafts of each model are seen before what a start measured and promised is taken for true, few in any text:
+#: texts differ, and a start may be a busy time.
+_FIRST_ASKS, _IN_A_TEXT = 16, 4
 #: The least share of what it brings alone that a tree is taken to bring beside others.
 _LEAST_BESIDE = 0.05
 
@@ -158,7 +159,7 @@ class Budget(Observer):
         pairs, costs = list(zip(able, cases, strict=True)), self._costs(able, cases)
         estimates = [case.estimate(sequence) for sequence, case in pairs]
         ways = weigh(estimates, costs) if self.pinned is None else weigh_pinned(estimates, costs, self.pinned)
-        chosen = self._explored(ways, costs)
+        chosen = self._explored(ways, costs, cases)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # of each kind the best
         self.why = why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
@@ -181,11 +182,13 @@ class Budget(Observer):
             drafts[name] = DraftSeconds.of(member.costs, unread / _SPREAD, self.timed)
         return Costs(seconds, drafts, sum([case.pace(seconds[1]) for case in cases]))
 
-    def _explored(self, ways: Sequence[CandidatePlan], costs: Costs) -> CandidatePlan:
+    def _explored(self, ways: Sequence[CandidatePlan], costs: Costs, cases: Sequence[SequenceStats]) -> CandidatePlan:
         """The best way, or one that is asked to be seen."""
-        if self.timed:  # a start may have found a model so dear that it would never be asked
+        if self.timed and all(case.asked < _IN_A_TEXT for case in cases):
             for way in ways:
                 if way.model and self._models[way.model].costs.learnt < _FIRST_ASKS:
+                    for case in cases:
+                        case.asked += 1
                     return way
         rows = {name: of.row for name, of in costs.drafts.items()}
         reading = {name: row * ways[0].tokens for name, row in rows.items()}

@@ -141,16 +141,17 @@ class Claims:
 
 class Salts:
     """Where new texts begin: what those of all salts showed, and of each of the salts seen last. Salts are kept as
-    hashes that no other process has, and nothing of texts but how far claims were right. own: how unsure one text is.
+    hashes that no other process has, and nothing of texts but how far claims were right. shared, own: how unsure what
+    many texts share is, and one text.
     """
 
-    def __init__(self, own: float = 1.0) -> None:
-        self._own, self._all = own, Feature(SHARED, drift=_SLOW)
+    def __init__(self, shared: float = SHARED, own: float = 1.0) -> None:
+        self._shared, self._own, self._all = shared, own, Feature(shared, drift=_SLOW)
         self._of: OrderedDict[int, Feature] = OrderedDict()
 
     def claims(self, salt: str) -> Claims:
         """For a new text."""
-        of_salt = self._of.pop(hash(salt), None) or Feature(SHARED, drift=_SLOW)
+        of_salt = self._of.pop(hash(salt), None) or Feature(self._shared, drift=_SLOW)
         self._of[hash(salt)] = of_salt
         if len(self._of) > _SALTS:
             self._of.popitem(last=False)

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from foresay.spec.budget.chance import LEAST, SHARED, Claims, Salts, claimed
+from foresay.spec.budget.chance import LEAST, Claims, Salts, claimed
 from foresay.spec.budget.cost import DraftCost, Group, Parts
 from foresay.spec.budget.weigh import Estimate, ExpectedTree
 from foresay.spec.names import PREDICTION
@@ -31,8 +31,14 @@ RESTING = 100
 #: What is expected of a tree before anybody knows, the chance of its first level, and as many trees as that counts: bad
 #: luck in the first ones should not put a model to rest. How far one tree moves it at least.
 GUESS, _FIRST, _TREES, _MOVED = ExpectedTree(1.0, 4.0, 2.0), 0.55, 4, 0.02
-#: What is left of a step in the pace of a text after one more: the last five count most.
-_PACE_KEPT = 0.8
+#: How unsure a model's claims are of many texts, which its calibration knows, and of one: as far as texts differ. More,
+#: and three misses at a start put a model to rest for hundreds of steps.
+_UNSURE = 0.03, 0.2
+#: What is left of a step in the pace of a text after one more: the last ten count most, or one lucky step would make
+#: time so dear that nothing is drafted behind it.
+_PACE_KEPT = 0.9
+#: As many plain steps a text begins with.
+_BEGUN = 8.0
 #: Which share of what it promises a model keeps where what was looked up is wrong: the two are mostly right together.
 _BESIDE = 0.65
 
@@ -57,7 +63,7 @@ class Member:
     _looks_up: LooksUp | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.costs, self.salts = Parts().group(astuple(self.cost)), Salts(1.0 if self.looks else SHARED)
+        self.costs, self.salts = Parts().group(astuple(self.cost)), Salts() if self.looks else Salts(*_UNSURE)
         # Asked once: it takes longer than all that is asked of the drafter then.
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
         self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None
@@ -182,12 +188,14 @@ NOTHING = Found()
 class SequenceStats:
     """One text. members: that may draft for it, by name; claims: what theirs are worth in it. found: of the step
     planned; length: of the text then; seconds: expected of it, choosing included; looked: whether anything that was
-    found is drafted in it. came, spent: tokens and seconds of the last steps."""
+    found is drafted in it. asked: how often models were asked only to be seen. came, spent: tokens and seconds of the
+    last steps."""
 
     members: Mapping[str, Member]
     claims: Mapping[str, Claims]
     found: Found = NOTHING
     length: int = -1
+    asked: int = 0
     seconds: float = 0.0
     looked: bool = False
     came: float = 0.0
@@ -202,8 +210,11 @@ class SequenceStats:
         return cls(allowed, {name: member.salts.claims(sequence.salt) for name, member in allowed.items()})
 
     def pace(self, plain: float) -> float:
-        """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts."""
-        return max(self.came / self.spent if self.spent else 0.0, 1.0 / plain)
+        """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts, as which it also
+        begins: one lucky step is no pace."""
+        if not self.spent:
+            self.came, self.spent = _BEGUN, _BEGUN * plain
+        return max(self.came / self.spent, 1.0 / plain)
 
     def estimate(self, sequence: SequenceState) -> Estimate:
         """What could be drafted for it."""

@@ -107,6 +107,20 @@ def test_few_trials_change_little() -> None:
     assert 0.01 < second < 0.2
 
 
+def test_what_a_judge_saw_is_where_chains_begin_and_is_not_lost_by_some_misses() -> None:
+    judged, unknown, lost = Calibration(), Calibration(), list[float]()
+    judged.expect([0.8, 0.6], [0.5, 0.4])
+    assert judged.chain(0, 3) == pytest.approx((0.8, 0.48, 0.288))
+    assert judged.chain(2, 2) == pytest.approx((0.5, 0.2))
+    assert 0.5 < judged.first(1, 0) < 0.8
+    for calibration in (judged, unknown):
+        before = calibration.first(0, 0)
+        for _ in range(4):
+            calibration.saw(0, 0, np.log([0.3]), came(1, -1))
+        lost.append(before - calibration.first(0, 0))
+    assert lost[0] < 0.6 * lost[1]
+
+
 def test_it_follows_a_text_that_changes() -> None:
     calibration, chances = Calibration(), np.log([[0.3]])
     feed(calibration, 1.0, 2.0, 8000)

@@ -116,6 +116,7 @@ MEDUSA, EAGLE = "medusa_lm_head.safetensors", "model.safetensors"
         ("medusa", resized(MEDUSA, "0.0.linear.weight", 32, 32), "fit only the model they were trained for (they were"),
         ("medusa", resized(MEDUSA, "1.2.weight", 200, 64), "1.2.weight has shape [200, 64], expected [300, 64]"),
         ("medusa", written("config.json", "{"), "config.json: not valid JSON"),
+        ("medusa", configured(acceptance={"greedy": [2]}), "acceptance: greedy must be a list of numbers from 0 to 1"),
         ("safeailab", cut(EAGLE), "model.safetensors: not a complete safetensors file"),
         ("eagle1_pickle", cut("pytorch_model.bin"), "pytorch_model.bin: not a complete file of tensors only"),
         ("eagle1_pickle", trapped("pytorch_model.bin"), "or holds code, which is never run"),

@@ -80,7 +80,7 @@ def test_the_pace_of_two_is_what_both_bring() -> None:
     """One copies, of the other nothing is found."""
     budget, one = budget_of(Member.looking(Picky("looked", LOOKED))), sequence()
     other = replace(one, id="other", tokens=[1, 7])
-    for _ in range(30):
+    for _ in range(100):
         plans = budget.plan([one, other])
         trace, first = came(one, plans[0], LOOKED, [3, 5, 7], 2)
         _, second = came(other, plans[1], DraftTree.chain([7]), [9], 0)
@@ -145,7 +145,7 @@ def test_where_looking_is_dear_and_vain_a_step_without_drafts_is_not_planned_ane
     """And it is again as soon as another text begins."""
     budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(50.0), timed=True), sequence()
     one.limit, whys = 10_000, []
-    budget.members["model"].costs.learnt = 3  # or it would be timed first
+    budget.members["model"].costs.learnt = 16  # or it would be timed first
     for _ in range(200):
         (plan,) = budget.plan([one])
         assert (plan.shape.levels, plan.why, budget.choice) == (0, budget.why, "none")

@@ -34,7 +34,10 @@ def test_the_command_trains_and_says_how_good_it_is(target, prompts, tmp_path, c
     assert out[-1] == (
         "too few held-out texts to judge: 2; give at least 20 prompts and --samples 200 for a verdict"
     ), "a handful of tokens can all be right, or none"
-    assert (tmp_path / "my-own" / "config.json").exists()
+    config = json.loads((tmp_path / "my-own" / "config.json").read_text())
+    if kind != "draft":
+        both = zip(config["acceptance"]["greedy"], config["acceptance"]["sampled"], strict=True)
+        assert [[f"{share:.1%}" for share in shares] for shares in both] == [line.split()[1:3] for line in out[2:-1]]
     draft = f"{tmp_path}/my-own" if kind == "draft" else f"{kind}:{tmp_path}/my-own"
     name = "draft_model" if kind == "draft" else kind
     assert shown.err.splitlines() == [

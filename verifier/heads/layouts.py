@@ -147,6 +147,10 @@ class Layout:
     causal: bool = True
 
 
+#: The section in which a head's configuration may say how often its first choice was right, as a judge saw it: lists by
+#: depth, given that all above were right, "greedy" and "sampled" at temperature 1. Drafting begins with that.
+ACCEPTANCE = "acceptance"
+
 _TYPE, _NESTED = "speculators_model_type", "transformer_layer_config"
 _AUX, _EAGLE_AUX, _TARGET = "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids", "target_layer_ids"
 _EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3ForCausalLMEagle3", "Eagle3Speculator")

@@ -81,6 +81,14 @@ class Fields:
             if self.get(key):
                 raise self.error(f"{key} is not supported")
 
+    def shares(self, key: str) -> list[float]:
+        """Numbers from 0 to 1, at least one."""
+        value = self._value(key, None)
+        each = value if isinstance(value, list) else []
+        if not each or not all(type(share) in (int, float) and 0 <= share <= 1 for share in each):
+            raise self.error(f"{key} must be a list of numbers from 0 to 1, got {_short(value)}")
+        return [float(share) for share in each]
+
     def section(self, key: str) -> Fields | None:
         """A nested object, None where absent or empty."""
         value = self.get(key)

@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from foresay.drafters.levels import TreeDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.server.engine.checks import Notes, Target, look_at_origin, made_for
 from foresay.server.engine.device import Loading
@@ -27,10 +28,11 @@ from foresay.server.text.tekken import tokenizer_json
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
-from foresay.verifier.heads.layouts import PATTERNS, HeadTensors, Kind, kind_of
+from foresay.verifier.heads.layouts import ACCEPTANCE, PATTERNS, HeadTensors, Kind, kind_of
 from foresay.verifier.heads.medusa import BESIDE_MODEL
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.weights import allocate
 from foresay.verifier.model_runner import ModelRunner
 
@@ -125,9 +127,13 @@ class Head(FromFiles):
     def load(self, loading: Loading, target: ModelRunner) -> Drafter:
         """With its weights."""
         loading.say("reading the head's weights")
-        return self.drafter(target, loading.pool, loading.config.draft_growth == "dynamic")
+        made = self.drafter(target, loading.pool, loading.config.draft_growth == "dynamic")
+        config = self.directory / "config.json"
+        if config.exists() and (judged := Fields.read(config).section(ACCEPTANCE)):
+            made.calibration.expect(judged.shares("greedy"), judged.shares("sampled"))
+        return made
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> Drafter:
+    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> TreeDrafter:
         """The drafter, for this target. dynamic: how its trees grow, see :mod:`foresay.drafters.growth`."""
         raise NotImplementedError
 
