@@ -138,8 +138,9 @@ def _predicts(config: EngineConfig) -> bool:
     try:
         place = cached_target(config)
         directory = None if place is None else resolve(place)
-        found = directory is not None and predicts(directory)
-        return found and ModelConfig.from_directory(directory).stack.recurrence is not None
+        if directory is None or not predicts(directory):
+            return False
+        return ModelConfig.from_directory(directory).stack.recurrence is not None
     except ModelError:  # whoever loads it says what is wrong
         return False
 

@@ -15,6 +15,7 @@ from foresay.spec.engine import Engine
 from foresay.spec.protocols import Rows
 from foresay.verifier import model_runner
 from foresay.verifier.forward_batch import ForwardBatch
+from foresay.verifier.ops import recurrence
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, drafting, expected, jobs_of, plain, replace_params, returning, whole
 from tests.same_tokens.witness import Job, run
@@ -163,7 +164,7 @@ def trimmed_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def window_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The convolution goes on from the last rows of the tree, accepted or not (vLLM #50272)."""
-    committed = model_runner.replay
+    committed: Any = recurrence.replay
 
     def replayed(layers: LayerStates, source: int, goal: int, fresh: bool, sequence: int, path: torch.Tensor) -> None:
         committed(layers, source, goal, fresh, sequence, path)
@@ -174,7 +175,7 @@ def window_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_order_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first nodes are committed instead of the accepted ones."""
-    committed = model_runner.replay
+    committed: Any = recurrence.replay
 
     def replayed(*given: Any) -> None:
         committed(*given[:-1], torch.arange(len(given[-1])))
@@ -184,8 +185,7 @@ def in_order_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step behind one that accepted several goes on from before those."""
-
-    committed = model_runner.replay
+    committed: Any = recurrence.replay
 
     def replayed(*given: Any) -> None:
         committed(*given[:-1], given[-1][:1])

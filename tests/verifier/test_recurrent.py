@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig
 
-from foresay.kvpaging import PagePool, PageTable
+from foresay.kvpaging import LayerStates, PagePool, PageTable
 from foresay.spec.protocols import Rows
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.recurrence import gated_delta
+from foresay.verifier.ops.recurrence import gated_delta, replay
 from tests.verifier.families import QWEN3_5, SHAPE, randomise
 from tests.verifier.reading import Reader, load_decoder, paths, random_tokens, random_tree
 
@@ -117,15 +117,14 @@ def test_a_layer_is_as_exact_as_fp32_is(family, shift) -> None:
         assert (found - wanted).norm() / wanted.norm() < 1e-6
 
 
-@pytest.mark.parametrize("nodes", [1, 8, 16, 32])
-@pytest.mark.parametrize("base", [0, 1, 2, 3, 15, 16, 64])
-def test_after_a_commit_all_of_a_state_is_that_of_plain_decoding(family, nodes, base) -> None:
-    """And of fifty more tokens, in trees and one by one; nothing but its own pages is written to by a pass."""
-    rng, reader = random.Random(nodes + 100 * base), Reader(family("qwen3_5").decoder(torch.float32), pages=40)
-    text = random_tokens(rng, base, 300)
+def drafted_beside_plain(reader: Reader, rng: random.Random, base: int, sizes: tuple[int, ...]) -> int:
+    """Trees of these sizes behind a text, a path of each committed, beside a text that is read token by token: after
+    each commit all bytes of both states are equal, and a pass changes none. Until there are 50 tokens more; returns
+    how many steps that took."""
+    text, steps = random_tokens(rng, base, 300), 0
     drafted, plain = reader.open(text), reader.open(text)
     while len(text) < base + 50:
-        tree = random_tree(rng, rng.randrange(300), nodes, 300)
+        tree = random_tree(rng, rng.randrange(300), rng.choice(sizes), 300)
         before = _parts(reader, drafted)
         reader.run(reader.tree_rows(drafted, tree))
         assert _equal(before, _parts(reader, drafted)), "a verify pass changes no committed state"
@@ -134,13 +133,48 @@ def test_after_a_commit_all_of_a_state_is_that_of_plain_decoding(family, nodes, 
         reader.keep(drafted, path)
         chosen = [tree.tokens[node] for node in path]
         reader.read_in_pieces(plain, chosen, lambda: 1)
-        text += chosen
+        text, steps = text + chosen, steps + 1
         assert _equal(_parts(reader, drafted), _parts(reader, plain)), f"after {len(text)} tokens"
     for each, store in zip(reader.model.store.rows(drafted), reader.model.store.rows(plain), strict=True):
         assert torch.equal(each, store)
     for table in (drafted, plain):
         table.trim()
     reader.pool.check([drafted, plain])
+    for table in (drafted, plain):
+        table.release()
+    return steps
+
+
+@pytest.mark.parametrize("nodes", [1, 8, 16, 32])
+@pytest.mark.parametrize("base", [0, 1, 2, 3, 15, 16, 64])
+def test_after_a_commit_all_of_a_state_is_that_of_plain_decoding(family, nodes, base) -> None:
+    reader = Reader(family("qwen3_5").decoder(torch.float32), pages=40)
+    drafted_beside_plain(reader, random.Random(nodes + 100 * base), base, (nodes,))
+
+
+def test_the_kernel_that_commits_is_close_to_its_reference(family) -> None:
+    """Within a page and from one to another, of a text at its beginning and further on."""
+    reader = Reader(family("qwen3_5").decoder(torch.float32))
+    table = reader.open(random_tokens(random.Random(1), 20, 300))
+    reader.run(reader.tree_rows(table, random_tree(random.Random(2), 5, 16, 300)))
+    assert reader.model.store.states is not None and table.state is not None
+    layers, page = reader.model.store.states.layers, table.state.page
+    for source, goal, fresh in ((page, page, False), (page, 9, False), (0, 10, True)):
+        ours, theirs = (LayerStates(*(part.clone() for part in layers)) for _ in range(2))
+        given = source, goal, fresh, 0, torch.tensor([0, 2, 3, 7])
+        replay(ours, *given)
+        with references():
+            replay(theirs, *given)
+        for mine, its in zip(ours, theirs, strict=True):
+            assert torch.allclose(mine.nan_to_num(), its.nan_to_num(), rtol=1e-5, atol=1e-6)
+        assert ours.states[:, goal].isfinite().all()
+
+
+@pytest.mark.soak
+def test_ten_thousand_steps_beside_plain_decoding(family) -> None:
+    rng, steps, reader = random.Random(0), 0, Reader(family("qwen3_5").decoder(torch.float32), pages=60)
+    while steps < 10_000:
+        steps += drafted_beside_plain(reader, rng, rng.choice((0, 5, 40, 300)), (1, 2, 8, 32))
 
 
 def _parts(reader: Reader, table: PageTable) -> list[Tensor]:

@@ -46,16 +46,16 @@ class DraftModel(FromFiles):
     @cached_property
     def model(self) -> ModelConfig:
         """Its configuration, as it is loaded. Raises a loader's error for one that cannot be read, or is of no family
-        that is known.
+        that is known; Unfit for recurrent layers, which would need a state for each node of the trees that it grows.
         """
-        return quantized(ModelConfig.from_directory(self.directory), self.quantize, "--draft-quantize")
+        model = quantized(ModelConfig.from_directory(self.directory), self.quantize, "--draft-quantize")
+        if model.stack.recurrence is not None:
+            fault = f"--draft {self.place}: a model with recurrent layers ({model.architecture}) cannot draft yet"
+            raise Unfit(fault, "name a model of attention alone with the same vocabulary, or a lookup (ngram, suffix)")
+        return model
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
-        """Both vocabularies compared. Raises Unfit if they have too little in common, and for a model that cannot
-        draft: one with recurrent layers would have to keep a state for each node of the trees that it grows."""
-        if self.model.stack.recurrence is not None:
-            fault = f"--draft {self.place}: a model with recurrent layers ({self.model.architecture}) cannot draft yet"
-            raise Unfit(fault, "name a model of attention alone with the same vocabulary, or a lookup (ngram, suffix)")
+        """Both vocabularies compared. Raises Unfit if they have too little in common."""
         return replace(self, between=translation(self.place, target, model, self.directory, self.model))
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:

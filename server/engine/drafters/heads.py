@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ from foresay.server.engine.drafters.head import (
 )
 from foresay.server.engine.parameters import item_bytes, token_bytes
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import Unfit, target_directory
 from foresay.spec.budget.members import MODEL_LEVELS
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE
@@ -198,7 +198,8 @@ class Medusa(Head):
 class Eagle(LayeredHead):
     """:mod:`foresay.drafters.eagle`, :mod:`foresay.drafters.eagle`."""
 
-    names, made = (EAGLE, EAGLE3, PEAGLE), EagleDrafter
+    names: ClassVar[tuple[str, ...]] = (EAGLE, EAGLE3, PEAGLE)
+    made: ClassVar[type] = EagleDrafter
     kind, trained = "eagle", EAGLE3
 
     def _store(self, drafter: Any) -> Any:
@@ -248,6 +249,10 @@ class Mtp(Eagle):
     def holds(cls, directory: Path) -> bool:
         """Nowhere else."""
         return False
+
+    def configured(self, config: EngineConfig) -> Self:
+        """In the directory of the settings' target."""
+        return replace(super().configured(config), directory=target_directory(config))
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Raises Unfit for a target without such a layer, or of a layout that is not known."""
