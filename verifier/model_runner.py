@@ -23,7 +23,7 @@ from foresay.kvpaging.states import TextState
 from foresay.spec.adjust import LogitEdits
 from foresay.spec.protocols import FeatureRequest, Features, Forward, Rows, Verified
 from foresay.spec.tree import MAX_NODES
-from foresay.verifier.forward_batch import ForwardBatch, Sizes, StaticRows, needed
+from foresay.verifier.forward_batch import ForwardBatch, Needed, Sizes, StaticRows, needed
 from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_bytes
 from foresay.verifier.graphs.proposer import DeviceTree
 from foresay.verifier.model.decoder import Decoder
@@ -154,15 +154,18 @@ def _of_tree(row: list[int], nodes: int) -> Verified:
     return row[samples : samples + nodes], row[1 : 1 + row[0]] or [0]
 
 
-#: Room that the first recording of a CPU has at least: rows of a step, sequences, pages and logits.
-_LEAST = Sizes(16, 1, 16, 16)
+#: For a runner of a few short texts.
+_ROOM = Sizes(16, 1, 16, 16)
 
 
 class ModelRunner:
-    """Implements :class:`foresay.spec.protocols.Verifier`. Owns its KV store; page tables belong to the sequences."""
+    """Implements :class:`foresay.spec.protocols.Verifier`. Owns its KV store; page tables belong to the sequences.
 
-    def __init__(self, decoder: Decoder, store: KVStore, max_positions: int) -> None:
-        self.decoder, self.store = decoder, store
+    room: what a CPU's first recording has room for at least: of all that is to come, or else it is recorded again then.
+    """
+
+    def __init__(self, decoder: Decoder, store: KVStore, max_positions: int, room: Sizes = _ROOM) -> None:
+        self.decoder, self.store, self._room = decoder, store, room
         self._replayed: dict[FeatureRequest | None, list[GraphRunner]] = {}
         self._last: GraphRunner | None = None
         self._kept = store.tensors[0]
@@ -190,6 +193,16 @@ class ModelRunner:
             self._replayed.clear()
             self._last = None
 
+    def record(self, features: FeatureRequest | None) -> None:
+        """Record passes on a CPU now, not when the first one is run."""
+        if compiled(self._kept) and not self._replayed.get(features):
+            self._record(features, self._room)
+
+    def _record(self, features: FeatureRequest | None, need: Needed) -> None:
+        passes = self._replayed.setdefault(features, [])
+        sizes = (passes[0].sizes if passes else self._room).grown(need)
+        passes[:] = [self._made(features, sizes, recorded)]
+
     def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
         """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed.
 
@@ -207,8 +220,7 @@ class ModelRunner:
         if compiled(self._kept):
             need = needed(rows)
             if not passes or not passes[0].sizes.holds(need):
-                sizes = (passes[0].sizes if passes else _LEAST).grown(need)
-                passes[:] = [self._made(features, sizes, recorded)]
+                self._record(features, need)
             return passes[0]
         if self.store.device.type == "cpu":
             return None

@@ -169,6 +169,7 @@ def build_engine(
     root, shape, budget = profile_run.root_seconds(runner), drafting.shape, drafting.budget
     info = msgspec.structs.replace(info, draft_shape=shape.widths, root_seconds=root, chosen=budget is not None)
     drafting.cost.begun(root)
+    verifier.record(drafting.drafter.needs)
     if kept and not measured:
         costs.keep()
     prefix = PrefixIndex(pool) if config.prefix_cache else None

@@ -21,6 +21,7 @@ from foresay.server.settings.resolved import Unfit
 from foresay.spec.errors import ForesayError
 from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.tree import MAX_NODES
+from foresay.verifier.forward_batch import Sizes
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig, kv_shapes, window_shapes
 from foresay.verifier.model.decoder import Decoder, Packed
@@ -153,7 +154,9 @@ class Loading:
         # A draft model may rest, and read what it missed of a text later: nothing is out of its sight.
         shapes = window_shapes(model) if role == "target" else kv_shapes(model)
         store = KVStore(self.pool, shapes, kept, decoder.device)
-        return ModelRunner(decoder, store, self.length)
+        most, wanted = self.config.max_seqs, MAX_NODES if role == "target" else 0
+        room = Sizes(self.device.chunk, most, self.pool.pages_for(self.length), max(most, wanted))
+        return ModelRunner(decoder, store, self.length, room)
 
     def _packed(self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> Packed:
         """The weights as an earlier start packed them, else read and packed."""

@@ -1,4 +1,4 @@
-"""What a CPU records is in the memory plan."""
+"""What a CPU records is in the memory plan, and is recorded before the first request."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from foresay.server.engine.memory import recorded_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
+from foresay.verifier import model_runner
 from foresay.verifier.model_runner import ModelRunner
 
 
@@ -42,3 +43,16 @@ def test_what_a_busy_engine_records_was_planned(draft, tree, monkeypatch) -> Non
     own = [model for made in drafting if isinstance(model := getattr(made, "model", None), ModelRunner)]
     held = verifier.recorded_bytes + sum(made.recorded_bytes for made in drafting) + sum(m.recorded_bytes for m in own)
     assert 0 < held <= planned[-1] < 8 * held
+
+
+@pytest.mark.parametrize("draft", ["none", "auto"])
+def test_no_pass_of_a_model_is_recorded_in_mid_stream(draft, monkeypatch) -> None:
+    """In batches of 1 to 16, and a text as long as may be."""
+    engine = build_engine(EngineConfig(draft=draft, device="cpu", max_seqs=16, max_model_len=1024, kv_tokens=4096))
+    monkeypatch.setattr(model_runner, "recorded", lambda work: pytest.fail("a pass was recorded"))
+    for count, length in ((1, 900), (2, 9), (4, 9), (8, 9), (16, 9)):
+        for number in range(count):
+            params = SamplingParams(max_tokens=24, seed=number, ignore_eos=True)
+            engine.add(Request(id=f"{count} {number}", prompt=list(range(5, 5 + length)), params=params))
+        while engine.has_work:
+            engine.step()

@@ -75,6 +75,7 @@ class DraftModel(FromFiles):
         dynamic, between = loading.config.draft_growth == "dynamic", self.between
         columns, read, ids = (None,) * 3 if between is None else (between.columns, between.read, between.token_ids)
         model = loading.paged_model("draft model", self.directory, self.model, columns, self.kv_dtype)
+        model.record(None)
         return DraftModelDrafter(model, dynamic, read=read, token_ids=ids)
 
     @property
