@@ -116,11 +116,13 @@ def fitting(target: KnownTarget, draft: KnownDraft | None, machine: Machine) -> 
     return next((weights for weights, model in models if machine.planned(model, drafts, least) is not None), None)
 
 
-def flags(target: KnownTarget, weights: str, draft: KnownDraft | None, machine: Machine) -> list[str] | None:
+def flags(
+    target: KnownTarget, weights: str, draft: KnownDraft | None, machine: Machine, least: int = TOKENS
+) -> list[str] | None:
     """What ``foresay serve`` is to say besides the target, so that it fits: as long a context as there is room for.
-    None where even ``TOKENS`` tokens are too many."""
+    None where even ``least`` tokens are too many."""
     model, drafts = target.shape.model(WEIGHTS[weights]), _drafts(draft)
-    for settings in _lengths(model.max_positions):
+    for settings in _lengths(model.max_positions, least):
         config = msgspec.structs.replace(EngineConfig(), **settings)
         if machine.planned(model, drafts, config) is not None:
             words = [] if draft is None else ["--draft", draft.setting]
@@ -130,13 +132,13 @@ def flags(target: KnownTarget, weights: str, draft: KnownDraft | None, machine: 
     return None
 
 
-def _lengths(longest: int) -> Iterator[dict[str, int]]:
+def _lengths(longest: int, least: int) -> Iterator[dict[str, int]]:
     """Settings from the default ones to those of the shortest context; each first for as many texts at once as there is
     room for, then for one."""
     yield {}
     yield {"kv_tokens": longest}
     length = 1 << (longest - 1).bit_length() - 1
-    while length >= TOKENS:
+    while length >= least:
         yield {"max_model_len": length}
         yield {"kv_tokens": length}
         length //= 2

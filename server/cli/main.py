@@ -30,6 +30,7 @@ from foresay.server.cli import (
     config,
     generate,
     keys,
+    launch,
     models,
     ollama,
     pull,
@@ -67,7 +68,7 @@ VERSION = Command("version", "what is installed", ("foresay version",), None, ve
 
 #: The commands as the overview shows them: what a newcomer needs comes first.
 GROUPS: dict[str, tuple[Command, ...]] = {
-    "use a model:": (serve.SERVE, chat.CHAT, generate.GENERATE),
+    "use a model:": (serve.SERVE, chat.CHAT, generate.GENERATE, launch.COMMAND),
     "choose one:": (models.MODELS, pull.PULL, check.COMMAND, pull.QUANTIZE),
     "make it faster:": (bench.BENCH, bench.SELFCHECK, train.COMMAND, replay.COMMAND),
     "run a server:": (config.COMMAND, keys.COMMAND, serve.RELOAD, serve.DEPLOY, VERSION),
@@ -79,7 +80,10 @@ INTERRUPTED = 130
 
 
 class Parser(ArgumentParser):
-    """An argument parser whose errors point at ``--help`` and name the nearest flag or choice."""
+    """An argument parser whose errors point at ``--help`` and name the nearest flag or choice. passes_on: what follows
+    a ``--`` is for another program."""
+
+    passes_on = False
 
     def error(self, message: str) -> NoReturn:
         """Print the message on one line and leave with status 2."""
@@ -95,6 +99,8 @@ class Parser(ArgumentParser):
 
     def parse_strictly(self, arguments: Sequence[str]) -> Namespace:
         """Parse; an unknown flag is an error that suggests the closest one."""
+        end = arguments.index("--") if self.passes_on and "--" in arguments else len(arguments)
+        arguments, words = arguments[:end], arguments[end + 1 :]
         rest = any(action.nargs == "*" for action in self._actions if not action.option_strings)
         parse = self.parse_known_intermixed_args if rest else self.parse_known_args  # words with flags between them
         parsed, unknown = parse(arguments)
@@ -103,6 +109,7 @@ class Parser(ArgumentParser):
             flags = [flag for action in self._actions for flag in action.option_strings]
             what = "unknown flag" if word.startswith("-") else "unexpected argument"
             self.error(f"{what} {word}{nearest(word, flags) if word.startswith('-') else ''}")
+        parsed.words = list(words)
         return parsed
 
 
@@ -137,7 +144,9 @@ def build_parser(command: Command, everything: bool = False) -> Parser:
     else:
         parser.add_argument("--help-all", action="help", help=SUPPRESS)  # --help shows all flags
     command.add_after_target(parser)
-    parser.usage = " ".join([parser.prog, *_positionals(parser), "[flags]"])
+    parser.passes_on = command.passes_on
+    ends = ["[-- ARGUMENTS]"] if command.passes_on else []
+    parser.usage = " ".join([parser.prog, *_positionals(parser), "[flags]", *ends])
     return parser
 
 

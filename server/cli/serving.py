@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from foresay.server.cli.command import told
+from foresay.server.cli.command import base_url, told
 from foresay.server.cli.progress import Stages
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.host.child import Spawned, spawn
@@ -85,13 +85,6 @@ def _leave_the_busy() -> None:
 
 
 Row = tuple[str, str]
-
-
-def base_url(host: str, port: int, scheme: str = "http") -> str:
-    """Where clients reach the server; a wildcard address is reached as localhost."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
-    literal = f"[{reachable}]" if ":" in reachable and not reachable.startswith("[") else reachable
-    return f"{scheme}://{literal}:{port}"
 
 
 def rows(info: EngineInfo) -> list[Row]:

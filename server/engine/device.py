@@ -15,6 +15,7 @@ import torch
 
 from foresay.kvpaging import KVStore, PagePool
 from foresay.server.engine.machine import free_bytes, machine_bytes, multiplies_bf16
+from foresay.server.engine.memory import wanted_rows
 from foresay.server.engine.parameters import kv_kind
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
@@ -154,8 +155,8 @@ class Loading:
         # A draft model may rest, and read what it missed of a text later: nothing is out of its sight.
         shapes = window_shapes(model) if role == "target" else kv_shapes(model)
         store = KVStore(self.pool, shapes, kept, decoder.device)
-        most, wanted = self.config.max_seqs, MAX_NODES if role == "target" else 0
-        room = Sizes(self.device.chunk, most, self.pool.pages_for(self.length), max(most, wanted))
+        most, wanted = self.config.max_seqs, wanted_rows(self.config) if role == "target" else 1
+        room = Sizes(self.device.chunk, most, self.pool.pages_for(self.length), wanted)
         return ModelRunner(decoder, store, self.length, room)
 
     def _packed(self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> Packed:

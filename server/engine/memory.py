@@ -218,15 +218,26 @@ def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence
     """What a CPU's recordings hold when all have been made: of each model the rows of its largest pass, of which those
     of trees want logits; and of each that drafts the logits of its levels, for one, two, four .. sequences, twice: of
     trees that are always alike, and of those that end early."""
-    shape = TreeShape.parse(config.draft_tree) if config.draft_tree else TreeShape.chain(config.draft_tokens or 0)
+    shape, rows = _pinned(config), wanted_rows(config)
     chosen = config.draft_tree is None and config.draft_tokens is None
-    rows = config.max_seqs + min(config.max_seqs, 4) * MAX_NODES if chosen else config.max_seqs * shape.nodes
     level_rows = 4 * _padded(config.max_seqs) * (_OPEN_ROWS if chosen else shape.nodes)
     drafting = [model for drafter in drafters for model in drafter.shapes(target)]
     passes = _pass_bytes(target, max(rows, MAX_CHUNK), rows)
     passes += sum(_pass_bytes(model, MAX_CHUNK, config.max_seqs) for model in drafting)
     made = 2 * config.max_seqs.bit_length() * _ANY_PASS
     return passes + sum(4 * level_rows * model.vocab_size + made for model in drafting)
+
+
+def wanted_rows(config: EngineConfig) -> int:
+    """Of how many rows of a step logits are wanted at most: the roots and nodes of trees."""
+    if config.draft_tree is None and config.draft_tokens is None:
+        return config.max_seqs + min(config.max_seqs, 4) * MAX_NODES
+    return config.max_seqs * _pinned(config).nodes
+
+
+def _pinned(config: EngineConfig) -> TreeShape:
+    """The shape of every draft where one is given."""
+    return TreeShape.parse(config.draft_tree) if config.draft_tree else TreeShape.chain(config.draft_tokens or 0)
 
 
 def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:

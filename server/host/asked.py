@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import NoReturn, TypeVar
 
-from foresay.server.engine.generation import EngineStatus, Sink, check_comes, unavailable
+from foresay.server.engine.generation import EngineStatus, Sink, check_comes
 from foresay.server.host import frames
 from foresay.server.host.frames import Channel
 from foresay.server.host.resumption import AGAIN, InFlights
@@ -20,8 +20,8 @@ from foresay.spec.request import EngineInfo, Footprint, Request
 from foresay.spec.trace import ShadowReport, StepTrace
 
 log = logging.getLogger("foresay.server")
-
-
+#: Told of what is going on, and how much of it is done where that is known.
+Progress = Callable[[str, float | None], None]
 T = TypeVar("T")
 
 
@@ -140,12 +140,6 @@ class Supervised(Observed, ABC):
         usage = not self._broken and self._failure is not None and self._failure.usage
         return (ConfigurationError if usage else ForesayError)(self.status.message)
 
-    def watched_as(self, other: Supervised) -> None:
-        """Whoever watches the other watches this one from now on, and the other way round."""
-        self.observe_status, other.observe_status = other.observe_status, self.observe_status
-        self._over, other._over = other._over, self._over
-        self._set(self.status)
-
     def _set(self, status: EngineStatus) -> None:
         self.status = status
         for observe in self.observe_status:
@@ -157,7 +151,8 @@ class Asked(Observed):
     """A :class:`~foresay.server.engine.generation.TokenEngine` while there is a channel, and it is ready.
 
     observe, observe_shadow: told of every step of the engine, and of what its shadow drafter would have done; must not
-    block. most_losses: engines that may end under a request.
+    block. most_losses: engines that may end under a request. Requests that went on in another engine are that one's,
+    and are ended there too.
     """
 
     status: EngineStatus
@@ -166,36 +161,31 @@ class Asked(Observed):
         Observed.__init__(self)
         self.observe: Callable[[StepTrace], None] | None = None
         self.observe_shadow: Callable[[ShadowReport], None] | None = None
-        self._in_flight = InFlights(self._send, most_losses)
+        self._in_flight = self._requests = InFlights(self._send, most_losses)
         self._channel: Channel | None = None
         self._steps = 0  # the number of the latest
 
     def add(self, request: Request, sink: Sink) -> None:
         """Begin a request, in the next engine if there is none just now; its results go to ``sink``."""
         check_comes(self.status)
-        self._in_flight.add(request, sink)
+        self._requests.add(request, sink)
 
     def cancel(self, id: str) -> None:
         """Drop a request and free what it holds; its sink hears no more."""
-        self._in_flight.cancel(id)
+        self._requests.cancel(id)
 
     def finish(self, id: str, at_token: int) -> None:
         """End a request after its output token number ``at_token``; the last delta still comes."""
-        self._in_flight.finish(id, at_token)
+        self._requests.finish(id, at_token)
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:
         """Let the KV of this text be the last to make room; no harm done if it is not there."""
-        if self._channel is not None and self.status.state == "ready":
-            self._channel.send(frames.KeepWarm(tokens, salt))
+        if self.status.state == "ready":
+            self._send(frames.KeepWarm(tokens, salt))
 
     def _send(self, frame: frames.UpFrame) -> None:
         if self._channel is not None:
             self._channel.send(frame)
-
-    def _ready_channel(self) -> Channel:
-        if self._channel is None or self.status.state != "ready":
-            raise unavailable(self.status)
-        return self._channel
 
     def _received(self, frame: frames.DownFrame) -> None:
         """What an engine says while it runs."""

@@ -1,9 +1,10 @@
 """The engine process as the operating system sees it: how it is started, whether it computes or hangs, how it ends.
 
 An engine process that hangs is told from one that works long. It shows life by frames (between two steps it answers a
-Ping) and by the CPU time it uses: deadlocked it does neither, in a long step the second alone. One that was stopped by
-a signal is not waited for. Time is what the watchdog itself was awake for, so that a machine that was suspended, or a
-server that was stopped, is no reason to kill anything.
+Ping), by the CPU time it uses, and by kernels that end, where those are a CPU's. In a long step it shows the last two,
+in an endless loop CPU time alone, deadlocked nothing. One that was stopped by a signal is not waited for. Time is what
+the watchdog itself was awake for, so that a machine that was suspended, or a server that was stopped, is no reason to
+kill anything.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ STOPPED = 2
 #: Times the timeout, for what may be slow by right: a prompt's chunk through a large model on two cores takes minutes,
 #: and a loader waits for disks and networks.
 PATIENCE = 20
+#: Where it is seen that no kernel ends and no CPU time is used: a part of the timeout, but as long as this (seconds).
+SOON, SOON_SECONDS = 6, 5.0
 
 
 class Watchdog:
@@ -33,23 +36,30 @@ class Watchdog:
 
     def __init__(self, timeout: float) -> None:
         self.interval = timeout / LOOKS
-        self._timeout = timeout
-        self._ticks = self._idle = self._silent = self._stopped = 0
+        self._soon = max(LOOKS // SOON, min(LOOKS, round(SOON_SECONDS / self.interval)))
+        self._ticks = self._idle = self._silent = self._stopped = self._still = 0
+        self._progress: bytes | None = None
 
-    def look(self, heard: bool, ticks: int, loading: bool, stopped: bool = False) -> str | None:
+    def look(
+        self, heard: bool, ticks: int, loading: bool, stopped: bool = False, progress: bytes | None = None
+    ) -> str | None:
         """Why the engine is given up; None if it is not.
 
         heard: whether bytes came since the last look. ticks: CPU time it has used so far. loading: it answers nothing
-        then, so that only one that stands still is given up. stopped: by a signal, just now.
+        then, so that only one that stands still is given up. stopped: by a signal, just now. progress: other bytes than
+        at the last look if a kernel has ended since; None if nobody knows.
         """
         self._stopped = self._stopped + 1 if stopped else 0
         self._silent = 0 if heard else self._silent + 1
         self._idle = 0 if heard or ticks != self._ticks else self._idle + 1
-        self._ticks = ticks
+        self._still = 0 if heard or progress is None or progress != self._progress else self._still + 1
+        self._ticks, self._progress = ticks, progress
         long = LOOKS * PATIENCE
         if self._stopped >= STOPPED:
             return f"the engine process hung (it was stopped by a signal {self._stopped * self.interval:g} s ago)"
-        if self._idle >= (long if loading else LOOKS):
+        if self._still >= LOOKS:
+            return f"the engine process hung (busy, but no kernel ended for {self._still * self.interval:g} s)"
+        if self._idle >= (long if loading else LOOKS) or min(self._idle, self._still) >= self._soon:
             return f"the engine process hung (no sign of life for {self._idle * self.interval:g} s)"
         if self._silent >= long and not loading:
             return f"the engine process hung (busy, but no answer for {self._silent * self.interval:g} s)"
@@ -148,6 +158,14 @@ def state_of(process_id: int) -> str:
 def stopped(process_id: int, by: str = "Tt") -> bool:
     """Whether somebody stopped the process. by: T for a signal, t for a debugger."""
     return state_of(process_id) in by
+
+
+def progress_in(file: str) -> bytes | None:
+    """What an engine's threads have written there (:class:`~foresay.server.host.frames.Ready`); None if that is not to
+    be read."""
+    with contextlib.suppress(OSError):
+        return Path(file).read_bytes() if file else None
+    return None
 
 
 def oom_kills() -> int | None:

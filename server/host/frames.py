@@ -21,7 +21,7 @@ import msgspec
 
 from foresay.server.engine.costs import Costs
 from foresay.server.settings.config import EngineConfig
-from foresay.spec.errors import ContextLengthExceeded, Fault, InvalidRequest
+from foresay.spec.errors import ConfigurationError, ContextLengthExceeded, Fault, ForesayError, InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Footprint, Request
 from foresay.spec.trace import ShadowReport, StepTrace
 
@@ -87,10 +87,12 @@ class Loading(msgspec.Struct, tag="loading"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The engine takes requests. costs: what it measured, for the one after it."""
+    """The engine takes requests. costs: what it measured, for the one after it. progress: a file that changes whenever
+    a kernel ends; empty where kernels are a GPU's."""
 
     info: EngineInfo
     costs: Costs = msgspec.field(default_factory=Costs)
+    progress: str = ""
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -103,6 +105,11 @@ class Failed(msgspec.Struct, tag="failed"):
     usage: bool = False
     footprint: Footprint | None = None
     running: list[str] | None = []
+
+    @property
+    def error(self) -> ForesayError:
+        """The error."""
+        return (ConfigurationError if self.usage else ForesayError)(self.message)
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
@@ -194,15 +201,14 @@ class FrameSplitter:
 
 
 class Channel(asyncio.Protocol):
-    """Frames over the socket pair; ``closed`` is done when the engine's end is gone. retired: it was closed because
-    another engine goes on."""
+    """Frames over the socket pair; ``closed`` is done when the engine's end is gone."""
 
     def __init__(self, receive: Callable[[DownFrame], None]) -> None:
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._receive = receive
         self._splitter = FrameSplitter()
         self._transport: asyncio.WriteTransport | None = None
-        self._heard = self.retired = False
+        self._heard = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's, which Ray has, are not its children
@@ -229,17 +235,6 @@ class Channel(asyncio.Protocol):
         """Send a frame; into the void if the other end is gone."""
         if self._transport is not None:
             self._transport.write(pack(frame))
-
-    def hand_to(self, receive: Callable[[DownFrame], None]) -> None:
-        """Frames go to another from now on."""
-        self._receive = receive
-
-    def retire(self) -> None:
-        """Another engine goes on: nothing that still comes of this one counts."""
-        self.retired = True
-        self.hand_to(lambda frame: None)
-        self.send(Stop())
-        self.close()
 
     def close(self) -> None:
         """Close this end."""

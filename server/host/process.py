@@ -100,8 +100,9 @@ def serve(link: Link) -> int:
     from foresay.server.engine.witness import Witness
     from foresay.server.host.loop import Loop
     from foresay.verifier.model.kept_weights import leave_off
+    from foresay.verifier.ops.kernels.cpu import threads
 
-    start, witness = started(link), Witness()
+    start, witness, progress = started(link), Witness(), threads.share()
     parts = built(start, link, witness)
     if parts is None:
         return 2
@@ -109,7 +110,7 @@ def serve(link: Link) -> int:
     engine.steps = start.steps
     watchers.started(engine)
     gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
-    link.send(frames.Ready(engine.info, start.costs))
+    link.send(frames.Ready(engine.info, start.costs, progress if engine.info.device == "cpu" else ""))
     try:
         grammars = partial(grammar_compiler, start.config, engine.info)
         Loop(engine, link, grammars, watchers.shadow, witness).run()

@@ -116,7 +116,7 @@ class InFlights:
     """
 
     def __init__(self, send: Callable[[frames.UpFrame], None], most_losses: int) -> None:
-        self._send, self._most_losses = send, most_losses
+        self.send, self._most_losses = send, most_losses
         self._all: dict[str, InFlight] = {}
         self._waiting: deque[InFlight] = deque()
         self._probed: InFlight | None = None  # goes on in this engine, and is unproven
@@ -212,7 +212,7 @@ class InFlights:
             flight = self._waiting.popleft()
             if flight.losses:
                 self._probed = flight
-            self._send(frames.Add(flight.sent()))
+            self.send(frames.Add(flight.sent()))
 
     def _why_not(self, flight: InFlight, reason: str) -> ApiError | None:
         """Why a request does not go on in the next engine; None if it does."""
@@ -261,14 +261,14 @@ class InFlights:
         flight = self._all.get(id)
         if flight is not None:
             if flight.state != "waiting":
-                self._send(frames.Cancel(id))
+                self.send(frames.Cancel(id))
             self._over(flight)
 
     def finish(self, id: str, at_token: int) -> None:
         """The text of a request ends with this output token; its last delta still comes."""
         flight = self._all.get(id)
         if flight is None or flight.heard:
-            self._send(frames.Finish(id, at_token))  # if it is over already, that is for who observes the engine
+            self.send(frames.Finish(id, at_token))  # if it is over already, that is for who observes the engine
         if flight is not None:
             flight.ends_at = at_token
             if not flight.heard:  # all of it came from the engine before
@@ -312,7 +312,7 @@ class InFlights:
     def _close(self, flight: InFlight) -> None:
         """End a request whose text ends with what went out."""
         if flight.state == "unproven":
-            self._send(frames.Cancel(flight.request.id))
+            self.send(frames.Cancel(flight.request.id))
         self._over(flight)
         self._put(flight, flight.last(self._levels))
 

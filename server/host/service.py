@@ -8,7 +8,6 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from copy import copy
 
 import msgspec
 
@@ -24,6 +23,7 @@ from foresay.server.schemas.shared import MetricsLevel
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import Names
 from foresay.server.text.choice import Choice
+from foresay.server.text.last_prompts import LastPrompts
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import Rendered, Room
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer, loader_of
@@ -92,6 +92,7 @@ class Service:
         self.server = server or ServerState()
         self.warned = WarningLog()
         self.pace = Pace()
+        self.last_prompts = LastPrompts()
         self.telemetry = Telemetry(names.own, engine, connections=self.server.connections)
         self.places = Shared(config.most_running)
         self.server.allow_bodies(self.largest_body)  # until the context is known
@@ -101,18 +102,14 @@ class Service:
         counts = self.telemetry.self_check
         self.self_check = SelfCheck(engine, config.self_check, counts, self._idle, lambda: self.refusal() is None)
 
-    def successor(self, engine: ServedEngine, config: ServeConfig) -> Service:
-        """The service of another model, whose requests are limited and counted with these as one model's. Whoever has
-        this one keeps its engine and its text to the end."""
-        other = copy(self)
-        other.engine, other.config, other.text = engine, config, None
-        return other
-
-    def take_over(self) -> None:
-        """Requests come to this one from now on."""
-        self.places.most = self.config.most_running
-        self.telemetry.follow(self.engine)
-        self.self_check.follow(self.engine, lambda: self.refusal() is None)
+    def go_on(self, engine: ServedEngine, config: ServeConfig, text: Text | None, same_texts: bool) -> None:
+        """Requests go to this engine from now on. same_texts: it writes what the one before wrote. Where it is another
+        model, this is a copy: whoever has the service before keeps its engine and its text to the end, and the requests
+        of both are limited and counted as one model's."""
+        self.engine, self.config, self.text = engine, config, text
+        self.places.most = config.most_running
+        self.telemetry.follow(engine, same_texts)
+        self.self_check.follow(engine, lambda: self.refusal() is None, same_texts)
 
     @property
     def largest_body(self) -> int:
@@ -177,11 +174,11 @@ class Service:
         kept, for the dashboard, where their key can read it again, and for the self-check.
         """
         requests, count = [choice.request for choice in choices], len(choices)
-        words = {choice.request.id: choice.words for choice in choices}
+        about = {choice.request.id: (choice.words, choice.differs) for choice in choices}
         with (
             self.places.holding(count, lambda: self.queue_full(count)),
             admitted(requests) as spend,
-            self.telemetry.watching(requests, keeps_text, words) as all_stats,
+            self.telemetry.watching(requests, keeps_text, about) as all_stats,
         ):
             engine = CheckedEngine(self.self_check, self.engine, keeps_text)
             release = CONTEXT.get().release

@@ -92,6 +92,7 @@ WarningCode = Literal[
     "model_renamed",
     "hint_left_out",
     "system_moved",
+    "client_noise_left_out",
     "resumed",
 ]
 
@@ -276,8 +277,9 @@ class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
 
     tool_left_out: of a type that cannot be run here. format_not_enforced: the grammar of a tool is told to the model
     only. max_tokens_clamped: to what the context leaves. model_renamed: another model was asked for. hint_left_out: the
-    model has no word for it. system_moved: a system message is told as the user's. resumed: another engine process went
-    on with an answer that is not exact; param is the number of the choice.
+    model has no word for it. system_moved: a system message is told as the user's. client_noise_left_out: what its
+    client adds and changes each time (:mod:`foresay.server.text.client_noise`). resumed: another engine process went on
+    with an answer that is not exact; param is the number of the choice.
     """
 
     code: WarningCode

@@ -276,6 +276,15 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "server",
         ),
     ] = False
+    keep_client_noise: Annotated[
+        bool,
+        _about(
+            "show the model also what clients put into prompts that changes each time and means nothing to it, such as "
+            "Claude Code's x-anthropic-billing-header (else it is left out, with a warning, so that the KV cache finds "
+            "what follows again)",
+            "server",
+        ),
+    ] = False
     max_queue: Annotated[
         int, Meta(ge=0), _about("requests that may wait for their turn before new ones get 429", "server", "N")
     ] = 256
@@ -291,8 +300,9 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     engine_timeout: Annotated[
         Seconds,
         _about(
-            "kill and restart the engine process if it shows no sign of life (no answer, no CPU time) for this "
-            "long; 20 times as long if it is only silent, or loading, and a fifteenth if it was stopped (SIGSTOP)",
+            "kill and restart the engine process if it shows no sign of life (no answer, no CPU time, or on a CPU no "
+            "kernel that ends) for this long; 20 times as long if it is only silent, or loading, a sixth (but 5 s) if "
+            "on a CPU all of that is missing, and a fifteenth if it was stopped (SIGSTOP)",
             "server",
             "SECONDS",
             by="cluster",

@@ -72,7 +72,8 @@ class Choice:
 
     context: prompt tokens whose text precedes the answer's (empty where the answer starts a new text). parser: splits
     the text into parts. warnings: what of the request is done otherwise than asked. words: the first ones of its
-    prompt, for those who may see it. tokens: those of the answer so far, the one that ended it among them.
+    prompt, for those who may see it. differs: where it differs from one before it. tokens: those of the answer so far,
+    the one that ended it among them.
     """
 
     def __init__(
@@ -85,8 +86,9 @@ class Choice:
         parser: OutputParser | None = None,
         warnings: tuple[Warned, ...] = (),
         words: str = "",
+        differs: str = "",
     ) -> None:
-        self.request, self.words = request, words
+        self.request, self.words, self.differs = request, words, differs
         self.tokenizer = tokenizer
         self.warnings = warnings
         self.tokens: list[int] = []

@@ -7,6 +7,8 @@ asked for batches of one, since these alone are made without the interpreter's l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from inspect import signature
 from math import ceil
 from pathlib import Path
@@ -213,6 +215,16 @@ class Tokenizer:
         """The chat template; empty where there is none. A checkpoint may have several: the default one."""
         template = self._templates.chat_template
         return template if isinstance(template, str) else str((template or {}).get("default", ""))
+
+    @cached_property
+    def hoists_system(self) -> bool:
+        """Whether the chat template writes a system message at the beginning wherever it is in the conversation."""
+        roles = {"user": "first", "assistant": "second", "system": "third"}
+        said = [{"role": role, "content": f"what is said {place}"} for role, place in roles.items()]
+        with suppress(InvalidRequest):
+            text = self.render([*said, said[0]]).text
+            return text.find("what is said third") < text.find("what is said first")
+        return False
 
     def render(
         self,

@@ -34,6 +34,7 @@ _SENTENCES: dict[WarningCode, str] = {
     "hint_left_out": "this model's chat template cannot express {value}; the model does not see it",
     "format_not_enforced": "the model sees this grammar, but its calls are not constrained to it",
     "system_moved": "this model's chat template refuses system messages here; it is sent as the user's",
+    "client_noise_left_out": "the model does not see {name} (--keep-client-noise shows it)",
     "resumed": "the engine was replaced after output token {at_token:,}; the text may differ from there on",
 }
 

@@ -6,17 +6,23 @@ counts is the file they leave behind.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.request import Request
 from tests.clients.answering import AnsweringEngine, call
-from tests.clients.npm import CLAUDE, CODEX, needs_npm, node
+from tests.clients.npm import CLAUDE, CODEX, PATIENCE, needs_npm, node
 from tests.routes.conftest import AGENT_TEMPLATE
 from tests.routes.running import running
 from tests.server.conftest import byte_level_tokenizer
+from tests.server.live import ROOT
 
 pytestmark = needs_npm
 
@@ -59,28 +65,80 @@ wire_api = "responses"
 """
 
 
-def codex(url: str, work: Path, *flags: str) -> str:
+def codex(url: str, work: Path, *flags: str, task: str = TASK) -> str:
     """What Codex prints in the end."""
     home = work.parent / "codex"
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(CONFIG.format(url=url))
-    line = ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", *flags, TASK]
+    line = ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", *flags, task]
     done = node(str(CODEX), *line, home=home, cwd=work, CODEX_HOME=str(home))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def claude(url: str, work: Path, *flags: str) -> str:
+def claude(url: str, work: Path, *flags: str, task: str = TASK) -> str:
     """What Claude Code prints in the end."""
     variables = {
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": "none",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-    line = ["--print", "--permission-mode", "acceptEdits", *flags, TASK]
+    line = ["--print", "--permission-mode", "acceptEdits", *flags, task]
     done = node(str(CLAUDE), *line, home=work.parent, cwd=work, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def launched(name: str, url: str, work: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """``foresay launch NAME``, where the packages are commands as npm makes them."""
+    for command, script in (("claude", CLAUDE), ("codex", CODEX)):
+        (work.parent / command).write_text(f'#!/bin/sh\nexec node {script} "$@"\n')
+        (work.parent / command).chmod(0o755)
+    home = work.parent / "home"
+    home.mkdir()
+    paths = {"PATH": f"{work.parent}:{os.environ['PATH']}", "HOME": str(home), "PYTHONPATH": str(ROOT)}
+    line = [sys.executable, "-m", "foresay.server.cli.main", "launch", name, "--url", url, "--", *words]
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    return subprocess.run(line, env=paths, cwd=work, timeout=PATIENCE, **streams)
+
+
+def known_already(earlier: Request, later: Request) -> float:
+    """The share of a prompt that another one begins with."""
+    pairs = enumerate(zip(earlier.prompt, later.prompt, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), len(earlier.prompt)) / len(later.prompt)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "tool"),
+    [
+        ("claude", ["--print", "--permission-mode", "acceptEdits"], "Write"),
+        ("codex", ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access"], "exec_command"),
+    ],
+)
+def test_launched_agents_edit_a_file_and_nothing_else(agent, work, name, words, tool):
+    path = str(work / "new.py")
+    arguments = {"file_path": path, "content": RIGHT} if name == "claude" else {"cmd": f"echo -n > {path}"}
+    engine = AnsweringEngine(agent, in_turn(call(tool, **arguments), "Written."), CONTEXT)
+    with running(engine, agent) as url:
+        done = launched(name, url, work, *words, "Write new.py")
+    assert done.returncode == 0 and "Written." in done.stdout, done.stdout + done.stderr
+    assert (work / "new.py").exists()
+    assert {file.name for file in work.iterdir()} == {"hello.py", "new.py"}
+    config = work.parent / "home" / ".codex" / "config.toml"
+    assert not config.exists() or "foresay" not in config.read_text()
+
+
+@pytest.mark.parametrize(("start", "flags"), [(codex, ()), (claude, ("--model", "toy"))], ids=["codex", "claude"])
+def test_most_of_a_prompt_is_that_of_the_session_before(agent, work, start, flags):
+    """Tools and rules do not change with the task, the rest not within a session."""
+    tool = call("Read", file_path=str(work / "hello.py")) if start is claude else call("exec_command", cmd="ls")
+    engine = AnsweringEngine(agent, in_turn(tool, "Nothing to do."), CONTEXT)
+    with running(engine, agent) as url:
+        for task in ("Is there a fox?", "Read hello.py and tell me what it says"):
+            start(url, work, *flags, task=task)
+    first, turn, second, _ = engine.requests
+    assert known_already(first, turn) >= 0.98 and known_already(first, second) >= 0.8
+    assert "billing" not in engine.prompts[0]
 
 
 def test_codex_edits_a_file(agent, work, caplog):

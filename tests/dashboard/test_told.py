@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from playwright.async_api import expect
 
@@ -15,7 +16,7 @@ from foresay.spec.budget.cost import CHANGED
 from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.showing import asked, shown, step
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
-from tests.server.scripted import ScriptedEngine
+from tests.server.scripted import INFO, ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
@@ -99,3 +100,16 @@ async def test_no_column_is_clipped(tokenizer: Tokenizer, width: int) -> None:
         clipped = "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.ariaLabel)"
         assert await page.locator(".scroll").evaluate_all(clipped) == []
         assert await page.evaluate("document.documentElement.scrollWidth") == width
+
+
+async def test_a_request_says_what_was_reused_and_where_its_prompt_differs(tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine([5], run=3)
+    engine.info = msgspec.structs.replace(INFO, max_model_len=4000)
+    async with shown(engine, tokenizer) as (_, visit):
+        for word in ("fox", "owl"):
+            said = [{"role": "user", "content": f"A {word}{' hides' * 400}"}]
+            await asked(visit, "/v1/chat/completions", messages=said, prompt=None)
+        row = visit.page.locator("#requests tr[data-id]").first
+        await expect(row.locator("[data-head='prompt tokens']")).to_have_text(re.compile(r"^[\d,]+ \(3 reused\)$"))
+        told = re.compile(r"^prompt differs at token \d+ of [\d,]+, in message 1 \(user\)$")
+        await expect(row.locator("small").last).to_have_text(told)

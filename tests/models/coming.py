@@ -51,6 +51,9 @@ class Comer:
         self.loaded[self.device] = self.loaded.get(self.device, 0) + self.size
         self.happened.append(f"+{self.name}")
 
+    async def pause(self) -> None:
+        await self.unload()
+
     async def unload(self) -> None:
         await asyncio.sleep(self.seconds)
         if self.there:
@@ -101,7 +104,7 @@ class World:
     def _know(self, comer: Comer) -> None:
         comer.happened, comer.loaded = self.happened, self.loaded
 
-    async def renew(self, name: str, comer: Comer, beside: bool = True) -> None:
+    async def renew(self, name: str, comer: Comer, beside: bool = True, moves: bool = False) -> None:
         """Another gets the requests for what is called so."""
         self._know(comer)
 
@@ -110,7 +113,7 @@ class World:
             self.residents[name] = next
             self.happened.append(f"{one.name} > {next.name}")
 
-        await self.residency.renew(self.residents[name], Resident(comer.name, comer), beside, follow)
+        await self.residency.renew(self.residents[name], Resident(comer.name, comer), beside, follow, moves)
 
     def pass_by(self, seconds: float) -> None:
         """Time goes by, and somebody looks."""

@@ -395,6 +395,39 @@ async def test_without_room_for_both_it_comes_once_nobody_uses_any_before():
     assert [(one.name, one.leases) for one in world.residency.residents] == [("c", 0)]
 
 
+@pytest.mark.parametrize(("size", "happened"), [(40, ["+b", "a > b", "-a"]), (80, ["-a", "+b", "a > b"])])
+@pytest.mark.parametrize("most", [None, 1])
+async def test_what_runs_moves_to_another_of_the_same_and_is_used_there(most, size, happened):
+    world = World([Comer("a", 40)], most)
+    async with world.running():
+        async with world.leased("a"):
+            await world.renew("a", Comer("b", size), moves=True)
+            await world.settle()
+            assert world.happened == ["+a", *happened], "nobody was waited for"
+            world.residency.forget(world.residents["a"])
+            await world.settle()
+            assert world.residents["a"].leases == 1 and world.happened[-1] != "-b"
+        await world.settle()
+        assert world.happened[-1] == "-b"
+        await world.renew("a", Comer("c", size), moves=True)
+        assert world.happened[-1] == "b > c", "what is out is loaded when it is asked for"
+        await world.ask("a")
+    assert world.happened[-1] == "+c" and [one.name for one in world.residency.residents] == ["c"]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+async def test_one_of_the_same_that_does_not_load_changes_nothing(beside):
+    world, other = World([Comer("a", 40)]), Comer("b", 40)
+    other.wrong = ConfigurationError("its files are broken")
+    async with world.running(), world.leased("a"):
+        with pytest.raises(ConfigurationError, match="broken"):
+            await world.renew("a", other, beside, moves=True)
+        await asyncio.wait_for(world.ask("a"), 60)
+        assert world.residents["a"].leases == 1
+    assert world.happened == (["+a"] if beside else ["+a", "-a", "+a"])
+    assert [one.name for one in world.residency.residents] == ["a"]
+
+
 @pytest.mark.parametrize("beside", [True, False])
 async def test_one_that_does_not_load_changes_nothing(beside):
     world = World([Comer("a", 40)])

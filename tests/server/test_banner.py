@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from foresay.server.cli import serving
+from foresay.server.cli.command import base_url
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import EngineInfo
 
@@ -95,7 +96,7 @@ def test_colour_only_on_a_terminal_and_not_against_the_users_wish(monkeypatch: p
     ],
 )
 def test_an_address_others_can_reach_is_warned_about(host: str, url: str, warned: bool) -> None:
-    assert serving.base_url(host, 80) == url
+    assert base_url(host, 80) == url
     assert bool(serving.warnings(ServeConfig(host=host))) is warned
     assert serving.access(ServeConfig(host=host)).startswith("anyone" if warned else "this machine")
 

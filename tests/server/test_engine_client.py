@@ -108,11 +108,11 @@ async def test_a_server_waits_for_the_end_of_what_followed_the_engine_it_began_w
         raise KeyError("lost")
 
     monkeypatch.setattr(EngineClient, "_supervise", broken)
-    async with started() as (before, seen), started() as (after, _):
+    async with started() as (before, _), started() as (after, seen):
         lost.update({before: asyncio.Event(), after: asyncio.Event()})
         waiting = asyncio.create_task(before.until_ended())
         await asyncio.sleep(0)
-        after.watched_as(before)
+        after.take_over(before, changed=None)
         lost[before].set()
         await until(lambda: before.status.state == "failed")
         assert not waiting.done() and seen[-1] is after.status

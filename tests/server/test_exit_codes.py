@@ -19,6 +19,7 @@ NEEDED = {
     "quantize": ["bundled", "--out", "out"],
     "generate": ["--prompt", "x"],
     "deploy": ["ray"],
+    "launch": ["claude"],
     "train": ["eagle3", "--prompts", "p", "--out", "o"],
     "pull": ["owner/model"],
     "replay": ["t"],

@@ -6,17 +6,20 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Self
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import EngineStatus, generate
-from foresay.server.host.child import Spawned
+from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
+from foresay.server.host.models.models import Models
+from foresay.server.host.models.resident import Patience
 from foresay.server.host.spare import Spares
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
@@ -46,26 +49,45 @@ async def right_texts(engine: EngineClient) -> list[tuple[list[int], list[object
     return _right
 
 
+class Served:
+    """A server's models, of which there is one, and every status that its engine has had."""
+
+    def __init__(self, spawn: Callable[[], Spawned] = spawn) -> None:
+        self.seen: list[EngineStatus] = []
+        self.told: list[str] = []
+        self.models = Models.of(CONFIG, self.seen.append, spawn)
+
+    async def __aenter__(self) -> Self:
+        async for _ in self.models.life(web.Application()):
+            break
+        await self.models.start()
+        await asyncio.wait_for(self.models.arrived(), SECONDS)
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.models.stop()
+
+    @property
+    def engine(self) -> EngineClient:
+        engine = self.models.first.model.engine
+        assert isinstance(engine, EngineClient)
+        return engine
+
+    async def renew(self, draft: str, changed: bool = False, room: bool = True) -> int:
+        """Go on in an engine with another draft. room: for both beside each other."""
+        before = self.engine.footprint
+        assert before is not None
+        self.engine.footprint = before if room else replace(before, held=before.capacity)
+        tell = self.told.append
+        config = replace(CONFIG, draft=draft)
+        return await self.models.renew(self.models.first, config, changed, lambda phase, share: tell(phase))
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(spares: Spares) -> AsyncIterator[EngineClient]:
+async def served(spares: Spares) -> AsyncIterator[Served]:
     """Of :data:`CONFIG`, which it has again at the end of each test."""
-    engine = EngineClient(CONFIG, spares)
-    await engine.start()
-    try:
-        await asyncio.wait_for(engine.until_ready(), SECONDS)
-        yield engine
-    finally:
-        await engine.stop()
-
-
-@contextmanager
-def crowded(engine: EngineClient, room: bool) -> Iterator[None]:
-    """If there is no room beside the engine that serves."""
-    before = engine.footprint
-    assert before is not None
-    engine.footprint = before if room else replace(before, held=before.capacity)
-    yield
-    engine.footprint = before
+    async with Served(spares) as served:
+        yield served
 
 
 async def written(engine: EngineClient, request: Request, begun: asyncio.Event | None = None) -> list[Delta]:
@@ -95,36 +117,45 @@ async def all_begun(engine: EngineClient, name: str) -> list[asyncio.Task[list[D
 
 
 @pytest.mark.parametrize("room", [True, False])
-async def test_streams_go_on_in_an_engine_with_another_draft(room: bool, engine: EngineClient) -> None:
-    right = await right_texts(engine)
-    told: list[str] = []
-    seen: list[EngineStatus] = []
-    engine.observe_status = [seen.append]
-    for number, draft in enumerate(("ngram", "none"), start=engine.status.starts + 1):
-        before = engine.process_id
-        running = await all_begun(engine, draft)
-        config = replace(CONFIG, draft=draft)
-        with crowded(engine, room):
-            moved = await engine.replace(config, lambda phase, share: told.append(phase), changed=draft == "none")
+async def test_streams_go_on_in_an_engine_with_another_draft(room: bool, served: Served) -> None:
+    right = await right_texts(served.engine)
+    served.seen.clear()
+    for draft in ("ngram", "none"):
+        before, starts = served.engine.process_id, served.engine.status.starts
+        running = await all_begun(served.engine, draft)
+        assert await served.renew(draft, changed=draft == "none", room=room) == 3
+        engine = served.engine
         assert engine.status.state == "ready" and engine.info is not None
-        assert moved == 3 and engine.info.drafter == draft and engine.status.starts == number
-        assert engine.process_id != before
+        assert engine.info.drafter == draft and engine.process_id != before
+        assert engine.status.starts - starts == (1 if room else 2), "one was started to see whether there is room"
         deltas = await asyncio.gather(*running)
         assert [said(one) for one in deltas] == right
         for one in deltas:
             last = one[-1].statistics
             assert last is not None and len(last.resumed) == 1
             assert last.changed == (last.resumed if draft == "none" else [])
-    assert [status.cause for status in seen if status.cause] == ["replaced", "replaced"]
-    assert any(status.state == "loading" for status in seen) != room, "beside each other nobody waits"
-    assert told
+    assert [status.cause for status in served.seen if status.cause] == ["replaced", "replaced"]
+    assert any(status.state == "loading" for status in served.seen) != room, "beside each other nobody waits"
+    assert served.told
+
+
+async def test_who_is_cancelled_after_the_change_stops_writing(served: Served) -> None:
+    [running, *others] = await all_begun(served.engine, "left")
+    for draft in ("ngram", "none"):
+        await served.renew(draft)
+    running.cancel()
+    await asyncio.gather(running, *others, return_exceptions=True)
+    async with asyncio.timeout(SECONDS):
+        while served.models.first.service.telemetry.gauges.running or served.engine._in_flight:
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("room", [True, False])
 @pytest.mark.parametrize("broken", [True, False], ids=["seen when it is read", "seen at once"])
 async def test_what_does_not_get_ready_changes_nothing(
-    broken: bool, room: bool, engine: EngineClient, tmp_path: Path
+    broken: bool, room: bool, served: Served, tmp_path: Path
 ) -> None:
+    engine = served.engine
     right = await right_texts(engine)
     draft = tmp_path / "draft"
     if broken:
@@ -133,53 +164,49 @@ async def test_what_does_not_get_ready_changes_nothing(
     starts = engine.status.starts
     running = await all_begun(engine, "again")
     assert not any(one.done() for one in running)
-    with crowded(engine, room), pytest.raises(ForesayError, match=str(draft)):
-        await engine.replace(replace(CONFIG, draft=str(draft)), lambda phase, share: None, changed=False)
+    with pytest.raises(ForesayError, match=str(draft)):
+        await served.renew(str(draft), room=room)
     await asyncio.wait_for(engine.until_ready(), SECONDS)
-    assert engine.info is not None and engine.info.drafter == "none"
+    assert served.engine is engine and engine.info is not None and engine.info.drafter == "none"
     left = broken and not room  # only where that was not known before
-    assert engine.status.starts - starts == (2 if left else 0)
+    assert engine.status.starts - starts == (3 if left else 0)
     os.kill(engine.process_id or 0, signal.SIGCONT)
     assert [said(one) for one in await asyncio.gather(*running)] == right
 
 
-async def test_who_gives_up_waiting_leaves_no_process_behind(
-    engine: EngineClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_that_is_not_loaded_has_the_settings_when_it_is_asked_for(served: Served) -> None:
+    residency, starts = served.models.residency, served.engine.status.starts
+    residency.forget(served.models.first.resident)
+    async with asyncio.timeout(SECONDS):
+        while served.models.first.loaded:
+            await asyncio.sleep(0.01)
+    assert await served.renew("ngram") == 0 and not served.models.first.loaded
+    served.seen.clear()
+    (await residency.lease(served.models.first.resident, Patience())).release()
+    info, status = served.engine.info, served.engine.status
+    assert info is not None and info.drafter == "ngram" and status.starts == starts + 1
+    assert not any(one.cause for one in served.seen), "nothing was replaced"
+    await served.renew("none")
+
+
+@pytest.mark.parametrize("room", [True, False])
+async def test_a_server_that_ends_meanwhile_leaves_no_process_behind(room: bool, spares: Spares) -> None:
     spawned: list[int] = []
-    spawn = engine._spawn
 
     def spawning() -> Spawned:
-        made = spawn()
+        made = spares()
         spawned.append(made.process.pid)
         return made
 
-    monkeypatch.setattr(engine, "_spawn", spawning)
-    status = engine.status
-    replacing = asyncio.create_task(engine.replace(replace(CONFIG, draft="ngram"), lambda *told: None, changed=False))
-    while not spawned:
-        await asyncio.sleep(0.01)
-    replacing.cancel()
-    await asyncio.gather(replacing, return_exceptions=True)
-    assert not Path(f"/proc/{spawned[0]}").exists() and engine.status == status
-
-
-async def test_a_model_that_is_unloaded_meanwhile_ends_its_replacement(engine: EngineClient) -> None:
-    with crowded(engine, room=False):
-        replacing = asyncio.create_task(
-            engine.replace(replace(CONFIG, draft="ngram"), lambda *told: None, changed=False)
-        )
-        while engine.status.state == "ready":
-            await asyncio.sleep(0)
-        await engine.unload()
-        with pytest.raises(ForesayError, match="unloaded"):
-            await asyncio.wait_for(replacing, 10)
-    await engine.start()
-    info = await asyncio.wait_for(engine.until_ready(), SECONDS)
-    assert info.drafter == "none", "its settings are those before"
+    async with Served(spawning) as served:
+        renewing = asyncio.create_task(served.renew("ngram", room=room))
+        served.models.reloading["it"] = renewing
+        while len(spawned) < 2:
+            await asyncio.sleep(0.01)
+    assert renewing.cancelled() and not any(Path(f"/proc/{process}").exists() for process in spawned)
 
 
 async def test_an_engine_that_is_not_ready_is_not_replaced() -> None:
-    engine = EngineClient(CONFIG)
+    served = Served()
     with pytest.raises(ForesayError, match="not loaded"):
-        await engine.replace(CONFIG, lambda phase, share: None, changed=False)
+        await served.models.renew(served.models.first, CONFIG, False, lambda phase, share: None)

@@ -293,6 +293,23 @@ async def test_a_prompt_that_the_engine_dies_of_takes_nobody_along(
         await dies_of_a_prompt(EngineClient(ServeConfig(max_seqs=8, max_model_len=1024), spares), told_so)
 
 
+async def test_an_engine_that_computes_for_ever_is_noticed_by_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, seen = ServeConfig(draft="none", max_seqs=1, max_model_len=256, engine_timeout=2.0), list[EngineStatus]()
+    with dying_engines("while True: pass", tmp_path, monkeypatch) as spares:
+        engine = EngineClient(config, spares)
+        await engine.start()
+        try:
+            await asyncio.wait_for(engine.until_ready(), SECONDS)
+            engine.observe_status = [seen.append]
+            with pytest.raises(KillsEngine, match="busy, but no kernel ended for 2 s"):
+                await told(engine, Request(id="killer", prompt=[5, 999], params=PARAMS))
+            assert [status.cause for status in seen if status.cause] == ["hung"]
+        finally:
+            await engine.stop()
+
+
 async def dies_of_a_prompt(engine: EngineClient, told_so: str) -> None:
     await engine.start()
     try:

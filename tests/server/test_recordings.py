@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -47,12 +48,16 @@ def test_what_a_busy_engine_records_was_planned(draft, tree, monkeypatch) -> Non
 
 @pytest.mark.parametrize("draft", ["none", "auto"])
 def test_no_pass_of_a_model_is_recorded_in_mid_stream(draft, monkeypatch) -> None:
-    """In batches of 1 to 16, and a text as long as may be."""
+    """In batches of 1 to 16, a text as long as may be, and a prompt that is read while others are written."""
     engine = build_engine(EngineConfig(draft=draft, device="cpu", max_seqs=16, max_model_len=1024, kv_tokens=4096))
     monkeypatch.setattr(model_runner, "recorded", lambda work: pytest.fail("a pass was recorded"))
     for count, length in ((1, 900), (2, 9), (4, 9), (8, 9), (16, 9)):
         for number in range(count):
             params = SamplingParams(max_tokens=24, seed=number, ignore_eos=True)
             engine.add(Request(id=f"{count} {number}", prompt=list(range(5, 5 + length)), params=params))
-        while engine.has_work:
+        for step in itertools.count():
+            if step == 6:
+                engine.add(Request(id=f"late {count}", prompt=list(range(5, 905)), params=SamplingParams(max_tokens=2)))
+            if not engine.has_work:
+                break
             engine.step()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import pytest
 
-from foresay.server.host.child import LOOKS, PATIENCE, STOPPED, Watchdog
+from foresay.server.host.child import LOOKS, PATIENCE, SOON, STOPPED, Watchdog
 
 LONG = LOOKS * PATIENCE
+SEEN = LOOKS // SOON
 
 
-def looks(most: int, heard: bool = False, busy: bool = False, loading: bool = False) -> tuple[int, str | None]:
-    """Looks until the engine is given up, and why; ``most`` if it is not."""
+def looks(
+    most: int, heard: bool = False, busy: bool = False, loading: bool = False, kernels: str = "unseen"
+) -> tuple[int, str | None]:
+    """Looks until the engine is given up, and why; ``most`` if it is not. kernels: whether it is seen that they end."""
     watchdog, ticks = Watchdog(float(LOOKS)), count()
     for look in range(1, most + 1):
-        if (why := watchdog.look(heard, next(ticks) if busy else 0, loading)) is not None:
+        progress = None if kernels == "unseen" else bytes([look % 256 if kernels == "end" else 0])
+        if (why := watchdog.look(heard, next(ticks) if busy else 0, loading, False, progress)) is not None:
             return look, why
     return most, None
 
@@ -29,9 +34,13 @@ def looks(most: int, heard: bool = False, busy: bool = False, loading: bool = Fa
         ({"heard": True}, None),
         ({"heard": True, "busy": True}, None),
         ({"busy": True, "loading": True}, None),
+        ({"kernels": "hang"}, SEEN + 1),
+        ({"kernels": "hang", "busy": True}, LOOKS + 1),
+        ({"kernels": "hang", "heard": True}, None),
+        ({"kernels": "end", "busy": True}, LONG),
     ],
 )
-def test_what_shows_life_and_for_how_long(shown: dict[str, bool], given_up: int | None) -> None:
+def test_what_shows_life_and_for_how_long(shown: dict[str, Any], given_up: int | None) -> None:
     look, why = looks(3 * LONG, **shown)
     assert (look if why is not None else None) == given_up
 
@@ -39,6 +48,8 @@ def test_what_shows_life_and_for_how_long(shown: dict[str, bool], given_up: int 
 def test_the_reason_says_what_was_missed_and_for_how_long() -> None:
     assert looks(LONG)[1] == "the engine process hung (no sign of life for 30 s)"
     assert looks(LONG, busy=True)[1] == "the engine process hung (busy, but no answer for 600 s)"
+    assert looks(LONG, kernels="hang")[1] == "the engine process hung (no sign of life for 6 s)"
+    assert looks(LONG, busy=True, kernels="hang")[1] == "the engine process hung (busy, but no kernel ended for 30 s)"
 
 
 @pytest.mark.parametrize("loading", [False, True])

@@ -22,8 +22,8 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
+from foresay.server.host.asked import Progress
 from foresay.server.host.models.models import MODELS, Entry, Models
-from foresay.server.host.replacement import Progress, writes_alone
 from foresay.server.schemas.errors import ApiError, NotNow, described
 from foresay.server.schemas.shared import ErrorDetail
 from foresay.server.settings.config import EngineConfig, ServeConfig
@@ -119,15 +119,15 @@ _LOOSE = frozenset(
 
 def begin(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progress) -> asyncio.Task[int]:
     """Have the model go on with these settings; the result is how many requests that were running go on in another
-    engine. The task is the model's: it goes on when the client has left.
+    engine. It goes on when the client has left.
 
     An :class:`InvalidRequest` names the setting that cannot be: then the engine before serves on.
     """
-    model = entry.model
-    if model.reloading is not None and not model.reloading.done():
+    running = models.reloading.get(entry.name)
+    if running is not None and not running.done():
         raise NotNow(f"the engine of {entry.name} is already being replaced")
-    model.reloading = asyncio.create_task(_reload(models, entry, settings, tell))
-    return model.reloading
+    models.reloading[entry.name] = task = asyncio.create_task(_reload(models, entry, settings, tell))
+    return task
 
 
 async def _reload(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progress) -> int:
@@ -140,27 +140,25 @@ async def _reload(models: Models, entry: Entry, settings: Mapping[str, Any], tel
 
 
 async def _changed(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progress) -> int:
-    model = entry.model
-    config = changed(model.config, settings)
-    info = entry.info
-    if not entry.loaded or info is None:
-        model.become(config, model.service.text if config.target == model.config.target else None)
-        return 0
-    if config.target != model.config.target:
+    before = entry.service.config
+    config = changed(before, settings)
+    weights = not settings or not settings.keys().isdisjoint(applied_by("text"))
+    if not entry.loaded:
+        return await models.renew(entry, config, weights if config.target == before.target else None, tell)
+    info = entry.info or await entry.model.arrived()
+    if config.target != before.target:
         tell("checking the files", None)
-        if not await asyncio.to_thread(_the_same, model.config, config):
+        if not await asyncio.to_thread(_the_same, before, config):
             if config.replicas is not None:
                 raise InvalidRequest("target", f": replicas cannot change their model; deploy {config.target} instead")
-            await models.renew(entry, model.successor(config), not writes_alone(config), tell)
-            return 0
+            return await models.renew(entry, config, None, tell)
     if config.max_model_len is not None and config.max_model_len < info.max_model_len:
         message = (
             f"max_model_len ({config.max_model_len}) can only grow: running requests may need "
             f"{info.max_model_len} tokens"
         )
         raise InvalidRequest("max_model_len", message)
-    weights = not settings or not settings.keys().isdisjoint(applied_by("text"))
-    return await model.replace(config, tell, weights)
+    return await models.renew(entry, config, weights, tell)
 
 
 def _the_same(before: ServeConfig, after: ServeConfig) -> bool:

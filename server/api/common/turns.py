@@ -30,8 +30,10 @@ from foresay.server.schemas.completions import CompletionRequest
 from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, Speculation
 from foresay.server.text import conversation
 from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.client_noise import left_out
 from foresay.server.text.grammars.answers import Beginning, chat_grammar
 from foresay.server.text.grammars.fields import wanted
+from foresay.server.text.last_prompts import LONG, difference
 from foresay.server.text.options import bad_words, check_choices, check_told, forked, scores_only, truncated
 from foresay.server.text.options import choices as choices_of
 from foresay.server.text.parts import OutputParser, PlainText
@@ -119,7 +121,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     field: of the prompts in the request. follows: whether the answer's text goes on where the prompt's ends. parser:
     makes the parser of the choice whose request has this id. grammar: what all choices must match. predicted: what they
     will probably be. warnings: what the prompt does not tell as was asked. strict: as in :func:`chat_choices`. words:
-    the first ones of the prompt, where those of its tokens are others'.
+    the first ones of the prompt, where those of its tokens are others'. differs: where it differs from one before it.
     """
 
     prompts: Sequence[list[int]]
@@ -131,6 +133,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[Warned, ...] = ()
     strict: bool = False
     words: str = ""
+    differs: str = ""
 
 
 async def completion_choices(
@@ -155,6 +158,7 @@ async def chat_choices(
     told = await rendered(service, body)
     room = room_for(service, body, "messages")
     prompt = await service.encode(told.prompt, bool(body.add_special_tokens), spoken, room)
+    differs = await _compared(service, body, told, prompt)
     words = conversation.last_words(body)
     text, offer, chat_format = told.prompt.text, told.offer, service.opened()[0].chat_format
     opened = chat_format.opened_by(text, continues)
@@ -175,6 +179,7 @@ async def chat_choices(
         warnings=told.warnings,
         strict=strict,
         words=words,
+        differs=differs,
     )
     return _choices(service, body, prepared)
 
@@ -190,11 +195,27 @@ def room_for(service: Service, body: GenerationRequest, field: str) -> Room | No
     return None if body.truncate_prompt_tokens is not None else Room(field, service.opened()[1].max_model_len)
 
 
+async def _compared(service: Service, body: ChatRequest, told: Told, prompt: list[int]) -> str:
+    """Where a long prompt differs from one that the same client sent before; empty if it does not."""
+    if len(prompt) < LONG:
+        return ""
+    owner, tokenizer = f"{service.fingerprint} {_salt(body)}", service.opened()[0].tokenizer
+
+    def compared() -> str:
+        at = service.last_prompts.compare(prompt, owner)
+        given = (tokenizer, told.prompt.text, told.messages, told.offer)
+        return "" if at is None else difference(prompt, at, *given)
+
+    return await asyncio.to_thread(compared)
+
+
 class Told(NamedTuple):
-    """A conversation as the model reads it. offer: the tools it may call. warnings: what is not told as was asked."""
+    """A conversation as the model reads it. offer: the tools it may call. messages: what the prompt was made of.
+    warnings: what is not told as was asked."""
 
     prompt: Rendered
     offer: conversation.Offer
+    messages: list[dict[str, Any]]
     warnings: tuple[Warned, ...]
 
 
@@ -219,9 +240,12 @@ def _rendered(service: Service, body: ChatRequest) -> Told:
     def render(messages: list[dict[str, Any]]) -> Rendered:
         return text.tokenizer.render(messages, opens and not continues, continues, given, offer.rendered())
 
-    messages = conversation.messages(body)
+    messages, noted = conversation.messages(body), offer.warnings
+    if not service.config.keep_client_noise:
+        messages, noise = left_out(messages, lambda: text.tokenizer.hoists_system)
+        noted += noise
     try:
-        return Told(render(messages), offer, offer.warnings)
+        return Told(render(messages), offer, messages, noted)
     except InvalidRequest:
         folded, moved = conversation.folded(messages)
         if not moved:
@@ -229,7 +253,7 @@ def _rendered(service: Service, body: ChatRequest) -> Told:
         with suppress(InvalidRequest):
             prompt = render(folded)
             warnings = (warning("system_moved", ("messages", index)) for index in moved)
-            return Told(prompt, offer, (*offer.warnings, *warnings))
+            return Told(prompt, offer, folded, (*noted, *warnings))
         raise
 
 
@@ -259,7 +283,8 @@ def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> l
         shown = prepared.words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
         for one in forked(request, count):
             parser = prepared.parser(one.id)
-            choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser, noted, shown))
+            about = context, parser, noted, shown, prepared.differs
+            choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, *about))
     return choices
 
 

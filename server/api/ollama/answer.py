@@ -96,7 +96,8 @@ class OllamaAnswer(Answer):
         line.load_duration = int(
             CONTEXT.get().waited * NANOSECONDS
         )  # mostly 0: the model was there before the request came
-        line.prompt_eval_count, line.eval_count = len(choice.request.prompt), choice.completion_tokens
+        line.prompt_eval_count, line.prompt_eval_cached_count = len(choice.request.prompt), choice.cached_tokens
+        line.eval_count = choice.completion_tokens
         if statistics is not None:
             line.prompt_eval_duration = int(statistics.time_to_first_token * NANOSECONDS)
             line.eval_duration = int(statistics.decode_seconds * NANOSECONDS)

@@ -42,7 +42,7 @@ NAMES = Names(
         "reasoning_effort": "think",
     }
 )
-NAMES_OF_PROMPT = NAMES.also({"messages": "prompt"})
+NAMES_OF_PROMPT = NAMES.also({"messages.*": "prompt"})
 
 
 def chat_of(body: OllamaChatRequest, chat_format: ChatFormat) -> ChatRequest:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import count
 
 import msgspec
-from tqdm import tqdm
 
 from foresay.server.cli.check.summary import Twice, Written
 from foresay.server.cli.progress import Stages
@@ -62,19 +61,16 @@ def probe(config: EngineConfig, seconds: float) -> Probed:
     if "," not in config.draft and config.draft != "auto" and pinned(config) is None:
         # One drafter in one shape, so that its acceptance by depth can be told.
         config = msgspec.structs.replace(config, draft_tokens=DEFAULT_TOKENS)
+    texts: dict[float, list[Twice]] = {temperature: [] for temperature in TEMPERATURES}
     with Stages() as stages:
         drafted = build_engine(config, stages)
-    plain = _plain(drafted)
-    prompts = _prompts(config, drafted.info)
-    length = _tokens(plain, drafted, prompts, seconds)
-    texts: dict[float, list[Twice]] = {temperature: [] for temperature in TEMPERATURES}
-    begun = time.perf_counter()
-    with tqdm(
-        total=seconds, desc="probe", disable=None, leave=False, bar_format="{desc}: {percentage:3.0f}%|{bar}|"
-    ) as bar:
+        plain = _plain(drafted)
+        prompts = _prompts(config, drafted.info)
+        length = _tokens(plain, drafted, prompts, seconds)
+        begun = time.perf_counter()
         for number in count():
             spent = time.perf_counter() - begun
-            bar.update(min(spent, seconds) - bar.n)
+            stages("probing", min(1.0, spent / seconds))
             if spent >= seconds and number >= len(TEMPERATURES):
                 break
             temperature, turn = TEMPERATURES[number % len(TEMPERATURES)], number // len(TEMPERATURES)

@@ -6,18 +6,17 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from foresay.server.engine.generation import EngineStatus
+from foresay.server.host.asked import Progress
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
 from foresay.server.host.imports import importing
 from foresay.server.host.models.residency import log
 from foresay.server.host.models.resident import NoPlace
-from foresay.server.host.replacement import Progress
 from foresay.server.host.service import Service, Text
 from foresay.server.host.state import ServerState
 from foresay.server.schemas.bounds import largest_body
@@ -25,6 +24,7 @@ from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import Names, cached_target, choose_draft, nothing_to_fetch, target_directory
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import EngineInfo, Footprint
+from foresay.spec.trace import StepTrace
 from foresay.verifier.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -39,63 +39,87 @@ MOST_STARTS = 3
 class Model:
     """A :class:`~foresay.server.host.models.resident.Loadable` with its service; one alone is started with the server.
 
-    names: what clients call it, the first one for answers. on_status: told of every change of its engine's status.
-    spawn: starts its engine process. reloading: the change to other settings that goes on, or was the last; it is
-    finished whether or not the client that asked for it is still there.
+    One that has the requests of another, with other settings, is a successor of that one. on_status: told of every
+    change of its engine's status while requests go to it.
     """
-
-    reloading: asyncio.Task[int] | None = None
 
     def __init__(
         self,
+        engine: EngineClient | Fleet,
+        service: Service,
+        config: ServeConfig,
+        on_status: Callable[[EngineStatus], None],
+        text: Text | None = None,
+    ) -> None:
+        self.engine, self.service = engine, service
+        self._config, self._on_status, self._text = config, on_status, text
+        self._longest: int | None = None
+        engine.observe, engine.observe_shadow = self._stepped, service.telemetry.shadowed
+        engine.observe_status = [self._changed]
+
+    @classmethod
+    def of(
+        cls,
         names: Sequence[str],
         config: ServeConfig,
         server: ServerState,
         on_status: Callable[[EngineStatus], None],
         spawn: Callable[[], Spawned] = spawn,
-    ) -> None:
-        self._spawn = spawn
-        self.engine: EngineClient | Fleet
-        self.engine = EngineClient(config, spawn) if config.replicas is None else _fleet(config, config.replicas)
-        self.service = Service(self.engine, config, Names(tuple(names), config.any_model_name), server=server)
-        telemetry = self.service.telemetry
-        self.engine.observe, self.engine.observe_shadow = telemetry.step, telemetry.shadowed
-        if not isinstance(self.engine, EngineClient):
-            telemetry.replicas = self.engine.loads
-        self.engine.observe_status = [telemetry.startup.see, on_status]
-        self._longest: int | None = None
+    ) -> Model:
+        """names: what clients call it, the first one for answers. spawn: starts its engine process."""
+        engine: EngineClient | Fleet
+        engine = EngineClient(config, spawn) if config.replicas is None else _fleet(config, config.replicas)
+        service = Service(engine, config, Names(tuple(names), config.any_model_name), server=server)
+        if not isinstance(engine, EngineClient):
+            service.telemetry.replicas = engine.loads
+        return cls(engine, service, config, on_status)
 
-    def successor(self, config: ServeConfig) -> Model:
-        """Another model for the requests that come to this one, once it takes over; then both count as one."""
-        other, telemetry = copy(self), self.service.telemetry
-        other.engine = engine = EngineClient(config, self._spawn)
-        engine.status = EngineStatus("unloaded", starts=self.engine.status.starts)
-        engine.observe, engine.observe_shadow = telemetry.count, telemetry.shadowed
-        engine.observe_status = [telemetry.startup.count]
-        other._longest = None
-        other.service = self.service.successor(engine, config)
-        return other
+    # -- other settings ------------------------------------------------------------------------------------------
 
-    def take_over(self, before: Model) -> None:
-        """Requests come to this one from now on. Those of the one before end there."""
-        self.engine.observe, before.engine.observe = before.engine.observe, self.engine.observe
-        self.engine.watched_as(before.engine)
-        self.service.take_over()
+    def successor(self, config: ServeConfig, changed: bool | None) -> Model:
+        """A model of other settings, to take over from this one; then both count as one. changed: see
+        :meth:`take_over`."""
+        assert isinstance(self.engine, EngineClient), "replicas are replaced one by one"
+        service, text = self.service, None if changed else self._text
+        if changed is None:
+            service, text = copy(service), None
+            service.text = None
+        return Model(self.engine.successor(config), service, config, self._on_status, text)
 
-    @contextmanager
-    def telling(self, told: Callable[[EngineStatus], None]) -> Iterator[None]:
-        """Meanwhile tell of every change of its engine's status."""
-        observers = self.engine.observe_status
-        observers.append(told)
-        try:
-            yield
-        finally:
-            observers.remove(told)
+    def take_over(self, before: Model, changed: bool | None) -> int:
+        """Requests come to this one from now on. changed: those that run, too, and whether it may write other texts;
+        None: those end where they are. Returns how many run on."""
+        assert isinstance(self.engine, EngineClient) and isinstance(before.engine, EngineClient)
+        self.service.go_on(self.engine, self._config, self._text, changed is False)
+        return self.engine.take_over(before.engine, changed)
+
+    async def roll(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
+        """Have all replicas replaced; see :meth:`Fleet.replace`."""
+        assert not isinstance(self.engine, EngineClient), "one engine has a successor"
+        self._text = await _beside(Text.load, config) if changed else self._text
+        moved = await self.engine.replace(config, tell, changed)
+        self._config = config
+        self.service.go_on(self.engine, config, self._text, not changed)
+        return moved
 
     @property
-    def config(self) -> ServeConfig:
-        """Its settings."""
-        return self.service.config
+    def _is_asked(self) -> bool:
+        """Whether requests come to this one."""
+        return self.service.telemetry.engine is self.engine
+
+    def _stepped(self, trace: StepTrace) -> None:
+        telemetry = self.service.telemetry
+        (telemetry.step if self._is_asked else telemetry.count)(trace)
+
+    def _changed(self, status: EngineStatus) -> None:
+        startup = self.service.telemetry.startup
+        if self._is_asked:
+            startup.see(status)
+            self._on_status(status)
+        else:
+            startup.count(status)
+
+    # -- what it is ----------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -112,38 +136,27 @@ class Model:
         if self.service.text is None:
             async with self.service.server.reading:
                 await asyncio.to_thread(_import)
-            await _beside(fetch, self.config)
-            await self._read_text()
+            await _beside(fetch, self._config)
+        await self._read_text()
 
     async def look(self) -> None:
         """See what its files tell before it is loaded, as far as they are here."""
         async with self.service.server.reading:
-            self._longest = await _beside(longest_here, self.config)
+            self._longest = await _beside(longest_here, self._config)
         self.service.server.allow_bodies(largest_body(self._longest or 0))
 
     async def peek(self) -> None:
         """Read its text if that needs no download."""
-        if self.service.text is None and await _beside(is_here, self.config):
+        if self._text is None and await _beside(is_here, self._config):
             await self._read_text()
 
     async def _read_text(self) -> None:
         async with self.service.server.reading:
-            if self.service.text is None:
-                self.service.text = await _beside(Text.load, self.config)
+            if self._text is None:
+                self._text = await _beside(Text.load, self._config)
                 gc.freeze()  # it stays; no collection before it, which would hold up the streams of others
-
-    async def replace(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
-        """Go on in an engine of these settings; see :meth:`EngineClient.replace`. changed: it has other files."""
-        text = await _beside(Text.load, config) if changed else self.service.text
-        moved = await self.engine.replace(config, tell, changed)
-        self.become(config, text)
-        return moved
-
-    def become(self, config: ServeConfig, text: Text | None) -> None:
-        """These are the settings and the text from now on; clients call it as before."""
-        self.service.config, self.service.text = config, text
-        self.service.places.most = config.most_running
-        self.engine.configure(config)
+        if self._is_asked:
+            self.service.text = self._text
 
     async def start(self) -> None:
         """Begin to load it at the start of the server; returns at once."""
@@ -171,6 +184,11 @@ class Model:
             await self.engine.unload("" if lacks_room else str(error))
             raise NoPlace(str(error)) if lacks_room else error from None
         log.info("%s: loaded in %.1f s", self.name, time.monotonic() - began)
+
+    async def pause(self) -> None:
+        """End the engine; what runs waits for the one that takes over."""
+        assert isinstance(self.engine, EngineClient), "replicas are replaced one by one"
+        await self.engine.pause()
 
     async def unload(self) -> None:
         """End the engine; all it held is free then."""

@@ -12,13 +12,14 @@ from typing import NamedTuple, NoReturn
 
 from aiohttp import web
 
-from foresay.server.engine.generation import EngineStatus
+from foresay.server.engine.generation import EngineStatus, unavailable
 from foresay.server.gateway.caller import CONTEXT, serve
+from foresay.server.host.asked import Progress
 from foresay.server.host.child import Spawned, spawn
+from foresay.server.host.client import EngineClient
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.residency import Residency
 from foresay.server.host.models.resident import Keep, Lease, Patience, Resident
-from foresay.server.host.replacement import Progress
 from foresay.server.host.service import Service
 from foresay.server.host.state import ServerState
 from foresay.server.observe.telemetry.exposition import Exposition
@@ -118,6 +119,8 @@ class Models:
             self._entries[name] = Entry(model, Resident(name, model, keep, "out" if several else "in"))
         self.residency = Residency([entry.resident for entry in self], most)
         self.exposition = Exposition(*[entry.service.telemetry for entry in self])
+        #: The change to other settings that goes on, or was the last, by the model's name.
+        self.reloading: dict[str, asyncio.Task[int]] = {}
         self._running: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -131,7 +134,7 @@ class Models:
         server.body_timeout = config.body_timeout
         named: list[tuple[Sequence[str], ServeConfig]] = [((name,), one) for name, one in config.models.items()]
         named = named or [(model_names(config), config)]
-        models = [Model(names, one, server, on_status, spawn) for names, one in named]
+        models = [Model.of(names, one, server, on_status, spawn) for names, one in named]
         return cls(models, bool(config.models), config.idle_seconds, config.max_loaded_models)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -245,21 +248,39 @@ class Models:
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
 
-    async def renew(self, entry: Entry, other: Model, beside: bool, tell: Progress) -> None:
-        """Have another model get the requests of one; see :meth:`Residency.renew`. tell: told how far it is."""
+    async def renew(self, entry: Entry, config: ServeConfig, changed: bool | None, tell: Progress) -> int:
+        """Have an engine of other settings get ready, beside the one before if there is room, and requests go to it.
+
+        changed: also those that run, and whether it may write other texts; None: it is another model, those end where
+        they are. tell: told how far it is. Returns how many run on. Raises a :class:`ForesayError` if it does not get
+        ready: then all is as it was.
+        """
+        model, engine, moved = entry.model, entry.model.engine, 0
+        if not isinstance(engine, EngineClient):
+            return await model.roll(config, tell, bool(changed))
+        if changed is not None and entry.loaded and engine.status.state != "ready":
+            raise unavailable(engine.status)
+        other = model.successor(config, changed)
         after = Resident(entry.name, other, entry.resident.usual_keep)
         entries = {entry.resident: entry, after: Entry(other, after)}
 
         def follow(one: Resident, next: Resident) -> None:
+            nonlocal moved
             self._entries[entry.name] = entries[next]
-            entries[next].model.take_over(entries[one].model)
+            moved = entries[next].model.take_over(entries[one].model, changed)
 
         def told(status: EngineStatus) -> None:
             if status.state == "loading":
+                engine.show(status)
                 tell(status.message, status.share)
 
-        with entry.model.telling(told), other.telling(told):
-            await self.residency.renew(entry.resident, after, beside, follow)
+        other.engine.observe_status.append(told)
+        try:
+            beside = config.trace is None and config.draft_history is None  # a file that one alone may write
+            await self.residency.renew(entry.resident, after, beside, follow, moves=changed is not None)
+        finally:
+            other.engine.observe_status.remove(told)
+        return moved
 
     async def start(self) -> None:
         """Begin to load what is there from the start, or to see what there is; returns at once."""
@@ -305,8 +326,7 @@ class Models:
 
     async def stop(self) -> None:
         """End all engines; requests still running fail."""
-        reloading = [entry.model.reloading for entry in self]
-        tasks = [task for task in (*reloading, self._running, self._looking) if task is not None]
+        tasks = [task for task in (*self.reloading.values(), self._running, self._looking) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,8 +10,8 @@ A request holds a lease of its model while it runs, and a model that is leased d
 more leases are given, so that it does leave: who comes then waits. Who has waited longest is served first, so nobody
 starves; with each load everybody who waits for that model is served.
 
-One that is to have another's requests comes beside it if there is room for both. Then that one gets no more leases, and
-leaves when it is idle.
+One that is to have another's requests comes beside it if there is room for both, else after it. Then that one gets no
+more leases, and leaves when it is idle: at once, where whatever runs in it goes on in the other.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class Residency:
         resident.keep = 0.0
         self._changed.set()
 
-    async def renew(self, before: Resident, after: Resident, beside: bool, follow: Follow) -> None:
+    async def renew(self, before: Resident, after: Resident, beside: bool, follow: Follow, moves: bool = False) -> None:
         """Have another get the requests of one, beside which it is loaded if it may be and has room; else once nobody
-        uses that one, and who comes meanwhile waits. Raises a :class:`ForesayError` if it cannot be loaded: then all is
-        as it was."""
-        renewal = Renewal(before, after, beside, follow, asyncio.get_running_loop().create_future())
+        uses that one, and who comes meanwhile waits. moves: whatever runs goes on in it, and waits for nobody. Raises a
+        :class:`ForesayError` if it cannot be loaded: then all is as it was."""
+        renewal = Renewal(before, after, beside, moves, follow, asyncio.get_running_loop().create_future())
         self._renewals.append(renewal)
         self._changed.set()
         await renewal.done
@@ -147,6 +147,7 @@ class Residency:
         return resident
 
     def _return(self, resident: Resident) -> None:
+        resident = resident.holder
         resident.leases -= 1
         resident.used = self._clock()
         if not resident.leases:
@@ -220,7 +221,7 @@ class Residency:
                 return
         wanted.standing = "coming"
         try:
-            await wanted.model.load(self._beside(wanted))
+            await wanted.model.load(_held(self._others(wanted)))
         except NoPlace as error:
             wanted.standing = "out"
             if self._in_the_way(wanted) is None:  # else, as its footprint is known now, the next look finds who is
@@ -252,32 +253,49 @@ class Residency:
         before, after = renewal.before, renewal.after
         self.residents.append(after)
         try:
-            await after.model.prepare()
-            if not await self._came_beside(renewal):
-                await self._came_after(renewal)
+            if before.standing == "out":
+                self._follow(renewal, before, after)
+                self.residents.remove(before)
+            else:
+                await after.model.prepare()
+                if not await self._came_beside(renewal):
+                    await (self._came_at_once if renewal.moves else self._came_after)(renewal)
+                self._admit(after)
+            renewal.end()
         except ForesayError as error:
             await after.model.unload()
             self.residents.remove(after)
             renewal.end(error)
             if before.successor is after:
                 self._follow(renewal, after, before)
+            if before.standing != "in":
                 await self._bring(before)
-        else:
-            self._admit(after)
-            renewal.end()
 
     async def _came_beside(self, renewal: Renewal) -> bool:
         """Load it while the one before has the requests; false if there is no room for both."""
         before, after = renewal.before, renewal.after
-        if not renewal.beside or before.standing != "in" or self._in_the_way(after) is not None:
+        if not renewal.beside or (not renewal.moves and self._in_the_way(after) is not None):
             return False
+        others = [before, *self._others(before)] if renewal.moves else self._others(after)
         try:
-            await after.model.load(self._beside(after))
+            await after.model.load(_held(others))
         except NoPlace:
             return False
         self._follow(renewal, before, after)
         before.keep = 0.0
         return True
+
+    async def _came_at_once(self, renewal: Renewal) -> None:
+        """Load it in the place of the one before, whose requests wait for it."""
+        before, after = renewal.before, renewal.after
+        await before.model.pause()
+        try:
+            await after.model.load(_held(self._others(before)))
+        except ForesayError:
+            before.standing = "coming"
+            raise
+        self._follow(renewal, before, after)
+        self.residents.remove(before)
 
     async def _came_after(self, renewal: Renewal) -> None:
         """Load it once nobody uses the one before, nor those whose requests that one had got."""
@@ -290,7 +308,7 @@ class Residency:
             await self._unload(leaving)
         self._follow(renewal, before, after)
         after.standing = "coming"
-        await after.model.load(self._beside(after))
+        await after.model.load(_held(self._others(after)))
         self.residents.remove(before)
 
     def _follow(self, renewal: Renewal, before: Resident, after: Resident) -> None:
@@ -298,6 +316,8 @@ class Residency:
         renewal.follow(before, after)
         before.successor, after.successor = after, None
         after.keep, after.waiting, before.waiting = before.keep, before.waiting, []
+        if renewal.moves:
+            after.leases, before.leases, before.moved = after.leases + before.leases, 0, True
 
     async def _unload(self, resident: Resident) -> None:
         resident.standing = "leaving"
@@ -319,14 +339,9 @@ class Residency:
         held = sum(one.model.footprint.held for one in there if one.model.footprint is not None)
         return _least_recently_used(there) if held + need.held > need.capacity else None
 
-    def _beside(self, wanted: Resident) -> dict[str, int]:
-        """What the others hold, by device; nothing where only their number counts."""
-        held: Counter[str] = Counter()
-        for one in self.residents:
-            footprint = one.model.footprint
-            if self._most is None and one is not wanted and one.standing == "in" and footprint is not None:
-                held[footprint.device] += footprint.held
-        return dict(held)
+    def _others(self, than: Resident) -> list[Resident]:
+        """Beside whom there has to be room; nobody where only their number counts."""
+        return [one for one in self.residents if self._most is None and one is not than and one.standing == "in"]
 
     def _note(self, resident: Resident, error: ForesayError) -> None:
         """It could not be loaded: whoever asks for it in the next seconds is told so, too."""
@@ -334,6 +349,15 @@ class Residency:
         resident.refused_until = self._clock() + resident.pause
         resident.failure = str(error)
         log.error("%s", self._refusal(resident).message)
+
+
+def _held(residents: Sequence[Resident]) -> dict[str, int]:
+    """What they hold, by device."""
+    held: Counter[str] = Counter()
+    for footprint in (one.model.footprint for one in residents):
+        if footprint is not None:
+            held[footprint.device] += footprint.held
+    return dict(held)
 
 
 def _least_recently_used(residents: Sequence[Resident]) -> Resident | None:

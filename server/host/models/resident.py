@@ -70,8 +70,12 @@ class Loadable(Protocol):
         """
         ...
 
+    async def pause(self) -> None:
+        """Return when what it held is free; whatever runs waits for the one that takes over."""
+        ...
+
     async def unload(self) -> None:
-        """Return when what it held is free."""
+        """Return when what it held is free; whatever runs fails."""
         ...
 
 
@@ -105,12 +109,13 @@ Follow = Callable[["Resident", "Resident"], None]
 
 
 class Renewal(NamedTuple):
-    """A model, and another that is to have its requests. beside: it may get ready beside the one before. done: when it
-    has them."""
+    """A model, and another that is to have its requests. beside: it may get ready beside the one before. moves: those
+    that run go on in it at once, else they end where they are. done: when it has them."""
 
     before: Resident
     after: Resident
     beside: bool
+    moves: bool
     follow: Follow
     done: asyncio.Future[None]
 
@@ -129,7 +134,8 @@ class Resident:
 
     standing: see above. leases: requests that run. used: when the last one began or ended. keep: seconds it stays
     without a request; None: for ever. failure: why it could not be loaded the last time, None if it could; until
-    refused_until nobody tries again. successor: what has its requests; None as long as it has them itself.
+    refused_until nobody tries again. successor: what has its requests; None as long as it has them itself. moved: that
+    has its leases, too.
     """
 
     def __init__(self, name: str, model: Loadable, keep: float | None = None, standing: Standing = "out") -> None:
@@ -141,11 +147,17 @@ class Resident:
         self.failure: str | None = None
         self.preparing: asyncio.Task[None] | None = None
         self.successor: Resident | None = None
+        self.moved = False
 
     @property
     def latest(self) -> Resident:
         """What has the requests that were its own."""
         return self if self.successor is None else self.successor.latest
+
+    @property
+    def holder(self) -> Resident:
+        """What has the leases that were given of it."""
+        return self.successor.holder if self.moved and self.successor is not None else self
 
     @property
     def idle(self) -> bool:

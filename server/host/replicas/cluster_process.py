@@ -25,9 +25,9 @@ from typing import Any
 
 import msgspec
 
+from foresay.server.host.asked import Progress
 from foresay.server.host.child import reap, started
 from foresay.server.host.frames import Failed
-from foresay.server.host.replacement import Progress, refusal
 from foresay.server.host.replicas.hosted import Address
 from foresay.server.host.spare import die_with
 from foresay.server.settings.config import ServeConfig
@@ -140,7 +140,7 @@ class ClusterProcess:
             raise Gone("Ray ended the process that speaks to it")
         answer = msgspec.msgpack.decode(body, type=Answer)
         if answer.failed is not None:
-            raise refusal(answer.failed)
+            raise answer.failed.error
         return answer.found
 
 

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from foresay.server.engine.generation import Cause, EngineStatus, Sink, check_comes, unavailable
 from foresay.server.host import frames
-from foresay.server.host.asked import Supervised, log
-from foresay.server.host.replacement import Progress
+from foresay.server.host.asked import Progress, Supervised, log
 from foresay.server.host.replicas.hosted import Address
 from foresay.server.host.replicas.replica import Replica
 from foresay.server.host.replicas.router import Router
@@ -87,10 +86,6 @@ class Fleet(Supervised):
         await asyncio.gather(*self._serving.values(), return_exceptions=True)
         await self._cluster.close()
         self._fail(lambda: EngineFailed(f"the server ends; {AGAIN}"))
-
-    def configure(self, config: ServeConfig) -> None:
-        """These settings from the next start on."""
-        self._config = config
 
     def _fail(self, error: Callable[[], Exception]) -> None:
         for flights in self._all_flights():
@@ -183,8 +178,8 @@ class Fleet(Supervised):
         return [replica.told for replica in self.ready]
 
     async def replace(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
-        """Have replicas of other settings come in place of these, one by one; see
-        :meth:`foresay.server.host.client.EngineClient.replace`."""
+        """Have replicas of other settings come in place of these, one by one; returns how many requests went on
+        elsewhere. tell: what goes on meanwhile. changed: they may write another text."""
         if self.status.state != "ready":
             raise unavailable(self.status)
         before, self._config = self._moved, config

@@ -71,7 +71,6 @@ class Replica(Asked):
     def close(self) -> None:
         """Ask it no more."""
         if self._channel is not None:
-            self._channel.hand_to(lambda frame: None)
             self._channel.close()
         self.status = EngineStatus("down", "gone")
 

@@ -67,12 +67,14 @@ class SelfCheck:
         self._requests += 1
         self._end_rerun("interrupted")
 
-    def follow(self, engine: ServedEngine, taking: Callable[[], bool]) -> None:
-        """Texts are another model's from now on: none that was written before can be checked any more."""
+    def follow(self, engine: ServedEngine, taking: Callable[[], bool], same_texts: bool = False) -> None:
+        """Another engine writes the texts from now on: unless it writes the same, none that was written before can be
+        checked any more."""
         self._end_rerun("lost")
-        self.backlog.clear()
         self._engine, self._taking = engine, taking
-        self._follows += 1
+        if not same_texts:
+            self.backlog.clear()
+            self._follows += 1
         self._tell()
 
     # -- checking ------------------------------------------------------------------------------------------------

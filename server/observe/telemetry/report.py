@@ -231,9 +231,10 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One request that is over, or still runs (``finish_reason`` None). cancelled and error are reasons too.
 
     request_id: the ``X-Request-Id`` of the HTTP request it came with. prompt: the first words of its prompt, or of what
-    was said last in a conversation; None if its client wanted nothing stored. seed: gives the same text again, None
-    before it is known. drafters: trees of each. Times as the server saw them, from when the request was let in;
-    ``tokens_per_second`` of one that is over is the engine's, as in the response's ``metrics``.
+    was said last in a conversation; None if its client wanted nothing stored. cached_tokens: of it, found in the
+    KV cache. differs: where a long prompt differs from one that was sent before, in words; empty if it does not. seed:
+    gives the same text again, None before it is known. drafters: trees of each. Times as the server saw them, from when
+    the request was let in; ``tokens_per_second`` of one that is over is the engine's, as in the response's ``metrics``.
     """
 
     id: str
@@ -244,6 +245,7 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None
     prompt_tokens: int
     cached_tokens: int
+    differs: str
     output_tokens: int
     time_to_first_token: float | None
     seconds: float

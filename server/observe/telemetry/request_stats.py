@@ -50,6 +50,7 @@ class RequestStats:
     """One request's counts. All of them are of tokens that are in its text; ``drafted`` is of whatever was verified.
 
     choices: that were asked for with it. keeps_text: whether its text may be shown later. words: its prompt's first.
+    differs: where its prompt differs from one before it, in words.
     """
 
     def __init__(
@@ -61,11 +62,12 @@ class RequestStats:
         choices: int = 1,
         keeps_text: bool = True,
         words: str = "",
+        differs: str = "",
     ) -> None:
         self.id, self.tenant, self.request_id = request.id, tenant, request_id
         self.prompt_tokens, self.leads = len(request.prompt), request.fork_of is None
         self.max_tokens, self.choices, self.keeps_text = request.params.max_tokens, choices, keeps_text
-        self.words = words if keeps_text else None
+        self.words, self.differs = words if keeps_text else None, differs
         self.temperature, self.seed = request.params.temperature, request.params.seed
         self.began = shared.clock()
         self.ended: float | None = None

@@ -46,7 +46,7 @@ DRAINING = "running requests finish, new ones are refused"
 #: Errors that are no failure: somebody asked for the end.
 ASKED_FOR = frozenset({"cancelled"})
 #: Of prompts that nobody has words of.
-NO_WORDS: Mapping[str, str] = MappingProxyType({})
+NOTHING: Mapping[str, tuple[str, str]] = MappingProxyType({})
 #: How far one step moves what is told of a step without drafts.
 _MOVED = 1 / 16
 #: What raises where the client has left.
@@ -105,9 +105,11 @@ class Telemetry:
         shared.delivered = now = shared.clock()
         shared.step_seconds = shared.history.at(now).step(trace)
 
-    def follow(self, engine: Watched) -> None:
-        """Requests go to another model from now on."""
-        self.engine, self._root_seconds, self._shared.step = engine, 0.0, None
+    def follow(self, engine: Watched, same_texts: bool) -> None:
+        """Requests go to another engine from now on. same_texts: it does what the one before did."""
+        self.engine = engine
+        if not same_texts:
+            self._root_seconds, self._shared.step = 0.0, None
 
     def shadowed(self, report: ShadowReport) -> None:
         """Count what the shadow drafter would have done for a request."""
@@ -116,15 +118,15 @@ class Telemetry:
 
     @contextmanager
     def watching(
-        self, requests: Sequence[Request], keeps_text: bool = True, words: Mapping[str, str] = NO_WORDS
+        self, requests: Sequence[Request], keeps_text: bool = True, about: Mapping[str, tuple[str, str]] = NOTHING
     ) -> Iterator[list[RequestStats]]:
         """Count what becomes of these requests; whoever has not ended by the end of the context has failed, or was left
-        alone by its client. keeps_text: whether what they say may be shown to their key later. words: the first ones of
-        their prompts, by id."""
+        alone by its client. keeps_text: whether what they say may be shown to their key later. about: by id, the first
+        words of their prompts, and where these differ from others."""
         tenant, request_id = CONTEXT.get().caller.tenant, CONTEXT.get().id
         forks = Counter(request.fork_of for request in requests)
         all_stats = [
-            RequestStats(r, tenant, request_id, self._shared, 1 + forks[r.id], keeps_text, words.get(r.id, ""))
+            RequestStats(r, tenant, request_id, self._shared, 1 + forks[r.id], keeps_text, *about.get(r.id, ()))
             for r in requests
         ]
         for stats in all_stats:

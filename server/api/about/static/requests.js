@@ -12,7 +12,7 @@ const ENDS = { stop: "complete", length: "token limit", tool_calls: "tool call",
 const COLUMNS = [
   ["when", (one) => clock(one.started)],
   ["prompt, and how it was answered", asked],
-  ["prompt tokens", (one) => count(one.prompt_tokens)],
+  ["prompt tokens", readAndReused],
   ["answer tokens", (one) => count(one.output_tokens)],
   figure(FIGURES.first),
   figure(FIGURES.rate),
@@ -24,11 +24,17 @@ const COLUMNS = [
 const FEW = 8;
 
 /** What was asked for, in two lines: the prompt's first words, and below who drafted how. */
-function asked({ prompt, drafters, temperature, seed }) {
+function asked({ prompt, drafters, temperature, seed, differs }) {
   const who = Object.keys(drafters).sort().join(", ");
   const how = [who ? `drafts by ${who}` : "no drafts", `temperature ${temperature}`];
   if (seed !== null) how.push(`seed ${seed}`);
-  return [html("div", { class: "words" }, prompt ?? "(not kept)"), html("small", {}, how.join(", "))];
+  const lines = [how.join(", "), ...(differs ? [`prompt ${differs}`] : [])].map((line) => html("small", {}, line));
+  return [html("div", { class: "words" }, prompt ?? "(not kept)"), ...lines];
+}
+
+/** How long the prompt is, and how much of it did not have to be read again. */
+function readAndReused({ prompt_tokens, cached_tokens }) {
+  return count(prompt_tokens) + (cached_tokens ? ` (${count(cached_tokens)} reused)` : "");
 }
 
 const NOT_KEPT = "Its text was not kept, as store was false.";

@@ -13,6 +13,7 @@ lists.
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
@@ -91,11 +92,13 @@ MOST = max(os.cpu_count() or 1, 4)
 
 
 class Threads:
-    """So many threads, the caller's among them. One list at a time: see :class:`Team`."""
+    """So many threads, the caller's among them. One list at a time: see :class:`Team`. state: where they wait for each
+    other, int64[8 * places], if that is to be in some certain memory."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, state: np.ndarray | None = None) -> None:
         self.count = count
-        self._state = np.zeros(len(PLACES) * 8, dtype=np.int64)
+        self._state = np.empty(len(PLACES) * 8, dtype=np.int64) if state is None else state
+        self._state[:] = 0
         self._state[PLACES["threads"] // 8] = count
         self._at, self._walker = self._state.ctypes.data, walker()
         self._others = [
@@ -144,6 +147,15 @@ class Team:
         self._lock = threading.Lock()
         self._threads: Threads | None = None
         self._crowding: Crowding | None = None
+        self._state: np.ndarray | None = None
+
+    def share(self) -> str:
+        """Have the state of threads that are yet to be started in a file, which changes with every kernel that ends: so
+        another process sees whether they get on. Returns its path."""
+        file, size = os.memfd_create("threads"), len(PLACES) * 64
+        os.ftruncate(file, size)
+        self._state = np.frombuffer(mmap.mmap(file, size), dtype=np.int64)
+        return f"/proc/{os.getpid()}/fd/{file}"
 
     def use(self, count: int) -> None:
         """Let kernels have so many threads, or fewer while there are no cores for so many."""
@@ -182,10 +194,11 @@ class Team:
         if self._threads is None or self._threads.count != count:
             if self._threads is not None:
                 self._threads.stop()
-            self._threads = Threads(count)
+            self._threads = Threads(count, self._state)
         return self._threads
 
 
 _team = Team()
 use, wanted, give_way, crowded, run = _team.use, _team.wanted, _team.give_way, _team.crowded, _team.run
+share = _team.share
 os.register_at_fork(after_in_child=_team.forget)

@@ -1,0 +1,303 @@
+"""``foresay launch``: a coding agent on a server of ours, which is started and ended with it where there is none yet.
+What the agent needs is in its own environment and command; nothing else is changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from argparse import ArgumentParser, Namespace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from foresay.server.catalog.agents import Agent, known_agents, models_for_agents
+from foresay.server.cli.command import Command, base_url
+from foresay.server.cli.serve import answers
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.fields import settings_of
+from foresay.spec.errors import ConfigurationError, ForesayError
+
+#: Tokens of output that an agent may ask for: so many, or this part of a short context.
+OUTPUT, PART = 8192, 4
+POLL_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 0.2, 10.0, 15.0
+#: The last lines of a server that ended too early.
+_LINES = 20
+
+
+def _add_agent(parser: ArgumentParser) -> None:
+    agents = tuple(known_agents())
+    parser.add_argument("agent", metavar="AGENT", choices=agents, help=", ".join(agents))
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--url", metavar="URL", help="use the server that runs there (else one at --host and --port)")
+    parser.add_argument("--model", metavar="NAME", help="which of its models, if it has several")
+    parser.add_argument("--anyway", action="store_true", help="start the agent even if the model does not suffice")
+
+
+def launch(config: ServeConfig, arguments: Namespace) -> int:
+    """Start the agent and return its exit status."""
+    agent = known_agents()[arguments.agent]
+    if agent.cannot:
+        raise ConfigurationError(f"{agent.title} cannot be used: {agent.cannot}")
+    if shutil.which(agent.command[0]) is None:
+        raise ForesayError(f"{agent.command[0]} is not installed; to install {agent.title}: {agent.install}")
+    with (
+        _handling(lambda number: sys.exit(128 + number), _ENDING),
+        _server(config, arguments, agent) as url,
+        tempfile.TemporaryDirectory(prefix="foresay-") as folder,
+    ):
+        values = _values(url, config.api_key[0] if config.api_key else "none", arguments, agent)
+        print(f"foresay launch: {agent.title} uses {values['model']} at {url}", file=sys.stderr)
+        command, variables = agent.started(values, Path(folder))
+        return _run([*command, *arguments.words], variables)
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _server(config: ServeConfig, arguments: Namespace, agent: Agent) -> Iterator[str]:
+    """The address of the server that is there, or of one that is started and at last ended."""
+    url = arguments.url or base_url(config.host, config.port, "https" if config.ssl_certfile else "http")
+    url = (url if "://" in url else f"http://{url}").rstrip("/")
+    health = _health(url)
+    if health is not None:
+        _check_same(health, url, arguments)
+        _wait(url)
+        with _shared(url, ours=False):
+            yield url
+        return
+    if arguments.url:
+        raise ForesayError(f"--url {url}: no Foresay server answers there")
+    if "target" not in arguments and config.target == ServeConfig().target and not config.models:
+        raise ConfigurationError(f"no server answers at {url}: which model to serve? {_advice(agent, arguments.agent)}")
+    with _started(_given(arguments)) as process:
+        _wait(url, process)
+        with _shared(url, ours=True):
+            yield url
+
+
+@contextmanager
+def _shared(url: str, ours: bool) -> Iterator[None]:
+    """Hold a lock while an agent uses a server. One of our own stays at last until no other agent uses it."""
+    place = Path(tempfile.gettempdir()) / f"foresay-{os.getuid()}-{url.rpartition(':')[2]}.lock"
+    with open(place, "w", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not ours:
+                return
+            print("foresay launch: the server ends with the last agent that uses it, or at Ctrl-C", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        place.unlink(missing_ok=True)
+
+
+@contextmanager
+def _started(flags: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """``foresay serve``, which neither reads the terminal nor hears its Ctrl-C; says so if it ended too early. -P:
+    nothing is imported from the user's project."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "foresay.server.cli.main", "serve", "--any-model-name", *flags],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    last: deque[str] = deque(maxlen=_LINES)
+    reading = threading.Thread(target=_show, args=(process, last), name="server's output", daemon=True)
+    reading.start()
+    try:
+        yield process
+        if process.poll() is not None:
+            lost = f"foresay launch: the server ended while it was needed (exit status {process.returncode})"
+            print("".join(last) + lost, file=sys.stderr)
+    finally:
+        _end(process)
+        reading.join(POLL_SECONDS)
+
+
+def _show(process: subprocess.Popen[bytes], last: deque[str]) -> None:
+    """Show what a server says until it is ready; the terminal is the agent's then. last: keeps the last lines."""
+    assert process.stdout is not None, "it is a pipe"
+    loading = True
+    with process.stdout as lines:
+        for line in lines:
+            last.append(line.decode(errors="replace"))
+            loading = loading and not line.startswith(b"Foresay is ready")
+            if loading:
+                sys.stderr.write(last[-1])
+
+
+def _wait(url: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Until a server takes requests; raises ForesayError if it will not. process: of our own."""
+    while (status := (_health(url) or {}).get("status")) not in ("ok", "unloaded"):
+        if process is not None and process.poll() is not None:
+            raise ForesayError(f"the server ended before it was ready (exit status {process.returncode})")
+        if status in ("failed", "draining") or (status is None and process is None):
+            raise ForesayError(f"the server at {url} takes no requests: {status or 'it is gone'}")
+        time.sleep(POLL_SECONDS)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a server, with what it started."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _given(arguments: Namespace) -> list[str]:
+    """The settings that were given as flags, as they were."""
+    known, words = settings_of(ServeConfig), [] if arguments.config is None else ["--config", arguments.config]
+    for name, value in vars(arguments).items():
+        if name == "target":
+            words.insert(0, value)
+        elif name in known and known[name].is_switch:
+            words.append(known[name].flag if value else known[name].flag.replace("--", "--no-", 1))
+        elif name in known:
+            words += (f"{known[name].flag}={one}" for one in (value if known[name].is_list else [value]))
+    return words
+
+
+def _check_same(health: dict[str, Any], url: str, arguments: Namespace) -> None:
+    """Raise if another target is asked for than the one that is served already."""
+    served = health.get("target") or health.get("model")
+    target = getattr(arguments, "target", None)
+    if target is not None and Path(target).name != Path(str(served)).name:
+        raise ConfigurationError(
+            f"{url} serves {served} already: leave out {target} to use it, or start a second server at another --port"
+        )
+
+
+def _health(url: str) -> dict[str, Any] | None:
+    """What the server there says of itself; None if nobody answers. Raises ForesayError for anything but a Foresay."""
+    try:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=ANSWER_SECONDS) as answer:
+                told = json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                told = json.loads(error.read())
+        told["engine_starts"]
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionRefusedError):
+            return None
+        raise ForesayError(f"{url} cannot be reached: {error.reason}") from None
+    except (OSError, HTTPException, ValueError, TypeError, KeyError):
+        raise ForesayError(f"{url} is used by something other than Foresay: give another --port") from None
+    return dict(told)
+
+
+# -- its model ---------------------------------------------------------------------------------------------------------
+
+
+def _values(url: str, key: str, arguments: Namespace, agent: Agent) -> dict[str, str | int]:
+    """What the agent is to know of the server, whose model suffices for it."""
+    known = {card["id"]: card for card in _answer(url, "/v1/models", key)["data"]}
+    name = arguments.model or next(iter(known))
+    if name not in known:
+        raise ConfigurationError(f"--model {name}: {url} serves {', '.join(known)}")
+    context = known[name].get("max_model_len")
+    can = _answer(url, "/api/show", key, {"model": name})["capabilities"]
+    lacks = [] if "tools" in can or not agent.tools else ["a chat template with tools"]
+    if context and context < agent.tokens:
+        lacks.append(f"a context of {agent.tokens:,} tokens (it has {context:,})")
+    if lacks and not arguments.anyway:
+        raise ConfigurationError(
+            f"{name} does not suffice: {agent.title} needs {' and '.join(lacks)}. {_advice(agent, arguments.agent)}; "
+            "--anyway starts it nevertheless"
+        )
+    context = context or agent.tokens
+    return {"url": url, "key": key, "model": name, "context": context, "output": min(OUTPUT, context // PART)}
+
+
+def _answer(url: str, path: str, key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    answer = next(answers(url, path, key, body, ANSWER_SECONDS), {})
+    if answer.get("status") == "error":
+        raise ForesayError(f"{url}: {answer['error']['message']}")
+    return answer
+
+
+def _advice(agent: Agent, name: str) -> str:
+    """A command that serves a model which suffices, on this machine."""
+    from foresay.server.catalog.catalog import known_targets
+    from foresay.server.cli.fits import WEIGHTS, Machine, flags
+
+    machine = Machine.here()
+    for target in map(known_targets().__getitem__, models_for_agents("gpu" if machine.gpu else "cpu")):
+        for weights in WEIGHTS:
+            words = flags(target, weights, None, machine, agent.tokens)
+            if words is not None:
+                return f"This fits here: {shlex.join(['foresay', 'launch', name, target.id, *words])}"
+    return "Of the known models none that suffices fits this machine (foresay models)"
+
+
+# -- the agent ---------------------------------------------------------------------------------------------------------
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def _run(command: list[str], variables: Mapping[str, str]) -> int:
+    """Run the agent on this terminal until it ends; its exit status. Ctrl-C, which the terminal sends to it too, is for
+    it alone, and a signal that is to end us ends it first."""
+    taken = {name for name, value in variables.items() if not value}
+    environment = {name: value for name, value in {**os.environ, **variables}.items() if name not in taken}
+    with _handling(lambda number: None, (signal.SIGINT,)):
+        try:
+            process = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise ForesayError(f"{command[0]} cannot be run: {error.strerror}") from None
+        with process, _handling(process.send_signal, _ENDING):
+            status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+@contextmanager
+def _handling(handle: Callable[[int], object], signals: tuple[signal.Signals, ...]) -> Iterator[None]:
+    """Have signals handled, unless they are ignored as they are under nohup."""
+    before = {number: signal.getsignal(number) for number in signals}
+    taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in taken:
+        signal.signal(number, lambda number, frame: handle(number))
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
+
+
+COMMAND = Command(
+    "launch",
+    "start a coding agent on a local model, with a server for it",
+    (
+        "foresay launch claude Qwen/Qwen3-8B",
+        "foresay launch codex --url http://127.0.0.1:8001",
+        'foresay launch claude Qwen/Qwen3-8B --quantize int8 -- -p "What does this project do?"',
+    ),
+    ServeConfig,
+    launch,
+    _add_agent,
+    add_after_target=_add_arguments,
+    passes_on=True,
+)

@@ -1,0 +1,67 @@
+"""What clients put into prompts that says nothing to a model and changes each time: all of a prompt after the first
+token that changed has to be read again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from foresay.server.text.warned import Warned, warning
+
+
+class Noise(NamedTuple):
+    """What is left out. where: as the first line of the system message; or as a whole system message later on, which is
+    harmless unless the chat template writes it at the beginning. pattern: all of it. why: it changes each time."""
+
+    client: str
+    where: Literal["first line", "late message"]
+    pattern: re.Pattern[str]
+    why: str
+
+
+#: Seen with Claude Code 2.1.330. To Anthropic's own address its header has more, such as ``cch=``, which changes with
+#: every request.
+CLIENT_NOISE = (
+    Noise(
+        "Claude Code's x-anthropic-billing-header",
+        "first line",
+        re.compile(r"x-anthropic-billing-header: cc_version=[^;\n]*;( cc[a-z_]*=[^;\n]*;)*\s*"),
+        "changes with every session and only serves its billing",
+    ),
+    Noise(
+        "Claude Code's count of the tokens left",
+        "late message",
+        re.compile(r"(<total_tokens>\w+ tokens left</total_tokens>\s*)?(Token usage: \d+/\d+; -?\d+ remaining\s*)?"),
+        "changes with every turn and counts another model's context",
+    ),
+)
+
+Messages = list[dict[str, Any]]
+
+
+def left_out(messages: Messages, hoists: Callable[[], bool]) -> tuple[Messages, tuple[Warned, ...]]:
+    """Rendered messages without what clients add, and what to say of that, once of each. hoists: whether the chat
+    template writes late system messages at the beginning."""
+    kept: Messages = []
+    found: dict[Noise, int] = {}
+    for index, message in enumerate(messages):
+        noise = _found(message, late=index > 0)
+        if noise is None or (noise.where == "late message" and not hoists()):
+            kept.append(message)
+            continue
+        found.setdefault(noise, index)
+        if noise.where == "first line":
+            kept.append(message | {"content": message["content"].partition("\n")[2]})
+    return kept, tuple(_warning(noise, index) for noise, index in found.items())
+
+
+def _found(message: dict[str, Any], late: bool) -> Noise | None:
+    text = message["content"] if message["role"] == "system" else ""
+    where, text = ("late message", text) if late else ("first line", text.partition("\n")[0])
+    return next((one for one in CLIENT_NOISE if text and one.where == where and one.pattern.fullmatch(text)), None)
+
+
+def _warning(noise: Noise, index: int) -> Warned:
+    return warning("client_noise_left_out", ("messages", index, "content"), name=f"{noise.client}, which {noise.why}")

@@ -1,0 +1,163 @@
+"""What clients put into prompts that changes each time is left out, and said; where prompts differ is said too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from foresay.server.text.last_prompts import FEW, LONG, MOST_PROMPTS, LastPrompts
+from tests.routes.test_warnings import found
+from tests.server.conftest import byte_level_tokenizer
+from tests.server.scripted import END, ScriptedEngine, served
+
+HEADER = "x-anthropic-billing-header: cc_version=2.1.332.0b8; cc_entrypoint=cli; cch=5e1a0;"
+LEFT = "<total_tokens>956536 tokens left</total_tokens>\n\nToken usage: 43464/980000; 936536 remaining"
+#: Writes all system messages at the beginning.
+HOISTING = (
+    "<|system|>{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}<|end|>"
+    "{% for m in messages if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+)
+
+
+@pytest.fixture
+def engine(agent) -> ScriptedEngine:
+    return ScriptedEngine([*agent.encode("Yes", False), END])
+
+
+def messages(*said: tuple[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role, content in said], "max_tokens": 4, **fields}
+
+
+USER = ("user", "Tell")
+BLOCKS = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in (HEADER, "Be brief.")]
+#: By what it is: route, body, what the model sees of the system, and the field of the warning.
+ASKED = {
+    "blocks": ("/v1/messages", messages(USER, system=BLOCKS), "Be brief.", "system"),
+    "one text": ("/v1/messages", messages(USER, system=f"{HEADER}\nBe brief."), "Be brief.", "system"),
+    "nothing else": ("/v1/messages", messages(USER, system=BLOCKS[:1]), "", "system"),
+    "chat": ("/v1/chat/completions", messages(("system", f"{HEADER}\nA\nB"), USER), "A\nB", "messages[0].content"),
+    "responses": ("/v1/responses", {"instructions": f"{HEADER}\nA", "input": "Tell"}, "A", "input"),
+    "ollama": ("/api/chat", messages(("system", f"{HEADER}\nA"), USER, stream=False), "A", "messages[0].content"),
+    "generate": ("/api/generate", {"prompt": "Tell", "system": f"{HEADER}\nA", "stream": False}, "A", "prompt"),
+}
+#: System prompts that only resemble it.
+RESEMBLING = (
+    "x-anthropic-billing-header: what is it?\nTell.",
+    f"Explain this line:\n{HEADER}",
+    f"{HEADER} And what is cch?\nTell.",
+    "x-anthropic-billing-header: cc_version=2\nTell.",
+    LEFT,
+)
+
+
+async def asked(client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The warnings of an answer."""
+    response = await client.post(path, json={"model": "toy", **body})
+    text = await response.text()
+    assert response.status == 200, text
+    return found(text)
+
+
+@pytest.mark.parametrize("name", ASKED)
+async def test_a_header_is_left_out_and_named(agent, engine, name):
+    path, body, system, field = ASKED[name]
+    async with served(engine, agent) as client:
+        (told,) = await asked(client, path, body)
+    assert (told["code"], told["param"]) == ("client_noise_left_out", field)
+    assert "Claude Code's x-anthropic-billing-header" in told["message"] and "--keep-client-noise" in told["message"]
+    (prompt,) = (agent.decode(request.prompt, False) for request in engine.requests)
+    assert prompt.startswith(f"<|system|>{system}<|end|><|user|>Tell")
+    async with served(engine, agent, keep_client_noise=True) as client:
+        assert await asked(client, path, body) == []
+    assert HEADER in agent.decode(engine.requests[-1].prompt, False)
+
+
+@pytest.mark.parametrize("system", RESEMBLING)
+async def test_what_resembles_it_stays(agent, engine, system):
+    async with served(engine, agent) as client:
+        assert await asked(client, "/v1/messages", messages(USER, ("user", HEADER), system=system)) == []
+    assert f"<|system|>{system}<|end|><|user|>Tell\n{HEADER}<|end|>" in agent.decode(engine.requests[0].prompt, False)
+
+
+async def test_tokens_left_are_left_out_where_a_template_writes_them_first(agent, engine):
+    turns = [("system", "Be brief."), USER, ("system", LEFT), ("assistant", "Yes"), USER, ("system", LEFT)]
+    kept = ("system", "It rains.")
+    hoisting = byte_level_tokenizer(HOISTING)
+    async with served(engine, hoisting) as client:
+        (told,) = await asked(client, "/v1/chat/completions", messages(*turns, kept))
+    assert told["param"] == "messages[2].content" and "tokens left" in told["message"], "once, however many there are"
+    assert hoisting.decode(engine.requests[0].prompt, False).startswith("<|system|>Be brief.It rains.<|end|><|user|>")
+    async with served(engine, agent) as client:
+        assert await asked(client, "/v1/chat/completions", messages(*turns)) == []
+    assert agent.decode(engine.requests[1].prompt, False).count(LEFT) == 2, "in its place it harms nobody"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        ("/v1/completions", {"prompt": "Tell"}, ("usage", "prompt_tokens_details", "cached_tokens")),
+        ("/v1/chat/completions", messages(USER), ("usage", "prompt_tokens_details", "cached_tokens")),
+        ("/v1/messages", messages(USER), ("usage", "cache_read_input_tokens")),
+        ("/v1/responses", {"input": "Tell"}, ("usage", "input_tokens_details", "cached_tokens")),
+        ("/api/chat", messages(USER, stream=False), ("prompt_eval_cached_count",)),
+        ("/api/generate", {"prompt": "Tell", "stream": False}, ("prompt_eval_cached_count",)),
+    ],
+)
+async def test_every_api_says_how_much_was_found_again(agent, engine, path, body, where):
+    async with served(engine, agent) as client:
+        answer = await (await client.post(path, json={"model": "toy", **body})).json()
+    for key in where:
+        answer = answer[key]
+    assert answer == 3, "as the script says"
+
+
+PLACES = {
+    "the system message": messages(("system", "x" * 30 + "{}" + "y" * 1500), USER),
+    "message 3 (user)": messages(("system", "x" * 1500), USER, ("user", "Now {}" + "z" * 200)),
+    "the tools": messages(
+        USER, tools=[{"type": "function", "function": {"name": "look", "description": "{}" + "w" * 1500}}]
+    ),
+}
+
+
+def filled(value: Any, word: str) -> Any:
+    if isinstance(value, str):
+        return value.replace("{}", word)
+    if isinstance(value, dict):
+        return {key: filled(one, word) for key, one in value.items()}
+    return [filled(one, word) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_the_page_says_where_a_long_prompt_differs(agent, engine, place):
+    engine.info = msgspec.structs.replace(engine.info, max_model_len=9000)
+    async with served(engine, agent) as client:
+        for word in ("one", "one", "two"):
+            await asked(client, "/v1/chat/completions", filled(PLACES[place], word))
+        last, *earlier = await (await client.get("/dashboard/requests")).json()
+    first, second = (engine.requests[at].prompt for at in (0, 2))
+    at = next(at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+    assert last["differs"] == f"differs at token {at:,} of {len(second):,}, in {place}"
+    assert [one["differs"] for one in earlier] == ["", ""] and last["cached_tokens"] == 3
+
+
+def test_prompts_are_compared_with_their_owners_last_ones():
+    prompts, long = LastPrompts(), list(range(LONG))
+    other = [*long[:-FEW], *long[:FEW]]
+    told = [
+        prompts.compare(prompt, owner)
+        for prompt, owner in (
+            (long, "a"),
+            ([7] * LONG, "b"),  # of others nothing is said
+            ([*long, 5, 6], "a"),  # goes on
+            ([*other, 5], "a"),  # the last few tokens differ, as those of a template may
+            ([*long[:100], 7, *long], "a"),
+            (long[:100], "a"),  # short
+        )
+    ]
+    assert told == [None, None, None, None, 100, None]
+    for begin in range(MOST_PROMPTS):
+        prompts.compare([begin + 1] * LONG, "a")
+    assert prompts.compare([*long[:100], 9, *long], "a") == 0, "what was long ago is not kept"

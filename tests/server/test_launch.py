@@ -1,0 +1,235 @@
+"""``foresay launch``: an agent on a server, neither of which leaves anything behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from foresay.server.catalog.agents import known_agents, models_for_agents
+from foresay.server.catalog.catalog import known_targets
+from foresay.server.cli import launch
+from foresay.server.cli.main import main
+from foresay.spec.errors import ForesayError
+from tests.server.live import ROOT
+
+
+def toy(*flags: str) -> list[str]:
+    """The bundled toy, which suffices for no agent, at a port that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return ["bundled", "--draft", "none", "--port", str(free.getsockname()[1]), *flags]
+
+
+#: Of a server that is said to be there: its health, its models, and what one of them can do.
+THERE = {"status": "ok", "model": "coder", "target": "Qwen/Qwen3-8B", "engine_starts": 1}
+MODELS = {"data": [{"id": "coder", "max_model_len": 40_960}, {"id": "small", "max_model_len": 2048}]}
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The command of an agent that does nothing, the only one there is."""
+    place = tmp_path / "bin" / "claude"
+    place.parent.mkdir()
+    write(place, "exit 0")
+    monkeypatch.setenv("PATH", f"{place.parent}:/usr/bin:/bin")
+    return place
+
+
+def write(place: Path, script: str) -> None:
+    place.write_text(f"#!/bin/sh\n{script}\n")
+    place.chmod(0o755)
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """A server is there; what its models can do may be changed."""
+    can = {"coder": ["completion", "tools"], "small": ["completion"]}
+
+    def answer(url: str, path: str, key: str, body: Mapping[str, str] | None = None) -> Mapping[str, object]:
+        return MODELS if body is None else {"capabilities": can[body["model"]]}
+
+    monkeypatch.setattr(launch, "_health", lambda url: THERE)
+    monkeypatch.setattr(launch, "_answer", answer)
+    return can
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (["gemini"], 2, "Gemini CLI cannot be used: it speaks only Google's API"),
+        (["codex"], 1, "codex is not installed; to install Codex CLI: npm install -g @openai/codex"),
+        (["cloud"], 2, 'did you mean "claude"?'),
+        (["claude", "--url", "127.0.0.1:1"], 1, "--url http://127.0.0.1:1: no Foresay server answers there"),
+        (
+            ["claude", "--port", "1", "--draft", "none"],
+            2,
+            "no server answers at http://127.0.0.1:1: which model to serve? ",
+        ),
+        (["claude", *toy()], 2, "needs a context of 28,672 tokens (it has 1,024). "),
+        (["claude", *toy(), "--api-key-file", "gone"], 1, "the server ended before it was ready (exit status 2)"),
+    ],
+    ids=["gemini", "no-codex", "typo", "no-url", "no-target", "too-small", "no-server"],
+)
+def test_what_cannot_be_is_said_in_a_sentence(agent, capfd, words, status, told) -> None:
+    with pytest.raises(SystemExit) if words == ["cloud"] else pytest.MonkeyPatch.context():
+        assert main(["launch", *words]) == status
+    err = capfd.readouterr().err
+    assert told in err and err.splitlines()[-1].startswith("foresay launch: ")
+
+
+@pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.0 200 OK\r\n\r\n{}"])
+def test_a_port_that_something_else_has_is_named(says: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+
+        def answer() -> None:
+            with other.accept()[0] as connection:
+                connection.recv(1000)
+                connection.sendall(says)
+
+        threading.Thread(target=answer).start()
+        with pytest.raises(ForesayError, match="is used by something other than Foresay: give another --port"):
+            launch._health(url)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["smollm2"], "serves Qwen/Qwen3-8B already: leave out smollm2 to use it"),
+        (["--model", "huge"], "--model huge: http://127.0.0.1:8000 serves coder, small"),
+        (
+            ["--model", "small"],
+            "small does not suffice: Claude Code needs a chat template with tools and a context of ",
+        ),
+    ],
+)
+def test_a_server_that_does_not_suffice_is_not_used(agent, there, capfd, words, told) -> None:
+    assert main(["launch", "claude", *words]) == 2
+    assert told in capfd.readouterr().err
+
+
+def test_the_agent_is_told_of_a_server_that_is_there(agent, there, capfd, monkeypatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-other")
+    monkeypatch.setenv("FORESAY_API_KEY", "k" * 16)
+    write(agent, 'env; echo "given: $*"; exit 42')
+    assert main(["launch", "claude", "Qwen/Qwen3-8B", "--", "--print", "What is $HOME?", "--url"]) == 42
+    said = capfd.readouterr().out.splitlines()
+    told = dict(line.split("=", 1) for line in said if "=" in line)
+    assert said[-1] == "given: --print What is $HOME? --url" and "ANTHROPIC_API_KEY" not in told
+    assert (told["ANTHROPIC_BASE_URL"], told["ANTHROPIC_AUTH_TOKEN"]) == ("http://127.0.0.1:8000", "k" * 16)
+    assert (told["ANTHROPIC_MODEL"], told["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) == ("coder", "40960")
+    assert os.environ["ANTHROPIC_API_KEY"] == "sk-ant-other" and "ANTHROPIC_MODEL" not in os.environ
+
+
+@pytest.mark.parametrize("name", [name for name, one in known_agents().items() if not one.cannot])
+def test_everything_of_an_agent_is_filled_in(tmp_path: Path, name: str) -> None:
+    values: dict[str, str | int] = {
+        "url": "http://h:1",
+        "key": "KEY",
+        "model": 'a"b$c',
+        "context": 32_768,
+        "output": 8192,
+    }
+    command, variables = known_agents()[name].started(values, tmp_path)
+    files = "".join(file.read_text() for file in tmp_path.iterdir())
+    everything = " ".join([*command, *variables.values(), files])
+    assert "http://h:1" in everything and "KEY" in everything and "$" not in everything.replace("b$c", "")
+    assert 'a"b$c' in everything or r"a\"b$c" in everything
+
+
+def test_models_that_are_advised_are_in_the_catalog() -> None:
+    assert {*models_for_agents("gpu"), *models_for_agents("cpu")} <= set(known_targets())
+
+
+def test_settings_are_passed_on_as_they_were_given() -> None:
+    given = Namespace(config="c.toml", target="t", graphs=False, prefix_cache=True, api_key=["a b", "c"], url=None)
+    assert launch._given(given) == [
+        "t", "--config", "c.toml", "--no-graphs", "--prefix-cache", "--api-key=a b", "--api-key=c"
+    ]  # fmt: skip
+
+
+# -- a server of its own -----------------------------------------------------------------------------------------------
+
+#: Of the agent's script: the process of the server, which is the launcher's other child.
+SERVER = "for child in $(cat /proc/$PPID/task/*/children); do [ $child = $$ ] || server=$child; done"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def launching(place: Path, *words: str) -> subprocess.Popen[str]:
+    (place / "temporary").mkdir(exist_ok=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(place / "temporary")}
+    line = [sys.executable, "-m", "foresay.server.cli.main", "launch", "claude", *words]
+    return subprocess.Popen(line, cwd=place, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def until(there: Path, *running: subprocess.Popen[str]) -> None:
+    while not there.exists():
+        assert all(one.poll() is None for one in running)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("script", "sent", "status", "told"),
+    [
+        ("exit 5", None, 5, "Claude Code uses bundled at http://127.0.0.1:"),
+        ("kill -TERM $$", None, 128 + signal.SIGTERM, "Claude Code uses bundled at http://127.0.0.1:"),
+        (
+            "trap 'exit 6' INT; touch up; while :; do sleep 0.1; done",
+            signal.SIGINT,
+            6,
+            "Claude Code uses bundled at http://127.0.0.1:",
+        ),
+        (
+            "trap 'exit 7' TERM; touch up; while :; do sleep 0.1; done",
+            signal.SIGTERM,
+            7,
+            "Claude Code uses bundled at http://127.0.0.1:",
+        ),
+        ("kill -9 $server; sleep 0.5; exit 3", None, 3, "the server ended while it was needed (exit status -9)"),
+    ],
+    ids=["ends", "is-killed", "ctrl-c", "terminated", "server-dies"],
+)
+def test_a_server_ends_with_its_agent(agent, tmp_path, script, sent, status, told) -> None:
+    write(agent, f"{SERVER}; echo $server > pid; {script}")
+    with launching(tmp_path, *toy("--anyway")) as launcher:
+        if sent is not None:
+            until(tmp_path / "up", launcher)
+            # Ctrl-C goes to all that are in the foreground.
+            os.killpg(launcher.pid, sent) if sent == signal.SIGINT else launcher.send_signal(sent)
+        _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == status and told in err, err
+    assert not alive(int((tmp_path / "pid").read_text())), "nothing is left"
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_server_stays_for_a_second_agent(agent, tmp_path) -> None:
+    write(agent, f'{SERVER}; [ -n "$1" ] || echo $server > pid; touch up$1; until [ -e end$1 ]; do sleep 0.1; done')
+    words = toy("--anyway")
+    with launching(tmp_path, *words) as first:
+        until(tmp_path / "up", first)
+        with launching(tmp_path, *words, "--", "2") as second:
+            until(tmp_path / "up2", first, second)
+            (tmp_path / "end").touch()
+            assert first.stderr is not None
+            assert any("ends with the last agent that uses it" in line for line in first.stderr)
+            pid = int((tmp_path / "pid").read_text())
+            assert first.poll() is None and alive(pid)
+            (tmp_path / "end2").touch()
+        first.communicate(timeout=60)
+    assert (first.returncode, second.returncode) == (0, 0) and not alive(pid)
+    assert list((tmp_path / "temporary").iterdir()) == []
