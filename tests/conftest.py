@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 import openai
 import pytest
@@ -16,6 +17,9 @@ from foresay.verifier.ops.kernels.cpu import threads
 from tests.server import known_costs as costs
 from tests.server.live import LiveServer, openai_client
 from tests.server.patched import CHECKING, patched_engines
+
+if TYPE_CHECKING:  # a test of kernels needs none
+    from foresay.server.text.tokenizer import Tokenizer
 
 # How long an example takes says more about what else the machine does than about us.
 settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -67,6 +71,40 @@ def no_collection() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    from tests.server.conftest import byte_level_tokenizer
+
+    return byte_level_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def agent() -> Tokenizer:
+    """The tokenizer of a model that thinks and calls tools."""
+    from tests.routes.conftest import AGENT_TEMPLATE
+    from tests.server.conftest import byte_level_tokenizer
+
+    return byte_level_tokenizer(AGENT_TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def able() -> Tokenizer:
+    """The same, where calls and thoughts are told after the text."""
+    from tests.responses.conftest import TEMPLATE
+    from tests.server.conftest import byte_level_tokenizer
+
+    return byte_level_tokenizer(TEMPLATE)
+
+
+@pytest.fixture
+def script(tokenizer: Tokenizer) -> list[int]:
+    """The tokens of the story and the end token."""
+    from tests.server.scripted import END
+    from tests.server.wire import STORY
+
+    return [*tokenizer.encode(STORY), END]
 
 
 @pytest.fixture(scope="session")

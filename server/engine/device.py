@@ -15,8 +15,7 @@ import torch
 
 from foresay.kvpaging import KVStore, PagePool
 from foresay.server.engine.machine import free_bytes, machine_bytes, multiplies_bf16
-from foresay.server.engine.memory import wanted_rows
-from foresay.server.engine.parameters import kv_kind
+from foresay.server.engine.parameters import kv_kind, wanted_rows
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.spec.errors import ForesayError

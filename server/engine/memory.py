@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from foresay.server.engine.parameters import model_bytes, state_bytes, token_bytes
+from foresay.server.engine.parameters import model_bytes, pinned_shape, state_bytes, token_bytes, wanted_rows
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.request import Footprint
-from foresay.spec.shape import MAX_CHUNK, MAX_NODES, TreeShape
+from foresay.spec.shape import MAX_CHUNK, MAX_NODES
 from foresay.verifier.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence
     """What a CPU's recordings hold when all have been made: of each model the rows of its largest pass, of which those
     of trees want logits; and of each that drafts the logits of its levels, for one, two, four .. sequences, twice: of
     trees that are always alike, and of those that end early."""
-    shape, rows = _pinned(config), wanted_rows(config)
+    shape, rows = pinned_shape(config), wanted_rows(config)
     chosen = config.draft_tree is None and config.draft_tokens is None
     level_rows = 4 * _padded(config.max_seqs) * (_OPEN_ROWS if chosen else shape.nodes)
     drafting = [model for drafter in drafters for model in drafter.shapes(target)]
@@ -226,18 +226,6 @@ def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence
     passes += sum(_pass_bytes(model, MAX_CHUNK, config.max_seqs) for model in drafting)
     made = 2 * config.max_seqs.bit_length() * _ANY_PASS
     return passes + sum(4 * level_rows * model.vocab_size + made for model in drafting)
-
-
-def wanted_rows(config: EngineConfig) -> int:
-    """Of how many rows of a step logits are wanted at most: the roots and nodes of trees."""
-    if config.draft_tree is None and config.draft_tokens is None:
-        return config.max_seqs + min(config.max_seqs, 4) * MAX_NODES
-    return config.max_seqs * _pinned(config).nodes
-
-
-def _pinned(config: EngineConfig) -> TreeShape:
-    """The shape of every draft where one is given."""
-    return TreeShape.parse(config.draft_tree) if config.draft_tree else TreeShape.chain(config.draft_tokens or 0)
 
 
 def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:

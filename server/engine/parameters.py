@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, Unfit
-from foresay.spec.shape import MAX_NODES
+from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, window_shapes
 from foresay.verifier.model.quantization import HEAD, Quantization
 
@@ -100,3 +101,15 @@ def state_bytes(model: ModelConfig, sequences: int, pages: int) -> int:
 def item_bytes(dtype: str) -> int:
     """Bytes of one number."""
     return 4 if dtype == "float32" else 2
+
+
+def wanted_rows(config: EngineConfig) -> int:
+    """Of how many rows of a step logits are wanted at most: the roots and nodes of trees."""
+    if config.draft_tree is None and config.draft_tokens is None:
+        return config.max_seqs + min(config.max_seqs, 4) * MAX_NODES
+    return config.max_seqs * pinned_shape(config).nodes
+
+
+def pinned_shape(config: EngineConfig) -> TreeShape:
+    """The shape of every draft where one is given."""
+    return TreeShape.parse(config.draft_tree) if config.draft_tree else TreeShape.chain(config.draft_tokens or 0)

@@ -64,7 +64,7 @@ CLIENTS = (
         "Makefile",
         ("litellm",),
         "tools through OpenAI's, Anthropic's and Ollama's API, whole and streamed",
-        "tests/clients/test_litellm.py",
+        "tests/clients/test_npm_clients.py",
     ),
     Client(
         "Vercel's AI SDK",

@@ -15,13 +15,10 @@ from typing import Any
 
 import pytest
 
-from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.request import Request
 from tests.clients.answering import AnsweringEngine, call
 from tests.clients.npm import CLAUDE, CODEX, PATIENCE, needs_npm, node
-from tests.routes.conftest import AGENT_TEMPLATE
 from tests.routes.running import running
-from tests.server.conftest import byte_level_tokenizer
 from tests.server.live import ROOT
 
 pytestmark = needs_npm
@@ -30,11 +27,6 @@ WRONG, RIGHT = "print('helo')\n", "print('hello')\n"
 TASK = "Mend the word in hello.py"
 #: Less than a prompt of Claude Code and the 32,000 tokens it asks for besides.
 CONTEXT = 72_000
-
-
-@pytest.fixture(scope="module")
-def agent() -> Tokenizer:
-    return byte_level_tokenizer(AGENT_TEMPLATE)
 
 
 @pytest.fixture

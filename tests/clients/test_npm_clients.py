@@ -1,7 +1,11 @@
-"""OpenAI's client for Node and Vercel's AI SDK, as npm has them, against the real application."""
+"""Clients that need versions or languages of their own: LiteLLM, OpenAI's for Node, Vercel's AI SDK."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +17,6 @@ from tests.clients.npm import needs_npm, script
 from tests.routes.conftest import AGENT_TEMPLATE
 from tests.routes.running import running
 from tests.server.conftest import byte_level_tokenizer
-
-pytestmark = needs_npm
-
-
-@pytest.fixture(scope="module")
-def agent() -> Tokenizer:
-    return byte_level_tokenizer(AGENT_TEMPLATE)
 
 
 def weather(prompt: str) -> str:
@@ -34,6 +31,7 @@ def run(agent: Tokenizer, name: str, home: Path) -> Any:
         return script(name, url, home)
 
 
+@needs_npm
 def test_openai_for_node(agent, tmp_path):
     said = run(agent, "openai.mjs", tmp_path)
     for message in (said["whole"], said["streamed"]):
@@ -48,6 +46,7 @@ def test_openai_for_node(agent, tmp_path):
     assert [one["code"] for one in said["warnings"]] == ["tool_left_out"]
 
 
+@needs_npm
 def test_the_ai_sdk(agent, tmp_path):
     said = run(agent, "ai_sdk.mjs", tmp_path)
     for name, thought in (("chat", "Where?"), ("responses", "")):  # of responses it shows summaries only
@@ -56,3 +55,27 @@ def test_the_ai_sdk(agent, tmp_path):
         assert (told["steps"], told["errors"], told["reasoning"]) == (2, 0, thought)
         assert told["usage"]["inputTokens"] > 0 and told["usage"]["outputTokens"] > 0
     assert said["asked"] == ["Ulm"] * 4
+
+
+PYTHON = Path(sys.prefix) / "litellm" / "bin" / "python"
+SCRIPT = Path(__file__).parent / "litellm_chat.py"
+
+
+needs_litellm = pytest.mark.skipif(
+    not PYTHON.exists() and not os.environ.get("CI"), reason="make test installs LiteLLM; see Makefile"
+)
+
+
+@needs_litellm
+def test_litellm_calls_tools_through_three_apis():
+    agent = byte_level_tokenizer(AGENT_TEMPLATE)
+    engine = AnsweringEngine(agent, lambda prompt: f"Let me look.{call('weather', city='Ulm')}")
+    with running(engine, agent) as url:
+        variables = {"FORESAY_URL": url, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONPATH": ""}
+        done = subprocess.run(
+            [str(PYTHON), str(SCRIPT)], env=os.environ | variables, capture_output=True, text=True, timeout=240
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    expected = {"content": "Let me look.", "name": "weather", "arguments": {"city": "Ulm"}}
+    assert said == {provider: [expected, expected] for provider in ("openai", "anthropic", "ollama_chat")}

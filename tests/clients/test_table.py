@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients import table
 from tests.clients.npm import NODE, PINS, installed, needs_npm
-from tests.clients.test_litellm import PYTHON, needs_litellm
+from tests.clients.test_npm_clients import PYTHON, needs_litellm
 
 
 def test_the_page_has_the_current_table():

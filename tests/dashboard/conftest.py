@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import CHROMIUM, chromium
-from tests.server.conftest import byte_level_tokenizer
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -25,8 +23,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and "browser" in item.fixturenames:
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return byte_level_tokenizer()

@@ -5,18 +5,11 @@ from __future__ import annotations
 import pytest
 from playwright.async_api import expect
 
-from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import needs_chromium, visiting
 from tests.models.serving import serving
-from tests.server.conftest import byte_level_tokenizer
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 TEXTS = {"fox": "said the fox", "org/owl&1.5:q": "said the owl"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return byte_level_tokenizer()
 
 
 async def test_the_model_is_chosen_in_the_header_and_answers_in_the_playground(tokenizer):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -13,7 +11,7 @@ import pydantic
 import pytest
 from openai.types import Completion
 
-from tests.server.live import LiveServer, openai_client
+from tests.server.live import openai_client
 
 pytestmark = pytest.mark.slow
 
@@ -26,13 +24,6 @@ class Fox(pydantic.BaseModel):
     color: Literal["red", "grey"]
     cubs: int = pydantic.Field(ge=0, le=9)
     friends: list[Literal["owl", "hare"]] = pydantic.Field(max_length=2)
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log: Path = tmp_path_factory.mktemp("grammar") / "log"
-    with LiveServer(log, "--draft-tree", "3,2,1,1", "--max-seqs", "4", "--max-model-len", "256") as server:
-        yield server.wait_for_url()
 
 
 async def text_of(url: str, structured: dict[str, Any], **fields: Any) -> str:

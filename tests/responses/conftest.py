@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
-from foresay.server.text.tokenizer import Tokenizer
-from tests.server.conftest import byte_level_tokenizer
-
 #: Knows tools and calls as Hermes and Qwen write them, and thinking.
 TEMPLATE = (
     "{% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }} {% endfor %}"
@@ -14,14 +9,3 @@ TEMPLATE = (
     "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return byte_level_tokenizer()
-
-
-@pytest.fixture(scope="session")
-def able() -> Tokenizer:
-    """A tokenizer whose template knows tools and reasoning."""
-    return byte_level_tokenizer(TEMPLATE)

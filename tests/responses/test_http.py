@@ -171,13 +171,6 @@ async def test_an_engine_that_breaks_fails_the_response(tokenizer):
             await client.responses.create(model="toy", input="Tell")
 
 
-async def test_length_and_logprobs(tokenizer):
-    async with asking(saying(tokenizer), tokenizer) as client:
-        cut = await client.responses.create(model="toy", input="Tell", max_output_tokens=3)
-    assert cut.status == "incomplete" and cut.incomplete_details is not None
-    assert cut.incomplete_details.reason == "max_output_tokens"
-
-
 async def test_old_turns_make_room_only_if_they_may(tokenizer):
     engine = saying(tokenizer)
     long = "fox " * 40

@@ -12,7 +12,7 @@ from aiohttp import WSMsgType, web
 from foresay.server.api.responses.store import Responses, SocketLimits
 from foresay.server.gateway.caller import Caller, RateLimiter, serve
 from foresay.server.http.auth import AuthMiddleware
-from tests.responses.bare import BINARY, PING, Bare
+from tests.responses.bare import BINARY, PING, TEXT, Bare
 from tests.responses.serving import STORY, saying, serving
 from tests.responses.test_socket import PATH, answer, said
 from tests.server.wire import until
@@ -137,22 +137,13 @@ async def test_a_message_too_big_closes_with_1009(tokenizer):
         await until(lambda: not service.server.of(Responses).sockets)
 
 
-async def test_a_frame_of_the_wrong_type_closes_with_1003(tokenizer):
-    async with serving(saying(tokenizer), tokenizer) as (http, _), http.ws_connect(PATH) as socket:
-        await socket.send_bytes(b"{}")
-        assert await closed_with(socket) == 1003
-
-
-async def test_text_that_is_no_utf8_closes_with_1007(tokenizer):
+@pytest.mark.parametrize(
+    ("data", "opcode", "code"), [(b"{}", BINARY, 1003), (b'{"type":"\xff"}', TEXT, 1007), (b"x", 7, 1002)]
+)
+async def test_frames_that_are_wrong_close_the_socket(tokenizer, data, opcode, code):
     async with serving(saying(tokenizer), tokenizer) as (http, _), await Bare.connect(int(http.port or 0)) as bare:
-        await bare.send(b'{"type":"\xff"}')
-        assert await bare.close_code() == 1007
-
-
-async def test_broken_frames_close_with_1002(tokenizer):
-    async with serving(saying(tokenizer), tokenizer) as (http, _), await Bare.connect(int(http.port or 0)) as bare:
-        await bare.send(b"x", opcode=7)
-        assert await bare.close_code() == 1002
+        await bare.send(data, opcode)
+        assert await bare.close_code() == code
 
 
 async def test_a_message_in_fragments_is_one_message(tokenizer):

@@ -37,11 +37,6 @@ def call(name: str, **arguments: str) -> str:
 CALLS = call("files.look", at="x") + call("files.patch", input='+ "new"\n') + call("look", at="y")
 
 
-@pytest.fixture(scope="module")
-def agent() -> Tokenizer:
-    return byte_level_tokenizer(AGENT_TEMPLATE)
-
-
 def roomy(tokenizer: Tokenizer, text: str, **options: Any) -> ScriptedEngine:
     """An engine whose context holds what is said about tools, in tokens that are hardly more than characters."""
     engine = saying(tokenizer, text, **options)

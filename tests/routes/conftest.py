@@ -1,19 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
-from foresay.server.text.tokenizer import Tokenizer
-from tests.server.conftest import byte_level_tokenizer
-from tests.server.scripted import END
-
-STORY = "Once upon a fox there was a 🦊🐍 who said: the\u2028end\u0085!"
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return byte_level_tokenizer()
-
-
 #: A template in the way of Qwen: tools in the system message, thinking on demand, calls as JSON between tags.
 AGENT_TEMPLATE = (
     "{% if tools %}<|system|>{{ tools | tojson }} <tool_call><|end|>{% endif %}"
@@ -23,15 +9,3 @@ AGENT_TEMPLATE = (
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>"
     "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
 )
-
-
-@pytest.fixture(scope="session")
-def agent() -> Tokenizer:
-    """The tokenizer of a model that thinks and calls tools."""
-    return byte_level_tokenizer(AGENT_TEMPLATE)
-
-
-@pytest.fixture
-def script(tokenizer) -> list[int]:
-    """The tokens of the story and the end token."""
-    return [*tokenizer.encode(STORY), END]

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import urllib.request
 from typing import Any
 
 import anthropic
 import jsonschema  # type: ignore[import-untyped]
 import ollama
+import openai
 import pytest
 
-from tests.server.live import LiveServer, openai_client
+from tests.server.live import openai_client
 
 MODEL = "bundled"
 ASK: Any = [{"role": "user", "content": "Tell me a story about a fox."}]
 SEEDED: Any = {"model": MODEL, "messages": ASK, "options": {"num_predict": 24, "seed": 4, "temperature": 0.7}}
 GREEDY: Any = {"model": MODEL, "messages": ASK, "max_tokens": 24, "extra_body": {"temperature": 0.0}}
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory) -> Iterator[str]:
-    with LiveServer(tmp_path_factory.mktemp("modules") / "log", "--max-seqs", "4", "--max-model-len", "256") as server:
-        yield server.wait_for_url()
 
 
 async def test_anthropic_async(url):
@@ -48,7 +43,7 @@ def test_anthropic_sync(url):
         with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
             client.messages.create(**GREEDY | {"max_tokens": 0})
         with pytest.raises(anthropic.BadRequestError, match="context length"):
-            client.messages.create(**GREEDY | {"messages": [{"role": "user", "content": "fox " * 400}]})
+            client.messages.create(**GREEDY | {"messages": [{"role": "user", "content": "fox " * 3000}]})
     assert "." not in text
     assert final.stop_reason in ("stop_sequence", "max_tokens")
     assert [event.type for event in events[:2]] == ["message_start", "content_block_start"]
@@ -68,10 +63,12 @@ async def test_every_door_tells_the_same_story(url):
             chats.chat(model=MODEL, messages=ASK, options=options),
             chats.generate(model=MODEL, prompt=ASK[0]["content"], options=options),
             completions.chat.completions.create(model=MODEL, messages=ASK, max_tokens=24, temperature=0),
+            completions.responses.create(model=MODEL, input=ASK, max_output_tokens=24, temperature=0),
         )
-    first, chat, generated, openai = said
+    first, chat, generated, completed, response = said
     assert first.content[0].type == "text"
-    texts = {first.content[0].text, chat.message.content, generated.response, openai.choices[0].message.content}
+    texts = {first.content[0].text, chat.message.content, generated.response, response.output_text}
+    texts.add(completed.choices[0].message.content)
     assert len(texts) == 1, texts
 
 
@@ -82,13 +79,15 @@ def test_ollama_sync(url):
         generated = client.generate(model=MODEL, prompt="Once upon a time", raw=True, options={"num_predict": 8})
         [listed] = client.list().models
         shown = client.show(MODEL)
+    with urllib.request.urlopen(f"{url}/v1/models") as response:
+        length = json.load(response)["data"][0]["max_model_len"]
     assert "".join(line.message.content or "" for line in lines) == whole.message.content
     assert whole.done_reason in ("stop", "length") and lines[-1].done_reason == whole.done_reason
     assert whole.eval_count and whole.eval_duration and whole.total_duration
     assert whole.eval_duration <= whole.total_duration
     assert generated.eval_count == 8 and generated.response
     assert listed.model == "bundled:latest"
-    assert shown.modelinfo is not None and shown.modelinfo["foresay.context_length"] == 256
+    assert shown.modelinfo is not None and shown.modelinfo["foresay.context_length"] == length
 
 
 SCHEMA: Any = {
@@ -103,6 +102,7 @@ async def test_answers_that_follow_a_schema(url):
     async with (
         anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as messages,
         ollama.AsyncClient(host=url) as chats,
+        openai_client(url) as responses,
     ):
         message = await messages.messages.create(
             model=MODEL,
@@ -112,13 +112,17 @@ async def test_answers_that_follow_a_schema(url):
         )
         chat = await chats.chat(model=MODEL, messages=ASK, format=SCHEMA, options={"num_predict": 60})
         raw = await chats.generate(model=MODEL, prompt="x", raw=True, format=SCHEMA, options={"num_predict": 60})
-        bad: Any = {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}
+        form: Any = {"format": {"type": "json_schema", "name": "animal", "schema": SCHEMA, "strict": True}}
+        response = await responses.responses.create(model=MODEL, input=ASK, max_output_tokens=60, text=form)
+        bad: Any = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nonsense"}}}
+        with pytest.raises(openai.BadRequestError, match=r"text\.format"):
+            await responses.responses.create(model=MODEL, input=ASK, text=bad)
         with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):
             await messages.messages.create(**GREEDY, output_config=bad)
         with pytest.raises(ollama.ResponseError, match="format"):
             await chats.chat(model=MODEL, messages=ASK, format={"type": "nonsense"})
     assert message.content[0].type == "text"
-    for text in (message.content[0].text, chat.message.content, raw.response):
+    for text in (message.content[0].text, chat.message.content, raw.response, response.output_text):
         jsonschema.validate(json.loads(text), SCHEMA)
 
 
@@ -129,6 +133,6 @@ async def test_ollama_async(url):
         )
         pieces = [piece async for piece in stream]
         with pytest.raises(ollama.ResponseError, match="context length"):
-            await client.chat(model=MODEL, messages=[{"role": "user", "content": "fox " * 400}])
+            await client.chat(model=MODEL, messages=[{"role": "user", "content": "fox " * 3000}])
     assert pieces[-1].done and not any(piece.done for piece in pieces[:-1])
     assert "." not in "".join(piece.response or "" for piece in pieces)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,58 +14,22 @@ from foresay.server.settings.resolved import model_names
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.server.text.warned import HEADER, LONGEST_HEADER, WarningLog, headers, tools_left_out, warning
 from foresay.spec.errors import ConfigurationError
+from tests.routes.apis import APIS as PLAIN
+from tests.routes.apis import TURN
 from tests.routes.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, INFO, ScriptedEngine, served
 
-USER = {"role": "user", "content": "Tell"}
-SCHEMA = {"type": "object", "properties": {}}
-FUNCTION = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
-
-
-class Api(NamedTuple):
-    """path, body: of a request. most: the field that limits the output. tools: one that is served, one that is not."""
-
-    path: str
-    body: dict[str, Any]
-    most: str
-    tools: list[dict[str, Any]]
-
-
-APIS = {
-    "completions": Api("/v1/completions", {"prompt": "Tell"}, "max_tokens", []),
-    "chat": Api("/v1/chat/completions", {"messages": [USER]}, "max_tokens", [FUNCTION, {"type": "web_search"}]),
-    "chat, new name": Api("/v1/chat/completions", {"messages": [USER]}, "max_completion_tokens", []),
-    "messages": Api(
-        "/v1/messages",
-        {"messages": [USER], "max_tokens": 9},
-        "max_tokens",
-        [{"name": "look", "input_schema": SCHEMA}, {"type": "web_search_20250305", "name": "web_search"}],
-    ),
-    "responses": Api(
-        "/v1/responses",
-        {"input": "Tell"},
-        "max_output_tokens",
-        [{"type": "function", "name": "look", "parameters": SCHEMA}, {"type": "web_search", "external": True}],
-    ),
-    "ollama": Api("/api/chat", {"messages": [USER]}, "options.num_predict", [FUNCTION, {"type": "web_search"}]),
-    "ollama generate": Api("/api/generate", {"prompt": "Tell"}, "options.num_predict", []),
-    "ollama raw": Api("/api/generate", {"prompt": "Tell", "raw": True}, "options.num_predict", []),
+#: With another name of a field, and another way of reading a prompt.
+APIS = PLAIN | {
+    "chat, new name": replace(PLAIN["chat"], names={"max_tokens": "max_completion_tokens"}, tools=()),
+    "ollama raw": replace(PLAIN["ollama generate"], body={"prompt": "Tell", "raw": True}),
 }
 
 
 @pytest.fixture
 def engine(agent) -> ScriptedEngine:
     return ScriptedEngine([*agent.encode("Yes", False), END])
-
-
-def asking(api: Api, stream: bool, **fields: Any) -> dict[str, Any]:
-    return {"model": "toy", **api.body, "stream": stream, **fields}
-
-
-def limited(api: Api, most: int) -> dict[str, Any]:
-    outer, _, inner = api.most.partition(".")
-    return {outer: {inner: most}} if inner else {outer: most}
 
 
 async def told(client, path: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -91,9 +56,9 @@ async def test_tools_that_cannot_be_run_are_left_out_and_named(agent, engine, ca
     api = APIS[name]
     async with served(engine, agent) as client:
         with caplog.at_level(logging.WARNING, "foresay.server"):
-            (warning,), header = await told(client, api.path, asking(api, stream, tools=api.tools))
-        assert await told(client, api.path, asking(api, stream, tools=api.tools[:1])) == ([], [])
-        everything = await told(client, api.path, asking(api, stream, tools=api.tools[1:]))
+            (warning,), header = await told(client, api.path, api.asks(stream, tools=api.tools))
+        assert await told(client, api.path, api.asks(stream, tools=api.tools[:1])) == ([], [])
+        everything = await told(client, api.path, api.asks(stream, tools=api.tools[1:]))
     assert (warning["code"], warning["param"]) == ("tool_left_out", "tools[1]")
     assert warning["message"].startswith("tools[1]: tools of type 'web_search")
     assert header == [warning["message"]]
@@ -110,10 +75,10 @@ async def test_tools_that_cannot_be_run_are_left_out_and_named(agent, engine, ca
 async def test_more_output_than_there_is_room_for_is_clamped_and_said(agent, engine, name, stream):
     api = APIS[name]
     async with served(engine, agent) as client:
-        (warning,), header = await told(client, api.path, asking(api, stream, **limited(api, 32_000)))
+        (warning,), header = await told(client, api.path, api.asks(stream, max_tokens=32_000))
         [request] = engine.requests
         room = INFO.max_model_len - len(request.prompt)
-        exact = await told(client, api.path, asking(api, stream, **limited(api, room)))
+        exact = await told(client, api.path, api.asks(stream, max_tokens=room))
     assert (warning["code"], warning["param"], header) == ("max_tokens_clamped", api.most, [warning["message"]])
     assert warning["message"].startswith(f"{api.most}: 32,000 tokens") and f"at most {room} " in warning["message"]
     assert request.params.max_tokens == room
@@ -125,9 +90,9 @@ async def test_more_output_than_there_is_room_for_is_clamped_and_said(agent, eng
 async def test_strict_limits_refuse_instead(agent, engine, name):
     api = APIS[name]
     async with served(engine, agent, strict_limits=True) as client:
-        response = await client.post(api.path, json=asking(api, False, **limited(api, 32_000)))
+        response = await client.post(api.path, json=api.asks(False, max_tokens=32_000))
         text = await response.text()
-        assert (await client.post(api.path, json=asking(api, False))).status == 200
+        assert (await client.post(api.path, json=api.asks(False))).status == 200
     assert (response.status, HEADER in response.headers) == (400, False)
     assert "This model's maximum context length is 512 tokens. However, you requested 32" in text
     assert "in the prompt, 32000 in the completion)" in text
@@ -138,10 +103,10 @@ async def test_strict_limits_refuse_instead(agent, engine, name):
 async def test_a_prompt_that_does_not_fit_is_refused_as_ever(agent, engine, name, strict):
     api = APIS[name]
     prompt = "fox " * 600
-    given = {"prompt": prompt, "input": prompt, "messages": [USER | {"content": prompt}]}
-    fields = {field: value for field, value in given.items() if field in api.body} | limited(api, 32_000)
+    given = {"prompt": prompt, "input": prompt, "messages": [TURN | {"content": prompt}]}
+    fields = {field: value for field, value in given.items() if field in api.body} | {"max_tokens": 32_000}
     async with served(engine, agent, strict_limits=strict) as client:
-        response = await client.post(api.path, json=asking(api, False, **fields))
+        response = await client.post(api.path, json=api.asks(False, **fields))
         text = await response.text()
     assert (response.status, "maximum context length is 512 tokens" in text) == (400, True)
     assert engine.requests == []
@@ -176,7 +141,7 @@ async def test_every_prompt_is_told_of_its_own_room_once(agent, engine):
 
 async def test_old_turns_make_room_for_all_the_output_if_they_can(agent, engine):
     """With ``truncation: auto`` nothing is clamped that dropping turns makes room for."""
-    turns = [USER | {"content": "fox " * 40} for _ in range(15)]
+    turns = [TURN | {"content": "fox " * 40} for _ in range(15)]
     async with served(engine, agent) as client:
         body = {"input": turns, "truncation": "auto"}
         assert await told(client, "/v1/responses", body | {"max_output_tokens": 300}) == ([], [])
@@ -193,13 +158,13 @@ async def test_old_turns_make_room_for_all_the_output_if_they_can(agent, engine)
 async def test_any_name_is_served_and_answers_tell_the_real_one(agent, engine, name):
     api = APIS[name]
     async with served(engine, agent, aliases=("gpt-4o",)) as client:
-        assert (await client.post(api.path, json=asking(api, False, model="claude"))).status == 404
+        assert (await client.post(api.path, json=api.asks(False, model="claude"))).status == 404
         for known in ("toy", "toy:latest", "gpt-4o", "gpt-4o:latest"):
-            assert await told(client, api.path, asking(api, False, model=known)) == ([], [])
+            assert await told(client, api.path, api.asks(False, model=known)) == ([], [])
     async with served(engine, agent, any_model=True) as client:
-        response = await client.post(api.path, json=asking(api, False, model="claude"))
+        response = await client.post(api.path, json=api.asks(False, model="claude"))
         answer = await response.json()
-        (warning,), header = await told(client, api.path, asking(api, True, model="claude"))
+        (warning,), header = await told(client, api.path, api.asks(True, model="claude"))
     assert answer["model"] == ("claude" if name.startswith("ollama") else "toy"), "Ollama's clients see their own word"
     assert (warning["code"], warning["param"]) == ("model_renamed", "model")
     assert [warning["message"]] == header == ["model: 'claude' is served by 'toy'"]
@@ -256,16 +221,16 @@ def strict_template() -> Tokenizer:
     return byte_level_tokenizer(ONLY_FIRST + AGENT_TEMPLATE)
 
 
-LATE = [USER, {"role": "system", "content": "Be kind"}, {"role": "user", "content": "Now"}]
+LATE = [TURN, {"role": "system", "content": "Be kind"}, {"role": "user", "content": "Now"}]
 
 
 @pytest.mark.parametrize("name", ["chat", "messages", "ollama"])
 async def test_system_messages_in_the_middle_are_told_as_the_template_can(agent, strict_template, engine, name):
     api = APIS[name]
     async with served(engine, agent) as client:
-        assert await told(client, api.path, asking(api, False, messages=LATE)) == ([], [])
+        assert await told(client, api.path, api.asks(False, messages=LATE)) == ([], [])
     async with served(engine, strict_template) as client:
-        (warning,), header = await told(client, api.path, asking(api, False, messages=LATE))
+        (warning,), header = await told(client, api.path, api.asks(False, messages=LATE))
     assert (warning["code"], warning["param"], len(header)) == ("system_moved", "messages[1]", 1)
     free, strict = (agent.decode(request.prompt, False) for request in engine.requests)
     assert "<|user|>Tell<|end|><|system|>Be kind<|end|><|user|>Now<|end|>" in free

@@ -6,8 +6,6 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from foresay.server.text.tokenizer import Tokenizer
-from tests.server.scripted import END
-from tests.server.wire import STORY
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -47,16 +45,5 @@ def sentencepiece_tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return byte_level_tokenizer()
-
-
-@pytest.fixture(scope="session")
 def sentencepiece() -> Tokenizer:
     return sentencepiece_tokenizer()
-
-
-@pytest.fixture
-def script(tokenizer) -> list[int]:
-    """The tokens of the story and the end token."""
-    return [*tokenizer.encode(STORY), END]

@@ -1,4 +1,4 @@
-"""Pieces of text add up to the decoded whole, characters stay whole, and stop strings cut where the text says."""
+"""Pieces of text add up to the decoded whole, and a conversation is read in the tokens it was said in."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
-from foresay.server.text.detokenize import Detokenizer, StopSearch
+from foresay.server.text.detokenize import Detokenizer, SpelledToken, Spelling, StopSearch
+from foresay.server.text.prompt import Rendered
 from foresay.server.text.tokenizer import Tokenizer
+from tests.server.conftest import byte_level_tokenizer, sentencepiece_tokenizer
 
 FAMILY = "👩\u200d👩\u200d👧\u200d👦"
 TEXTS = st.lists(
@@ -200,3 +205,80 @@ def test_the_first_stop_string_is_found_however_the_text_is_cut(text, stops, dat
         assert text.startswith(said)
     assert found == (ends[0][2] if ends else None)
     assert said + ("" if found else search.flush()) == (text[: ends[0][0] + ends[0][1]] if ends else text)
+
+
+BYTE_LEVEL, SENTENCEPIECE = byte_level_tokenizer(), sentencepiece_tokenizer()
+
+
+@given(some.text(max_size=40))
+def test_the_bytes_of_all_tokens_are_those_of_the_text(text: str) -> None:
+    ids = BYTE_LEVEL.encode(text)
+    assert b"".join(BYTE_LEVEL.token_bytes(token) for token in ids) == text.encode()
+    ids = SENTENCEPIECE.encode(text)
+    spelled = b"".join(SENTENCEPIECE.token_bytes(token) for token in ids).decode()
+    # The tokenizer takes U+2581 for a space, and puts one in front of a text that has none.
+    assert spelled.removeprefix(" ") == text.replace("\u2581", " ").removeprefix(" ")
+
+
+def test_special_tokens_stand_for_their_names() -> None:
+    assert BYTE_LEVEL.token_bytes(0) == b"<|end|>"
+    assert SENTENCEPIECE.token_bytes(2) == b"</s>"
+
+
+def test_an_id_that_is_no_token_stands_for_nothing() -> None:
+    assert BYTE_LEVEL.spelled(5000) == SpelledToken(b"", "", True, [])
+
+
+def test_half_a_character_is_escaped() -> None:
+    first, *_ = SENTENCEPIECE.encode("🦊")[1:]
+    assert SENTENCEPIECE.spelled(first) == SpelledToken(b"\xf0", "\\xf0", False, [0xF0])
+    assert SpelledToken.of(b" \xf0\x9f") == SpelledToken(b" \xf0\x9f", " \\xf0\\x9f", False, [0x20, 0xF0, 0x9F])
+
+
+def test_other_tokenizers_are_asked_to_decode() -> None:
+    backend = Backend(models.WordPiece({"[UNK]": 0, "fox": 1, "##es": 2}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    spelling = Spelling(backend)
+    assert [spelling.of(token).text for token in (1, 2)] == ["fox", "##es"]
+    without = Spelling(Backend(models.WordLevel({"fox": 0}, unk_token="fox")))
+    assert without.of(0).text == "fox"
+
+
+TOKENIZER = byte_level_tokenizer()
+SENTENCEPIECE_ENCODE_AFTER = sentencepiece_tokenizer()
+
+
+def letter_by_letter(text: str) -> list[int]:
+    return [token for letter in text for token in TOKENIZER.encode(letter, False)]
+
+
+def test_what_was_said_keeps_its_tokens():
+    said = [*letter_by_letter("Once upon a time"), *TOKENIZER.encode("<|end|>", False)]
+    assert said != TOKENIZER.encode("Once upon a time<|end|>", False)
+    ids = TOKENIZER.encode_after(said, Rendered("Once upon a time<|end|><|user|>The fox"), False)
+    assert ids == [*said, *TOKENIZER.encode("<|user|>The fox", False)]
+
+
+def test_another_beginning_is_encoded_as_ever():
+    said = letter_by_letter("Once upon a tart")
+    text = "Once upon a time"
+    assert TOKENIZER.encode_after(said, Rendered(text), False) == TOKENIZER.encode(text, False)
+    assert TOKENIZER.encode_after([], Rendered(text), False) == TOKENIZER.encode(text, False)
+
+
+def test_half_a_character_at_the_end_is_encoded_as_ever():
+    fox = TOKENIZER.encode("🦊", False)
+    text = "a 🦊"
+    said = [*TOKENIZER.encode("a ", False), *fox[:-1]]
+    if len(fox) > 1:
+        assert TOKENIZER.encode_after(said, Rendered(text), False) == TOKENIZER.encode(text, False)
+
+
+@given(st.text(max_size=30), st.text(max_size=30), st.booleans())
+def test_the_text_is_always_the_same(before, after, special):
+    for tokenizer in (TOKENIZER, SENTENCEPIECE_ENCODE_AFTER):
+        text = before + after
+        plain = tokenizer.encode(text, special)
+        ids = tokenizer.encode_after(tokenizer.encode(before, special), Rendered(text), special)
+        if ids != plain:
+            assert tokenizer.decode(ids, False) == text

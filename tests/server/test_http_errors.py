@@ -1,4 +1,4 @@
-"""Errors over HTTP: before an answer, in a stream, of one choice of several."""
+"""Errors over HTTP: before an answer, of one choice of several, while a server loads; and the ids of requests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import io
 
 import pytest
 
+from foresay.server.engine.generation import EngineStatus
 from foresay.server.schemas.errors import EngineFailed
-from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import ASK, events, post
@@ -39,34 +39,6 @@ async def test_errors_have_openais_body(tokenizer, path, fields, status, param, 
             assert (body["error"]["param"], body["error"]["code"]) == (param, code)
             assert body["error"]["type"] == "invalid_request_error"
     assert engine.requests == []
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_engine_refuses_is_a_400_even_for_a_stream(tokenizer, stream):
-    engine = ScriptedEngine([END])
-    engine.refusal = InvalidRequest("prompt", "no such prompt")
-    async with served(engine, tokenizer) as client:
-        response = await post(client, "completions", prompt="x", stream=stream)
-        assert response.status == 400
-        assert (await response.json())["error"]["message"] == "no such prompt"
-
-
-async def test_an_error_in_a_stream_is_its_last_event(tokenizer):
-    engine = ScriptedEngine(tokenizer.encode("abcdef"), fail_after=3)
-    async with served(engine, tokenizer) as client:
-        *chunks, error = await events(await post(client, "chat/completions", **ASK, stream=True))
-        assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "abc"
-        assert error == {
-            "error": {
-                "message": "the script breaks here",
-                "type": "engine_error",
-                "param": None,
-                "code": "engine_error",
-            }
-        }
-        whole = await post(client, "chat/completions", **ASK)
-        assert whole.status == 500
-        assert (await whole.json()) == error
 
 
 async def test_requests_that_find_no_route_or_fit_no_body(tokenizer):
@@ -137,3 +109,51 @@ async def test_a_request_id_in_the_body_is_short_and_plain(tokenizer, script, gi
         assert response.status == 400
         assert b'"param":"request_id"' in said
         assert len(said) < 3000
+
+
+async def test_while_loading_everything_but_health_says_how_far_it_is(tokenizer):
+    engine = ScriptedEngine([END])
+    engine.status, engine.info = EngineStatus("loading", "weights of the target", 0.4), None
+    async with served(engine, tokenizer) as client:
+        for method, path in (("POST", "/v1/completions"), ("GET", "/ready"), ("GET", "/v1/models")):
+            response = await client.request(method, path, json={"prompt": "x"} if method == "POST" else None)
+            error = (await response.json())["error"]
+            assert response.status == 503
+            assert error["code"] == "loading"
+            assert error["message"] == "Loading model: weights of the target (40%)"
+            assert "Retry-After" in response.headers
+        health = await client.get("/health")
+        assert health.status == 503
+        assert (await health.json())["status"] == "loading"
+        engine.status = EngineStatus("down", "the engine process died (signal 9)")
+        assert (await client.get("/health")).status == 503
+        assert (await (await client.get("/ready")).json())["error"]["code"] == "engine_down"
+
+
+async def test_a_server_that_is_ready_says_what_it_serves(tokenizer):
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        assert (await client.get("/ready")).status == 200
+        health = await client.get("/health")
+        assert (health.status, (await health.json())["exact"]) == (200, "yes")
+        models = await (await client.get("/v1/models")).json()
+        card = await (await client.get("/v1/models/toy")).json()
+        assert models == {"object": "list", "data": [card], "first_id": "toy", "has_more": False, "last_id": "toy"}
+        assert (card["id"], card["object"], card["max_model_len"]) == ("toy", "model", 512)
+        assert (await client.get("/v1/models/org/other")).status == 404
+        assert "/v1/models" in (await (await client.get("/")).json())["routes"]
+
+
+async def test_request_ids_are_echoed_or_made(tokenizer):
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        named = await client.post(
+            "/v1/completions", json={"prompt": "x", "stream": True}, headers={"X-Request-Id": "r-1"}
+        )
+        assert named.headers["X-Request-Id"] == "r-1"
+        assert (await events(named))[0]["id"] == "cmpl-r-1"
+        own = await post(client, "completions", prompt="x", request_id="mine")
+        assert (await own.json())["id"] == "cmpl-mine"
+        assert len(own.headers["X-Request-Id"]) == 32
+        for useless in ("x" * 200, "ü"):
+            answer = await client.get("/ready", headers={"X-Request-Id": useless})
+            assert answer.headers["X-Request-Id"] != useless
+        assert "X-Request-Id" in (await client.get("/nothing")).headers

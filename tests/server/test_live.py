@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from foresay.server.engine.generation import Generation, generate
 from foresay.server.host.client import EngineClient
@@ -40,16 +41,6 @@ async def test_completions_streamed_or_not(client):
     assert sum(speculation["acceptance_histogram"]) == speculation["num_spec_steps"]
 
 
-async def test_chat_streamed_or_not(client):
-    ask: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_completion_tokens": 24, "seed": 4, "temperature": 0.7}
-    whole = await client.chat.completions.create(**ask)
-    stream = await client.chat.completions.create(**ask, stream=True)
-    chunks = [chunk async for chunk in stream]
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert text == whole.choices[0].message.content
-    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
-
-
 async def test_a_prediction_is_counted_as_the_client_reads_it(client):
     ask: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_completion_tokens": 40, "seed": 4}
     whole = await client.chat.completions.create(**ask)
@@ -63,16 +54,6 @@ async def test_a_prediction_is_counted_as_the_client_reads_it(client):
     with pytest.raises(openai.BadRequestError, match=r"prediction\.type must be content") as refused:
         await client.chat.completions.create(**ask, prediction={"type": "text", "content": text})
     assert refused.value.param == "prediction.type"
-
-
-async def test_the_clients_own_accumulating_stream(client):
-    ask: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 100, "seed": 5, "stop": ["."]}
-    async with client.chat.completions.stream(**ask) as stream:
-        async for _ in stream:
-            pass
-        final = await stream.get_final_completion()
-    assert final.choices[0].finish_reason == "stop"
-    assert "." not in (final.choices[0].message.content or "")
 
 
 async def test_the_same_seed_says_the_same_alone_and_in_company(client):
@@ -108,17 +89,6 @@ async def test_a_stop_string_inside_the_text(client):
         assert cut.usage.completion_tokens == len(choice.token_ids) == cut.usage.total_tokens - cut.usage.prompt_tokens
 
 
-async def test_a_prompt_asked_again_is_partly_cached(client):
-    ask: dict[str, Any] = {
-        "model": MODEL,
-        "prompt": "There was once a miller who had three sons and a cat. " * 4,
-        "max_tokens": 4,
-    }
-    await client.completions.create(**ask)
-    again = await client.completions.create(**ask)
-    assert again.usage.prompt_tokens_details.cached_tokens > 0
-
-
 async def test_errors_reach_the_client_as_its_own(client):
     with pytest.raises(openai.BadRequestError) as caught:
         await client.completions.create(model=MODEL, prompt="x", logprobs=30)
@@ -134,8 +104,15 @@ async def test_errors_reach_the_client_as_its_own(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_stops_the_work(url, stream):
-    """The engine is spared more than half of the answer."""
-    body = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "temperature": 0, "stream": stream}
+    """The engine is spared more than half of the answer, or of all its choices."""
+    body = {
+        "prompt": "x",
+        "n": 9 if stream else 1,
+        "max_tokens": 1000,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": stream,
+    }
     async with aiohttp.ClientSession() as session:
 
         async def left() -> None:
@@ -211,13 +188,26 @@ async def test_an_engine_killed_in_a_stream_is_started_again(slow_server):
         assert (await client.completions.create(model=MODEL, prompt="x", max_tokens=4)).choices
 
 
+async def closed(socket: Any) -> tuple[int, Any]:
+    """The code with which a socket is closed, and the last event before that."""
+    last = None
+    try:
+        while True:
+            last = await asyncio.wait_for(socket.recv(), 180)
+    except ConnectionClosed as error:
+        return (error.rcvd.code if error.rcvd else 0), last
+
+
 @pytest.mark.slow
 async def test_sigterm_lets_running_requests_finish(slow_server):
     url = slow_server.wait_for_url()
-    async with openai_client(url) as client:
+    async with openai_client(url) as client, client.responses.connect() as busy, client.responses.connect() as idle:
         stream = aiter(await client.completions.create(**LONG, stream=True, stream_options={"include_usage": True}))
         await anext(stream)
+        await busy.response.create(model=MODEL, input="Tell me a story.", max_output_tokens=60)
+        assert (await busy.recv()).type == "response.created"
         slow_server.terminate()
+        assert await closed(idle) == (1012, None)
         async with asyncio.timeout(60):
             while await status_of(url, "/ready") != 503:
                 await asyncio.sleep(0.01)
@@ -225,6 +215,8 @@ async def test_sigterm_lets_running_requests_finish(slow_server):
             await client.completions.create(model=MODEL, prompt="x")
         *_, last = [chunk async for chunk in stream]
         assert last.usage.completion_tokens == 500
+        code, ended = await closed(busy)
+        assert code == 1012 and ended.response.usage.output_tokens > 1
     assert await asyncio.to_thread(slow_server.process.wait, 180) == 0
 
 

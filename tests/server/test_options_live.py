@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-
-from tests.server.live import steps_of
 
 MODEL = "bundled"
 PROMPT = "Once upon a time there was a fox"
@@ -49,26 +46,6 @@ def test_completions_with_every_option_blocking(blocking):
             assert len(getattr(found, field)) == len(choice.token_ids) == 12
         assert "".join(found.tokens) == choice.text
         assert 300 not in choice.token_ids
-
-
-def test_chat_with_every_option_blocking(blocking):
-    ask = CHAT | {"n": 3, "logprobs": True, "top_logprobs": 4, "presence_penalty": 1, "frequency_penalty": -0.5}
-    whole = blocking.chat.completions.create(**ask, extra_body=IDS)
-    chunks = list(blocking.chat.completions.create(**ask, extra_body=IDS, stream=True))
-    assert len({tuple(choice.token_ids) for choice in whole.choices}) == 3
-    for choice in whole.choices:
-        pieces = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
-        assert "".join(piece.delta.content or "" for piece in pieces) == choice.message.content
-        entries = [entry for piece in pieces if piece.logprobs for entry in piece.logprobs.content]
-        assert entries == choice.logprobs.content
-        assert len(entries) == len(choice.token_ids) == 12
-        assert b"".join(bytes(entry.bytes) for entry in entries).decode() == choice.message.content
-        for entry in entries:
-            listed = [top.logprob for top in entry.top_logprobs]
-            assert len(listed) == 4
-            assert listed == sorted(listed, reverse=True)
-            assert sum(math.exp(logprob) for logprob in listed) <= 1.0001
-            assert LEAST <= entry.logprob <= listed[0] <= 0
 
 
 async def test_the_clients_own_accumulating_stream_adds_logprobs_up(client):
@@ -118,43 +95,12 @@ async def test_what_lm_eval_asks(client):
     assert body.choices[0].logprobs.token_logprobs[:5] == first, "a prompt's logprobs depend on what is before them"
 
 
-async def test_the_seed_of_the_first_choice_repeats_them_all(client):
-    ask = {key: value for key, value in ASK.items() if key != "seed"}
-    first = await client.completions.create(**ask, n=4, extra_body=IDS)
-    again = await client.completions.create(**ask, n=4, seed=first.choices[0].seed, extra_body=IDS)
-    assert [one.token_ids for one in again.choices] == [one.token_ids for one in first.choices]
-    assert len({tuple(one.token_ids) for one in first.choices}) == 4
-    for choice in first.choices:
-        alone = await client.completions.create(**ask, seed=choice.seed, extra_body=IDS)
-        assert alone.choices[0].token_ids == choice.token_ids
-
-
 async def test_more_choices_than_places(client):
     body = await client.completions.create(**ASK | {"max_tokens": 3}, n=11, extra_body=IDS)
     assert [len(choice.token_ids) for choice in body.choices] == [3] * 11
     assert body.usage.completion_tokens == 33
     drafted = body.metrics["speculative_decoding"]
     assert sum(drafted["acceptance_histogram"]) == drafted["num_spec_steps"]
-
-
-async def test_a_client_that_leaves_takes_all_choices_along(client, url):
-    ask: dict[str, Any] = ASK | {"max_tokens": 900, "n": 9}
-
-    async def left() -> None:
-        stream = await client.completions.create(**ask, stream=True, extra_body=IDS)
-        async for chunk in stream:
-            if chunk.choices[0].index == 3:
-                break
-        await stream.close()
-
-    whole = await steps_of(url, client.completions.create(**ask))
-    for _ in range(4):  # a machine that stalls may let them be written first
-        if await steps_of(url, left()) < whole / 2:
-            break
-    else:
-        pytest.fail("nobody told the engine that the client had left")
-    again = await client.completions.create(**ASK, n=2, extra_body=IDS)
-    assert [len(choice.token_ids) for choice in again.choices] == [12, 12]
 
 
 async def test_options_hold(client):
@@ -176,13 +122,3 @@ async def test_options_hold(client):
     word = (await client.completions.create(**greedy)).choices[0].text.split()[1]
     banned = await client.completions.create(**greedy, extra_body={"bad_words": [word]})
     assert word not in banned.choices[0].text.split()
-
-
-async def test_refusals_reach_the_client_with_their_field(client):
-    for fields, param in (({"best_of": 4}, "best_of"), ({"logprobs": 21}, "logprobs"), ({"n": 200}, "n")):
-        with pytest.raises(openai.BadRequestError) as caught:
-            await client.completions.create(**ASK, **fields)
-        assert caught.value.param == param
-    with pytest.raises(openai.BadRequestError) as unasked:
-        await client.chat.completions.create(**CHAT, top_logprobs=2)
-    assert unasked.value.param == "top_logprobs"

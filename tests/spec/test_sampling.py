@@ -1,8 +1,10 @@
-"""SamplingParams: what is refused, by which name, and what the switches mean."""
+"""SamplingParams: what is refused, by which name, what the switches mean, and that docs/options.md names them."""
 
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -136,3 +138,22 @@ def test_parameters_cross_the_wire_unchanged() -> None:
         temperature=0.3, seed=2**63, stop_token_ids=(1, 2), max_tokens=5, logit_bias={3: 0.1}, bad_words=((1, 2), (3,))
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sampling), type=SamplingParams) == sampling
+
+
+ROOT = Path(__file__).parents[2]
+TABLE = [line for line in (ROOT / "docs" / "options.md").read_text().splitlines() if line.startswith("|")][2:]
+
+
+@pytest.mark.parametrize("field", SamplingParams.__struct_fields__)
+def test_every_field_is_in_the_table(field: str) -> None:
+    assert [line for line in TABLE if f"`{field}`" in line.split("|")[1]], f"docs/options.md says nothing of {field}"
+
+
+@pytest.mark.parametrize("line", TABLE)
+def test_every_proof_exists(line: str) -> None:
+    proofs = line.split("|")[3]
+    files = re.findall(r"`(tests/[\w/]+\.py)`", proofs)
+    assert files
+    sources = "".join((ROOT / file).read_text() for file in files)
+    for name in re.findall(r"`(test_\w+)`", proofs):
+        assert f"def {name}(" in sources, name

@@ -1,4 +1,4 @@
-"""Counting what happened: runs, cuts and the summary, in numbers one can check by hand."""
+"""Counting what happened, in numbers one can check by hand: runs, cuts, and where each token comes from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import time
 import msgspec
 import pytest
 
+from foresay.spec.accept import ByDepth, by_place, tokens_per_step
+from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import SequenceTrace, Statistics, Stopwatch
+from tests.spec.house import House
+from tests.spec.tables import Guesser, TableModel
 
 
 def _trace(*steps: tuple[list[int], int, int]) -> SequenceTrace:
@@ -128,3 +132,99 @@ def test_a_phase_that_no_lap_could_tell_apart_gets_its_share() -> None:
     watch.seconds = {"forward": 4.0, "propose": 1.0}
     watch.share("forward", "propose", 0.25)
     assert watch.seconds == {"forward": 3.0, "propose": 2.0}
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_origins_add_up_to_the_statistics(right, temperature) -> None:
+    model = TableModel(9)
+    house = House(model, Guesser(model, right, full=True), (2, 2, 1))
+    answer = house.answer([1] * 10, SamplingParams(max_tokens=23, seed=1, temperature=temperature))
+    deltas = [delta for delta in answer.deltas if delta.tokens]
+    statistics = answer.deltas[-1].statistics
+    assert statistics is not None
+    per_depth = [0] * 3
+    origins = [delta.origin for delta in deltas if delta.origin is not None]
+    assert len(origins) == len(deltas)
+    for delta, origin in zip(deltas, origins, strict=True):
+        assert origin.step > 0
+        assert (len(origin.parents) - 1, len(origin.path)) == (delta.drafted, delta.accepted)
+        assert origin.parents[0] == -1
+        assert set(origin.seconds) >= {"forward", "draw"}
+        for depth, node in enumerate(origin.path):
+            assert origin.parents[node] == (origin.path[depth - 1] if depth else 0), "the path begins below the root"
+            per_depth[depth] += 1
+    assert {origin.drafter for origin in origins if len(origin.parents) > 1} == {"guesser"}
+    assert sum(len(origin.parents) - 1 for origin in origins) == statistics.drafted
+    assert sum(len(origin.path) for origin in origins) == statistics.accepted
+    assert [count for count in per_depth if count] == [count for count in statistics.accepted_per_depth if count]
+
+
+def test_a_text_that_ends_in_the_middle_of_a_run_has_no_origins_past_its_end() -> None:
+    model = TableModel(9)
+    params = SamplingParams(max_tokens=12, seed=1)
+    plain = House(model).answer([1] * 10, params).deltas
+    text = [token for delta in plain for token in delta.tokens]
+    place = next(i for i in range(2, 12) if text[i] not in text[:i] and i % 4)  # runs are of 1, 4, 4 ... tokens
+    house = House(model, Guesser(model, 1.0, full=True), (1, 1, 1), eos=[text[place]])
+    deltas = house.answer([1] * 10, params).deltas
+    runs = [(len(delta.tokens), len(delta.origin.path)) for delta in deltas if delta.origin is not None]
+    assert sum(count for count, _ in runs) == place + 1
+    assert runs[-1][0] == runs[-1][1], "the run ends in a drafted token"
+
+
+def test_a_step_tells_what_it_left_running() -> None:
+    model = TableModel(9)
+    house = House(model, Guesser(model, 1.0, full=True), (2, 1), max_seqs=1)
+    house.add("first", [1] * 10, SamplingParams(max_tokens=7, seed=1))
+    house.add("second", [2] * 10, SamplingParams(max_tokens=7, seed=1))
+    house.step()
+    assert (house.traces[-1].running, house.traces[-1].waiting) == (1, 1)
+    assert house.traces[-1].pages >= 3
+    house.run()
+    assert (house.traces[-1].running, house.traces[-1].waiting, house.traces[-1].pages) == (0, 0, 0)
+    assert house.traces[-1].kept_pages > 0, "old text stays findable"
+
+
+def test_both_ways_of_telling_how_deep() -> None:
+    found = ByDepth.of([6, 3, 3], 10)
+    assert found.cumulative == [0.6, 0.3, 0.3]
+    assert found.conditional == [0.6, 0.5, 1.0]
+    assert str(found) == "cumulative 0.60 0.30 0.30, conditional 0.60 0.50 1.00"
+
+
+def test_what_nothing_reached_is_told_once() -> None:
+    assert ByDepth.of([4, 0, 0, 0], 8) == ByDepth(8, [0.5, 0.0], [0.5, 0.0])
+    assert ByDepth.of([0, 0], 8) == ByDepth(8, [0.0], [0.0])
+    assert ByDepth.of([0, 0], 0) == ByDepth.of([], 0) == ByDepth()
+
+
+def test_for_people_the_ninth_depth_is_the_last() -> None:
+    assert str(ByDepth.of([8] * 20, 8)).count("1.00") == 18
+
+
+def test_steps_without_drafts_count_for_tokens_and_not_for_depths() -> None:
+    trace = SequenceTrace()
+    trace.record([], 0, 1)  # read the prompt
+    trace.record([1, 2, 3], 2, 3)
+    trace.record([], 0, 1)
+    trace.record([1, 2, 3], 3, 4)
+    trace.cut(2)  # a stop string two tokens before the end
+    told = trace.statistics(4, 0, 7, 3)
+    assert told.tokens_per_step == tokens_per_step(7, 4) == 1.75
+    assert told.by_depth == ByDepth(2, [1.0, 1.0, 0.0], [1.0, 1.0, 0.0])
+    assert tokens_per_step(0, 0) is None
+
+
+def test_sums_by_place() -> None:
+    assert by_place([[1, 2], [], [1, 1, 1]]) == [2, 3, 1]
+    assert by_place([]) == []
+
+
+@pytest.mark.parametrize("deepest", [1, 5])
+def test_cumulative_is_the_product_of_conditional(deepest: int) -> None:
+    found = ByDepth.of([9 - depth for depth in range(deepest)], 12)
+    product = 1.0
+    for cumulative, conditional in zip(found.cumulative, found.conditional, strict=True):
+        product *= conditional
+        assert cumulative == pytest.approx(product)

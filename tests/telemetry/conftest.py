@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foresay.server.text.tokenizer import Tokenizer
-from tests.server.conftest import byte_level_tokenizer
 from tests.server.live import LiveServer
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return byte_level_tokenizer()
 
 
 @pytest.fixture(scope="module")

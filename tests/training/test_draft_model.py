@@ -1,4 +1,4 @@
-"""A draft model that was trained is an ordinary small Llama, and a good one for its target."""
+"""A draft model that was trained is an ordinary small Llama, and a good one for its target, a GGUF file too."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from foresay.drafters.heads.lesson import Lesson
 from foresay.drafters.training.run import Run
 from foresay.drafters.training.settings import Settings
 from foresay.drafters.training.shapes import default_layers, default_width, draft_shape
-from foresay.drafters.training.teacher import Teacher
+from foresay.drafters.training.teacher import Teacher, _of_gguf
 from foresay.drafters.training.work import Work
 from foresay.kvpaging import PageTable
 from foresay.server.engine.build import build_engine
+from foresay.verifier.model.errors import ModelError
+from foresay.verifier.model.hub import resolve
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_directories import config, witnessed
 from tests.same_tokens.witness import run
-from tests.verifier.families import FAMILIES, config_of
+from tests.verifier.families import FAMILIES, config_of, make
+from tests.verifier.gguf_files import all_of, cache_of_its_own, convert
 from tests.verifier.reading import Reader, load_decoder
 
 
@@ -162,3 +165,28 @@ def test_a_draft_of_any_family_learns_and_is_served_as_it_learned(family, tmp_pa
     with torch.no_grad():
         trained = model.logits(model(tokens[:1])[0])
     assert torch.allclose(served, trained, rtol=0, atol=1e-4)
+
+
+WIDTHS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"), [("smollm", {}), ("gemma3", {"query_pre_attn_scalar": 64, "num_hidden_layers": 6})]
+)
+def test_its_logits(tmp_path, monkeypatch, family, shape) -> None:
+    """Gemma's norms are kept less one elsewhere, and whole there."""
+    cache_of_its_own(tmp_path / "cache", monkeypatch)
+    types = {"layer_types": ["sliding_attention"] * 5 + ["full_attention"]} if family == "gemma3" else {}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    make(family, tmp_path / "plain", **{**WIDTHS, **heads, **shape, **types})
+    convert(tmp_path / "plain", tmp_path / "x.gguf", all_of("Q8_0"))
+    oracle = FAMILIES[family][1].from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    found, tokens = _of_gguf(resolve(tmp_path / "x.gguf"), torch.float32).eval(), torch.arange(3, 40)[None]
+    with torch.inference_mode():
+        assert (found(tokens).logits - oracle(tokens).logits).abs().max() < 1e-3
+
+
+def test_a_model_of_texts_and_images_is_refused(tmp_path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["MuseGlimmerForConditionalGeneration"]}')
+    with pytest.raises(ModelError, match="texts and images"):
+        _of_gguf(tmp_path, torch.float32)

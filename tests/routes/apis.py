@@ -1,0 +1,155 @@
+"""Every API that writes a text, as one: how it is asked, and what its answers, its streams and its errors say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+TURN = {"role": "user", "content": "Tell"}
+SCHEMA = {"type": "object", "properties": {}}
+FUNCTION = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+SEARCH = {"type": "web_search"}
+#: What APIs call the end of a text, in the words of OpenAI's.
+FINISHES = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "completed": "stop",
+    "incomplete": "length",
+}
+
+
+class Told(NamedTuple):
+    """What an answer says, whole or in pieces. tokens: that the model wrote. error: what broke it off."""
+
+    text: str
+    finish: str
+    tokens: int | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Api:
+    """path, body: of a request. names: what it calls fields, by what OpenAI's chats call them. tools: one that is
+    served, one that is not. quiet: what its streams say while there is nothing to say. whole: what only a whole answer
+    has."""
+
+    path: str
+    body: Mapping[str, Any]
+    names: Mapping[str, str] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    quiet: bytes = b": ping\n\n"
+    whole: bytes = b"[DONE]"
+
+    @property
+    def most(self) -> str:
+        """The field that limits the output."""
+        return self.name("max_tokens")
+
+    def name(self, field: str) -> str:
+        """What it calls a field."""
+        return self.names.get(field, f"options.{field}" if self.path.startswith("/api/") else field)
+
+    def asks(self, stream: bool = False, **fields: Any) -> dict[str, Any]:
+        """A request. fields: by the names of OpenAI's chats."""
+        asked = {"model": "toy", **self.body, "stream": stream}
+        for name, value in fields.items():
+            outer, _, inner = self.name(name).partition(".")
+            asked[outer] = {**asked.get(outer, {}), inner: value} if inner else value
+        if stream and self.path.endswith("completions"):
+            asked["stream_options"] = {"include_usage": True}
+        return asked
+
+    async def tell(self, client: Any, stream: bool = False, **fields: Any) -> Told:
+        """What its answer to a request says."""
+        response = await client.post(self.path, json=self.asks(stream, **fields))
+        text = await response.text()
+        assert response.status == 200, text
+        return self.read(text) if stream else self.told([json.loads(text)])
+
+    def read(self, stream: str) -> Told:
+        """What a stream says."""
+        return self.told(self.events(stream))
+
+    def events(self, stream: str) -> list[dict[str, Any]]:
+        """The chunks of a stream."""
+        ends = "\n" if self.path.startswith("/api/") else "\n\n"
+        assert stream.endswith(ends)
+        blocks = [block for block in stream.split(ends)[:-1] if not block.startswith(":") and "[DONE]" not in block]
+        return [json.loads(block[block.index("{") :]) for block in blocks]
+
+    def told(self, chunks: list[dict[str, Any]]) -> Told:
+        """What chunks say together."""
+        said, finish, tokens, error = "", "", None, None
+        for chunk in chunks:
+            text, end, count = self._piece(chunk)
+            said, finish, error = said + text, end or finish, error_in(chunk) or error
+            tokens = tokens if count is None else count
+        return Told(said, FINISHES.get(finish, finish), tokens, error)
+
+    def _piece(self, chunk: dict[str, Any]) -> tuple[str, Any, int | None]:
+        """The text of a chunk, why the answer ends with it, and how many tokens it has."""
+        if self.path.startswith("/api/"):
+            text = chunk.get("response") or chunk.get("message", {}).get("content", "")
+            return text, chunk.get("done_reason"), chunk.get("eval_count")
+        if self.path == "/v1/responses":
+            return self._of_responses(chunk)
+        usage = chunk.get("usage") or {}
+        if self.path == "/v1/messages":
+            delta = chunk.get("delta", {})
+            blocks = "".join(block["text"] for block in chunk.get("content", ()))
+            end = delta.get("stop_reason") or chunk.get("stop_reason")
+            return delta.get("text", blocks), end, usage.get("output_tokens")
+        choice = next(iter(chunk.get("choices", ())), {})
+        text = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content", "")
+        return text, choice.get("finish_reason"), usage.get("completion_tokens")
+
+    def _of_responses(self, chunk: dict[str, Any]) -> tuple[str, Any, int | None]:
+        if chunk.get("type") == "response.output_text.delta":
+            return chunk["delta"], None, None
+        response = chunk if "output" in chunk else chunk.get("response", {})
+        ended = response.get("status") in ("completed", "incomplete")
+        texts = [part["text"] for item in response.get("output", ()) for part in item["content"]]
+        usage = response.get("usage") or {}
+        return "" if "type" in chunk else "".join(texts), ended and response["status"], usage.get("output_tokens")
+
+
+def error_in(chunk: dict[str, Any]) -> str | None:
+    """What an error says, of any shape; None of what is none."""
+    response = chunk.get("response")
+    error = chunk.get("error") or (response.get("error") if isinstance(response, dict) else None)
+    return error["message"] if isinstance(error, dict) else error
+
+
+CHAT = {"messages": [TURN]}
+NEW_NAME = {"max_tokens": "max_completion_tokens"}
+OLLAMA = {
+    "max_tokens": "options.num_predict",
+    "tools": "tools",
+    "model": "model",
+    "messages": "messages",
+    "prompt": "prompt",
+}
+APIS = {
+    "completions": Api("/v1/completions", {"prompt": "Tell", "max_tokens": 200}),
+    "chat": Api("/v1/chat/completions", CHAT, tools=(FUNCTION, SEARCH)),
+    "messages": Api(
+        "/v1/messages",
+        CHAT | {"max_tokens": 200},
+        {"stop": "stop_sequences"},
+        ({"name": "look", "input_schema": SCHEMA}, {"type": "web_search_20250305", "name": "web_search"}),
+        b'event: ping\ndata: {"type":"ping"}\n\n',
+        b"message_stop",
+    ),
+    "responses": Api(
+        "/v1/responses",
+        {"input": "Tell"},
+        {"max_tokens": "max_output_tokens", "prompt": "input", "messages": "input"},
+        ({"type": "function", "name": "look", "parameters": SCHEMA}, SEARCH | {"external": True}),
+        whole=b"response.completed",
+    ),
+    "ollama": Api("/api/chat", CHAT, OLLAMA, (FUNCTION, SEARCH), b"", b'"done":true'),
+    "ollama generate": Api("/api/generate", {"prompt": "Tell"}, OLLAMA, quiet=b"", whole=b'"done":true'),
+}
