@@ -149,6 +149,10 @@ class EagleDrafter(FeatureDrafter):
         return 1
 
 
+class MtpDrafter(EagleDrafter):
+    """Drafts with the layer that the target's checkpoint has for that."""
+
+
 def _below(states: Tensor, places: Tensor) -> Tensor:
     """[S * F, H]: the states of the nodes that others hang on. states: [S * F', H]. places: int64[S, F]."""
     by_sequence = states.view(len(places), -1, states.shape[1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from foresay.kvpaging.pool import OutOfPages, PagePool
 from foresay.kvpaging.prefix import PrefixIndex
+from foresay.kvpaging.states import LayerStates, StatePages, StateStore
 from foresay.kvpaging.store import KVArrays, KVStore, move_rows, store_rows
 from foresay.kvpaging.table import PageTable
 from foresay.kvpaging.window import WindowPages
@@ -19,10 +20,13 @@ from foresay.kvpaging.window import WindowPages
 __all__ = [
     "KVArrays",
     "KVStore",
+    "LayerStates",
     "OutOfPages",
     "PagePool",
     "PageTable",
     "PrefixIndex",
+    "StatePages",
+    "StateStore",
     "WindowPages",
     "move_rows",
     "store_rows",

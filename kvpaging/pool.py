@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from foresay.kvpaging.states import StatePages, TextState
 from foresay.kvpaging.window import WindowPages
 
 PADDING_PAGE = 0
@@ -57,6 +58,7 @@ class Table(Protocol):
 
     pages: list[int]
     length: int
+    state: TextState | None
 
 
 class PagePool:
@@ -65,7 +67,7 @@ class PagePool:
     num_pages: pages in all, the padding page 0 (target of padding writes, never allocated) among them.
     page_size: tokens (slots) per page.
     slots: every slot of every page, int64 [num_pages * page_size] on the CPU; page tables hand out views of it.
-    windows: pages of layers that see a window, if they have their own.
+    windows: pages of layers that see a window, if they have their own. states: of recurrent layers, if there are any.
     """
 
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
@@ -76,6 +78,7 @@ class PagePool:
         self.slots = torch.arange(num_pages * page_size)
         self.stores: list[Store] = []
         self.windows: WindowPages | None = None
+        self.states: StatePages | None = None
         self._cache: Cache | None = None
         self._references = [0] * num_pages
         self._free = bytearray(b"\0" + b"\1" * (num_pages - 1))
@@ -113,6 +116,10 @@ class PagePool:
         """Give layers that see a window of so many positions pages of their own. Before any store is attached."""
         assert not self.stores, "stores attached before have none"
         self.windows = WindowPages(num_pages, window, self.num_pages, self.page_size)
+
+    def attach_states(self, sequences: int, num_pages: int) -> None:
+        """Give recurrent layers so many state pages, and records of as many sequences. Before any table is made."""
+        self.states = StatePages(sequences, num_pages, self.page_size)
 
     def allocate(self, n: int, after: int = PADDING_PAGE) -> list[int]:
         """Take `n` pages with one reference each, all or none.
@@ -154,6 +161,8 @@ class PagePool:
             self._num_free += 1
             if self.windows is not None:
                 self.windows.forget(page)
+            if self.states is not None:
+                self.states.forget(page)
         elif references == 1 and self._cache is not None and page in self._cache:
             self._idle[page] = None
 
@@ -211,6 +220,9 @@ class PagePool:
         if self.windows is not None:
             self.windows.check([(table.pages, table.length) for table in tables])
             _prove(not self.windows.of[list(map(bool, self._free))].any(), "a free page has a window page")
+        if self.states is not None:
+            self.states.check([(table.state, table.length) for table in tables if table.state is not None])
+            _prove(cached.issuperset(self.states.checkpoints), "a checkpoint of a page that no text is found by")
 
     def _check_table(self, table: Table, at_rest: bool) -> None:
         needed, count = self.pages_for(table.length), len(table.pages)

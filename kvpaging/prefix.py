@@ -31,13 +31,15 @@ class _Entry(NamedTuple):
 class PrefixIndex:
     """Finds the pages of texts seen before.
 
-    queries, hits: tokens asked for and tokens found, since the start.
+    queries, hits: tokens asked for and tokens found, since the start. known: tokens of the text asked for last whose
+    pages are there, though it could not go on from their end.
     """
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self.queries = 0
         self.hits = 0
+        self.known = 0
         self._entries: dict[bytes, _Entry] = {}
         self._digests: dict[int, bytes] = {}
         pool.attach_cache(self)
@@ -56,7 +58,7 @@ class PrefixIndex:
         """The pages of the longest known prefix of `tokens`, each retained for the caller.
 
         Covers at most len(tokens) - 1 tokens, since the last one must be computed to draw its successor; and ends where
-        layers with a window still have what the next row sees.
+        layers with a window still have what the next row sees, and recurrent layers a checkpoint.
         """
         count = max(len(tokens) - 1, 0) // self.pool.page_size
         pages: list[int] = []
@@ -68,8 +70,11 @@ class PrefixIndex:
                 break
             pages.append(entry.page)
             parent = digest
+        self.known = len(pages) * self.pool.page_size
         if (windows := self.pool.windows) is not None:
             del pages[windows.reach(pages) :]
+        if (states := self.pool.states) is not None:
+            del pages[states.reach(pages) :]
         for page in pages:
             self.pool.retain(page)
         self.queries += len(tokens)
@@ -87,6 +92,7 @@ class PrefixIndex:
         if len(chain) >= count:
             return
         assert len(tokens) >= table.length
+        marks = {} if table.state is None else dict(table.state.boundaries)
         for said in self._split(tokens, len(chain), count):
             parent = chain[-1] if chain else _root(salt)
             digest = _digest(parent, said)
@@ -97,8 +103,11 @@ class PrefixIndex:
                 self.pool.replace(entry.page)
                 entry = None
             if entry is None:
-                self._add(digest, _Entry(page, parent, said))
+                entry = _Entry(page, parent, said)
+                self._add(digest, entry)
             chain.append(digest)
+            if self.pool.states is not None and (own := marks.get(len(chain) * self.pool.page_size)) is not None:
+                self.pool.states.keep(entry.page, own)
 
     def keep_warm(self, tokens: Sequence[int], salt: str = "") -> int:
         """Make the known pages of `tokens` the last ones to be evicted; returns how many tokens they hold."""

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.pool import PADDING_PAGE, PagePool
+from foresay.kvpaging.states import StateKind, StateStore
 from foresay.kvpaging.table import PageTable
 from foresay.kvpaging.window import WindowPages
 
@@ -100,6 +101,11 @@ class LayerShape(Protocol):
         """How many positions a row sees, its own included; None: all before it."""
         ...
 
+    @property
+    def state(self) -> StateKind | None:
+        """What a recurrent layer keeps of a text; it has no heads then."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class KVArrays:
@@ -156,6 +162,7 @@ class KVStore:
         all in the keys, and values of width 0.
     arrays: of each shape, in the order in which the layers first have it; owned by this class.
     windows: the window pages of layers that see a window; None: those use the pool's pages too.
+    states: of recurrent layers, if there are any.
     marks: for each page, how many of its leading rows are valid.
     """
 
@@ -166,13 +173,25 @@ class KVStore:
         self.windows = pool.windows if any(each.window is not None for each in layers) else None
         alike: dict[_Widths, list[int]] = {}
         for index, each in enumerate(layers):
+            if each.state is not None:
+                continue
             windowed = self.windows is not None and each.window is not None
             alike.setdefault(_Widths(each.heads, each.key_dim, each.value_dim, windowed), []).append(index)
         self.arrays = tuple(KVArrays.zeros(kind, len(each), pool, dtype, self.device) for kind, each in alike.items())
         where = zip(self.arrays, alike.values(), strict=True)
         self._where = {layer: (arrays, place) for arrays, each in where for place, layer in enumerate(each)}
+        self.states = self._states()
         self.marks = [0] * pool.num_pages
         pool.attach(self)
+
+    def _states(self) -> StateStore | None:
+        kinds = [each.state for each in self.layers if each.state is not None]
+        if not kinds:
+            return None
+        assert self.pool.states is not None, "the pool has state pages"
+        return StateStore(
+            self.pool.states, kinds[0], len(kinds), lambda shape: _zeros(shape, torch.float32, self.device)
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -271,6 +290,8 @@ class KVStore:
             rows = unread.flatten().nonzero()[:, 0].to(self.device)
             for part in arrays.tensors if arrays.scales is None else (arrays.scales,):
                 part.index_fill_(1, rows, torch.nan)
+        if self.states is not None:
+            self.states.poison()
 
 
 #: Bytes that a tensor of torch's own is aligned to.

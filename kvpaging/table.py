@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.pool import PADDING_PAGE, OutOfPages, PagePool
+from foresay.kvpaging.states import TextState
 
 
 class PageTable:
@@ -25,9 +26,22 @@ class PageTable:
     length: committed tokens, that is positions whose rows belong to the text.
     chain: prefix digests of the leading pages already published; kept here for `PrefixIndex`.
     full: for each store, how many leading pages are known to be full; kept here for `KVStore`.
+    state: of recurrent layers, if there are any.
     """
 
-    __slots__ = ("_seen", "_slots", "_slotted", "_straight", "_writable", "chain", "full", "length", "pages", "pool")
+    __slots__ = (
+        "_seen",
+        "_slots",
+        "_slotted",
+        "_straight",
+        "_writable",
+        "chain",
+        "full",
+        "length",
+        "pages",
+        "pool",
+        "state",
+    )
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
@@ -35,6 +49,7 @@ class PageTable:
         self.length = 0
         self.chain: list[bytes] = []
         self.full: dict[object, int] = {}
+        self.state = None if pool.states is None else TextState(pool.states)
         self._writable = 0  # rows [length, _writable) are reserved
         self._seen = 0  # leading pages that are out of sight of layers with a window
         self._straight = 0  # leading pages with consecutive ids
@@ -58,6 +73,8 @@ class PageTable:
         Call it before each write behind `length`. A partial last page that others share is copied, in all stores.
         Raises OutOfPages with nothing changed.
         """
+        if self.state is not None and not self.state.reserve():
+            raise OutOfPages("all state pages are in use")
         need = self.pool.pages_for(self.length + extra) - len(self.pages)
         last, offset = divmod(self.length, self.pool.page_size)
         if extra and offset:
@@ -84,11 +101,13 @@ class PageTable:
     def truncate(self, length: int) -> None:
         """Roll back to `length` tokens and release the pages behind them.
 
-        To fewer where the text could not go on: its next row would see what a window's layers no longer have.
+        To fewer where the text could not go on: its next row would see what a window's layers no longer have, or
+        recurrent layers have no state from there.
         """
         assert 0 <= length <= self.length
         windows = self.pool.windows
         length = length if windows is None else windows.within(self.pages, length)
+        length = length if self.state is None else self.state.rewind(length)
         self.length = self._writable = length
         self.trim()
         if windows is not None:
@@ -114,6 +133,9 @@ class PageTable:
         for page in self.pages:
             self.pool.retain(page)
         other.adopt(self.pages, self.length)
+        if self.state is not None and other.state is not None:
+            other.state.release()  # of a checkpoint there
+            other.state = self.state.fork()
         other.chain = list(self.chain)
         other.full = dict(self.full)
         return other
@@ -131,6 +153,8 @@ class PageTable:
         if (windows := self.pool.windows) is not None:
             self._seen = windows.first(length)
             windows.see(pages[self._seen :])
+        if self.state is not None and pages and pages[-1] in self.state.pages.checkpoints:
+            self.state.adopt(length, self.state.pages.checkpoints[pages[-1]])
 
     def slots(self, start: int, stop: int) -> Tensor:
         """The slots of positions start .. stop - 1: int64 [stop - start] on the CPU.

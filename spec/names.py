@@ -11,12 +11,12 @@ from collections.abc import Iterable
 #: Whose tokens: of the request's own prediction, found in texts, of a smaller model, of heads, forced by a grammar.
 PREDICTION, SUFFIX, NGRAM = "prediction", "suffix", "ngram"
 DRAFT_MODEL, MEDUSA, EAGLE, EAGLE3 = "draft_model", "medusa", "eagle", "eagle3"
-PEAGLE, DFLASH, DSPARK = "peagle", "dflash", "dspark"
+PEAGLE, DFLASH, DSPARK, MTP = "peagle", "dflash", "dspark", "mtp"
 GRAMMAR = "grammar"
 #: That nobody drafts.
 NONE = "none"
 
-DRAFTERS = (PREDICTION, SUFFIX, NGRAM, DRAFT_MODEL, MEDUSA, EAGLE, EAGLE3, PEAGLE, DFLASH, DSPARK, GRAMMAR)
+DRAFTERS = (PREDICTION, SUFFIX, NGRAM, DRAFT_MODEL, MEDUSA, EAGLE, EAGLE3, PEAGLE, DFLASH, DSPARK, MTP, GRAMMAR)
 #: What one of them was called, for whoever still says so.
 ALIASES = {"draft": DRAFT_MODEL}
 

@@ -62,6 +62,11 @@ class Rows:
         return cls(table, tree.tokens, table.length, nodes, words, "all", tree, sequence.sampling, sequence.noise)
 
     @property
+    def certain(self) -> int:
+        """Leading rows that are text, whatever is accepted of the tree."""
+        return 0 if self.words is not None else len(self.tokens) - (0 if self.tree is None else len(self.tree))
+
+    @property
     def positions(self) -> list[int]:
         """The absolute positions of the tokens that are sampled: each one past its node's."""
         assert self.tree is not None, "something is sampled"
@@ -132,8 +137,11 @@ class Verifier(Protocol):
         """
         ...
 
-    def committed(self, table: PageTable) -> None:
-        """The table's length grew: set fill marks."""
+    def committed(self, table: PageTable, path: Sequence[int] = ()) -> None:
+        """The table's length grew by rows of the last pass: set fill marks, and let recurrent states go on.
+
+        path: the nodes of the pass's tree that are text now, the last of the table's; before them is what was certain.
+        """
         ...
 
     def missing(self, table: PageTable) -> int:

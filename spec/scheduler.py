@@ -119,6 +119,8 @@ class Scheduler:
             prefill = min(sequence.pending, left, _ASIDE_CHUNK if sequence.aside else left)
             if prefill <= 0:
                 return
+            if sequence.table.state is not None:
+                prefill = sequence.table.state.within(prefill)
             # The root is one more row; it goes along when the chunk ends right before it.
             shape = ROOT_ONLY if prefill == sequence.pending else None
             self._schedule(sequence, ScheduledSequence(sequence, prefill, shape), batch)
@@ -176,6 +178,8 @@ class Scheduler:
             pages = self.prefix.match(sequence.tokens, sequence.salt)
             found = len(pages) * self.pool.page_size
             sequence.table.adopt(pages, found)
+            if sequence.table.state is not None:
+                sequence.table.state.branch = self.prefix.known
             if not (sequence.trace.preemptions or sequence.resumed_at):
                 sequence.cached_tokens = found
         self.running.append(sequence)

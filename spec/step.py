@@ -229,7 +229,7 @@ class StepRunner:
         (sampled, path), table = verified, scheduled.sequence.table
         emitted = _append(scheduled.sequence, [sampled[node] for node in path], why_nothing)
         table.commit(len(emitted))
-        self.verifier.committed(table)
+        self.verifier.committed(table, path[: len(emitted)])
         return VerifyResult(scheduled, tree, sampled, path[1 : len(emitted) + 1], emitted)
 
     def _show(self, scheduled: ScheduledSequence, path: list[int], features: Features) -> None:

@@ -18,13 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresay.kvpaging import WindowPages
+from foresay.kvpaging import StatePages, WindowPages
+from foresay.kvpaging.states import TextState
 from foresay.spec.protocols import Rows, Wanted
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.graphs.capture import Column, Staged
 from foresay.verifier.ops.attention import find_places
-from foresay.verifier.ops.records import SAMPLING, AttentionMetadata, RowSampling, SamplingColumns
+from foresay.verifier.ops.records import SAMPLING, AttentionMetadata, RowSampling, SamplingColumns, StateRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class StaticRows:
     tokens, positions, slots: int64[R]. groups: in order, of all rows; padding belongs to the last. logits_indices:
     int64[W], the rows whose logits are needed; None for all. count, logits_count: int64[1], of how many rows, and of
     how many wanted ones, where that is known when the pass runs; None: of all. windowed: the same rows as layers with a
-    window keep them; None where those are in the pages of the pool too.
+    window keep them; None where those are in the pages of the pool too. states: for recurrent layers, if there are any.
     """
 
     tokens: Tensor
@@ -53,6 +54,7 @@ class StaticRows:
     count: Tensor | None = None
     logits_count: Tensor | None = None
     windowed: StaticRows | None = None
+    states: StateRows | None = None
 
     def of_layer(self, windowed: bool) -> StaticRows:
         """As a layer keeps them. windowed: whether it does in window pages."""
@@ -126,7 +128,8 @@ class ForwardBatch:
     where each row is; what is after the last is padding. What is captured there is over trees, or over one stretch
     that is longer; one that runs op by op is laid out as it is written, with just the rows that it has room for.
 
-    windows: the window pages, where layers with a window keep their rows in those. drafted: whether any tree is more
+    windows: the window pages, where layers with a window keep their rows in those. states: the state pages, where there
+    are recurrent layers. drafted: whether any tree is more
     than its root: of roots nothing has to be walked. starts: where the wanted rows of each sequence begin, and how many
     there are. tensors: what is read. Of R rows, W of them wanted, and B trees of up to N nodes::
 
@@ -136,7 +139,14 @@ class ForwardBatch:
         parents, places  int64[B, N]    of each node, its parent, and which of the wanted rows it is
     """
 
-    def __init__(self, sizes: Sizes, page_size: int, device: torch.device, windows: WindowPages | None = None) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        page_size: int,
+        device: torch.device,
+        windows: WindowPages | None = None,
+        states: StatePages | None = None,
+    ) -> None:
         self.sizes, self._size, self._finds, self._windows = sizes, page_size, device.type == "cpu", windows
         self.drafted, self.starts = False, [0]
         rows, sequences, trees = (sizes.rows,), (sizes.sequences,), (sizes.sequences, MAX_NODES)
@@ -155,6 +165,13 @@ class ForwardBatch:
             }
         if windows is not None:
             columns[_WINDOW + "tables"] = columns["tables"]
+        if states is not None:
+            assert self._finds, "recurrent layers have kernels for a CPU alone"
+            columns |= {
+                "states": ((sizes.sequences, 3), torch.int32),
+                "stops": ((sizes.sequences, 2), torch.int32),
+                "first_nodes": (sequences, torch.int32),
+            }
         if not self._finds:
             columns |= {"depths": (rows, torch.int32), "positions": (rows, torch.int64), "slots": (rows, torch.int64)}
             columns |= {} if windows is None else {_WINDOW + "slots": (rows, torch.int64)}
@@ -197,7 +214,10 @@ class ForwardBatch:
         paged.is_prefill, paged.sequences = there["is_prefill"], sequences
         places = find_places(paged, self.sizes.rows, rows)
         groups = (RowGroup(slice(0, self.sizes.rows), paged),)
-        return StaticRows(there["tokens"], places.positions, places.own, groups, there["logits_indices"], rows, wanted)
+        states = StateRows(paged, there["states"], there["stops"], there["first_nodes"]) if "states" in there else None
+        return StaticRows(
+            there["tokens"], places.positions, places.own, groups, there["logits_indices"], rows, wanted, None, states
+        )
 
     def _groups(self, tables: str) -> tuple[RowGroup, ...]:
         """On a device: trees and texts in turns. tables: the column."""
@@ -236,6 +256,8 @@ class ForwardBatch:
             elif part.words is not None:
                 to["words"][row:end] = signed(part.words)
             self._write_pages(index, part)
+            if part.table.state is not None:
+                self._write_states(index, part, part.table.state)
             if part.tree is not None:
                 self._write_tree(index, part, part.tree, end)
             row = end
@@ -265,6 +287,16 @@ class ForwardBatch:
             to["nodes"][len(rows) :] = 0
         if not self._finds:
             self._pad(row, len(rows), self.starts[-1])
+
+    def _write_states(self, index: int, part: Rows, state: TextState) -> None:
+        """From which state a sequence goes on, and where the next ones of its text are kept."""
+        if "states" in self._staged.arrays:  # else only others' layers are recurrent
+            assert index < state.pages.sequences or part.certain == len(part.tokens), "there is room for its records"
+            assert part.nodes is None or list(part.nodes) == list(range(len(part.tokens))), "a whole tree, in order"
+            to, (inside, end) = self._staged.arrays, state.stops(part.certain)
+            to["states"][index] = state.page, inside.page, end.page
+            to["stops"][index] = inside.rows, end.rows
+            to["first_nodes"][index] = part.certain
 
     def _write_tree(self, index: int, part: Rows, tree: DraftTree, end: int) -> None:
         """What is sampled of a sequence, whose rows end here."""

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import KVStore, PageTable
+from foresay.kvpaging import KVStore, PageTable, StateStore
+from foresay.kvpaging.states import TextState
 from foresay.spec.adjust import LogitEdits
 from foresay.spec.protocols import FeatureRequest, Features, Forward, Rows, Verified
 from foresay.spec.tree import MAX_NODES
@@ -29,6 +30,7 @@ from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.forward import forward
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.records import AcceptedPaths
+from foresay.verifier.ops.recurrence import replay
 from foresay.verifier.ops.rows import take_rows
 from foresay.verifier.ops.sample import edit_logits, sample_rows
 from foresay.verifier.ops.trees import accept_paths, move_paths
@@ -88,7 +90,8 @@ class GraphRunner:
         self, decoder: Decoder, store: KVStore, features: FeatureRequest | None, sizes: Sizes, capture: Capture
     ) -> None:
         self._decoder, self._store, self._asked, self.sizes = decoder, store, features, sizes
-        self._batch = ForwardBatch(sizes, store.pool.page_size, store.device, store.windows)
+        states = None if store.states is None else store.states.pages
+        self._batch = ForwardBatch(sizes, store.pool.page_size, store.device, store.windows, states)
         self._rows: Sequence[Rows] = ()
         self._logits: Tensor
         self._features: Features
@@ -125,6 +128,10 @@ class GraphRunner:
         count = sum(len(part.tokens) for part in rows)
         taken = {name: self._features[name][:count] for name in features.names}
         return Forward(self._logits, self._batch.starts, taken)
+
+    def place_of(self, table: PageTable) -> int:
+        """Which sequence of the last pass this one is."""
+        return next(place for place, part in enumerate(self._rows) if part.table is table)
 
     def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
         """See :meth:`foresay.spec.protocols.Verifier.verify`."""
@@ -227,9 +234,23 @@ class ModelRunner:
         assert self._last is not None, "there was a pass"
         return self._last.verify(edits)
 
-    def committed(self, table: PageTable) -> None:
-        """Everything up to the table's length is valid."""
+    def committed(self, table: PageTable, path: Sequence[int] = ()) -> None:
+        """Everything up to the table's length is valid; recurrent states go on along the path."""
         self.store.mark(table, table.length)
+        if self.store.states is not None and table.state is not None:
+            self._go_on(self.store.states, table, table.state, path)
+
+    def _go_on(self, store: StateStore, table: PageTable, state: TextState, path: Sequence[int]) -> None:
+        certain = table.length - len(path) - state.at
+        if certain:
+            state.read(certain)
+        if not path:
+            return
+        assert self._last is not None, "there was a pass"
+        nodes, place = torch.tensor(path), self._last.place_of(table)
+        for source, destination, count in state.moves(len(path)):
+            done, nodes = nodes.split((count, len(nodes) - count))
+            replay(store.layers, source, destination, not state.at, place, done.contiguous())
 
     def missing(self, table: PageTable) -> int:
         """Committed tokens without valid KV in this store."""

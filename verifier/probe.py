@@ -148,7 +148,7 @@ class _Reader:
         slots = self.table.slots(self.table.length, self.table.length + len(tree))
         self.table.commit(len(path))
         self.model.store.move(slots[list(_TRUE_PATH)], slots[: len(path)])
-        self.model.committed(self.table)
+        self.model.committed(self.table, _TRUE_PATH)
         return logits
 
     def kept(self) -> list[Tensor]:

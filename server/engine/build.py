@@ -207,6 +207,8 @@ def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _
     pool = PagePool(memory.pages, config.page_size)
     if memory.window_pages and model.sliding_window:
         pool.attach_windows(memory.window_pages, model.sliding_window)
+    if memory.states is not None:
+        pool.attach_states(*memory.states)
     loading = Loading(config, directory, model, dtype.value, length, device, pool, activations.value == "int8", say)
     files = [directory, *(one.directory for one in named if isinstance(one, FromFiles))]
     of = digest(config, files, device.name, threads.wanted())

@@ -49,7 +49,10 @@ def plan_gpu(
     config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Drafting], device: Device
 ) -> MemoryPlan:
     """As :func:`foresay.server.engine.build.plan`. What does not fit is refused with the flags that would make it
-    fit."""
+    fit, and what has no kernels for a GPU."""
+    if target.stack.recurrence is not None:
+        fault = f"{device}: recurrent layers ({target.architecture}) have no kernels for a GPU yet"
+        raise Unfit(fault, "--device cpu runs them")
     case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room
     if room.tokens < case.least:

@@ -6,6 +6,7 @@
                 quantised ones in theirs
     workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
     recordings  on a CPU: logits and tensors of the largest passes
+    states      of recurrent layers, on a CPU: of running texts, of checkpoints by which prefixes are reused; records
     KV cache    pages * page_size tokens, each as many numbers as all models together keep of it; but of layers that see
                 a window no more pages than running texts can see, and as many again of texts that may go on
 
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from foresay.server.engine.parameters import model_bytes, pinned_shape, token_bytes, wanted_rows
+from foresay.server.engine.parameters import model_bytes, pinned_shape, state_bytes, token_bytes, wanted_rows
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
@@ -40,6 +41,8 @@ MOST_UTILIZATION = 0.98
 _OPEN_ROWS, _ANY_PASS = 16, 4 << 20
 #: Tokens of a KV cache that takes the same memory however long texts are.
 _BOUNDLESS = 1 << 40
+#: State pages of a running text (its state, its mark and two spares), and of checkpoints, where prefixes are reused.
+_OF_A_TEXT, _CHECKPOINTS = 4, 16
 #: The start-up probe of exactness reads two texts at once, and needs so many tokens.
 _PROBE_TOKENS = 256
 
@@ -51,7 +54,8 @@ class MemoryPlan:
     weights: by whose they are. beside: what else there is besides the KV cache, by name. tokens: of text that the KV
     cache holds. pages: of the pool, room for drafts and padding among them. kv_bytes: of all pages. machine: what there
     is at all. token_bytes: of each further token, in the stores of all models together. window_pages: of the target's
-    layers with a window, if they are fewer than the pool's; else 0.
+    layers with a window, if they are fewer than the pool's; else 0. states: sequences of a pass that leave records, and
+    state pages; None where no layer is recurrent.
     """
 
     weights: Mapping[str, int]
@@ -62,6 +66,7 @@ class MemoryPlan:
     token_bytes: int
     beside: Mapping[str, int] = field(default_factory=dict)
     window_pages: int = 0
+    states: tuple[int, int] | None = None
 
     @property
     def total(self) -> int:
@@ -97,7 +102,8 @@ class Demand:
 
     weights: bytes by whose they are. per_token: bytes that all models together keep of a token. scratch: tokens of room
     for drafts. page_size: tokens of a page. dtype: of weights and KV cache. recordings: bytes of a CPU's. per_seen:
-    what the target's layers with a window keep of a token beside that, in ``most_seen`` pages at most.
+    what the target's layers with a window keep of a token beside that, in ``most_seen`` pages at most. states: as the
+    plan has them, and state_bytes: what they take.
     """
 
     weights: Mapping[str, int]
@@ -108,6 +114,8 @@ class Demand:
     recordings: int = 0
     per_seen: int = 0
     most_seen: int = 0
+    states: tuple[int, int] | None = None
+    state_bytes: int = 0
 
     @classmethod
     def of(
@@ -132,7 +140,11 @@ class Demand:
         everywhere, seen = (token_bytes(target, dtype, config.kv_dtype, windowed) for windowed in (False, True))
         recordings = recorded_bytes(config, target, drafters) if packed else 0
         most_seen = _window_pages(config, target.sliding_window, chunk) if seen and target.sliding_window else 0
-        return cls(weights, everywhere + drafted, scratch, config.page_size, dtype, recordings, seen, most_seen)
+        states = _states(config, target)
+        return cls(
+            weights, everywhere + drafted, scratch, config.page_size, dtype, recordings, seen, most_seen, states,
+            0 if states is None else state_bytes(target, *states),
+        )  # fmt: skip
 
     def pages(self, tokens: int) -> int:
         """The pages of a pool that holds so many tokens of text."""
@@ -159,7 +171,9 @@ class Demand:
         pages = self.pages(tokens)
         fewer = self.most_seen if self.most_seen < pages else 0
         further = self.per_token + (0 if fewer else self.per_seen)
-        return MemoryPlan(self.weights, tokens, pages, self.kv_bytes(tokens), machine, further, beside, fewer)
+        return MemoryPlan(
+            self.weights, tokens, pages, self.kv_bytes(tokens), machine, further, beside, fewer, self.states
+        )
 
 
 def _window_pages(config: EngineConfig, window: int, chunk: int) -> int:
@@ -170,6 +184,14 @@ def _window_pages(config: EngineConfig, window: int, chunk: int) -> int:
     return 2 * config.max_seqs * each + -(-chunk // size) + 2
 
 
+def _states(config: EngineConfig, target: ModelConfig) -> tuple[int, int] | None:
+    """The start-up probe reads two texts at once."""
+    if target.stack.recurrence is None:
+        return None
+    sequences = max(config.max_seqs, 2)
+    return sequences, 1 + _OF_A_TEXT * sequences + (_CHECKPOINTS if config.prefix_cache else 0)
+
+
 def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) -> MemoryPlan:
     """All sequences at full length, within a share of the memory. machine: bytes of it."""
     weights, alone = demand.weights, sum(demand.weights.values())
@@ -178,7 +200,9 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) ->
             _too_much("the weights alone", alone, weights, machine), _smaller_weights(demand.dtype, config.quantize)
         )
     others = {"recordings": demand.recordings}
-    beside = alone + demand.recordings
+    if demand.states is not None:
+        others["recurrent states"] = demand.state_bytes
+    beside = alone + sum(others.values())
     affordable = demand.held(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside))
     tokens = config.kv_tokens or min(config.max_seqs * length, max(affordable, 0))
     if tokens < length:
@@ -208,6 +232,8 @@ def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
     """Logits and activations of a recorded pass, all in fp32 where its kernels write sums. wanted: rows with logits."""
     queries = model.num_heads * model.head_dim
     widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
+    if (found := model.stack.recurrence) is not None:
+        widths += 4 * (found.keys + found.values + found.value_heads)
     return 4 * (_padded(wanted) * model.vocab_size + _padded(rows) * widths) + _ANY_PASS
 
 

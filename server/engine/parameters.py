@@ -87,6 +87,17 @@ def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str, windowed: bool | 
     return sum(shape.numbers + 4 * 2 * shape.heads for shape in kept)
 
 
+def state_bytes(model: ModelConfig, sequences: int, pages: int) -> int:
+    """What :class:`foresay.kvpaging.states.StateStore` takes, all in fp32: state pages, and records of whole trees."""
+    found = model.stack.recurrence
+    if found is None:
+        return 0
+    channels = 2 * found.keys + found.values
+    page = found.values * found.key_dim + (found.taps - 1) * channels
+    record = found.keys + found.values + found.value_heads + channels
+    return 4 * (model.num_layers - len(model.stack.attentions)) * (pages * page + MAX_NODES * sequences * record)
+
+
 def item_bytes(dtype: str) -> int:
     """Bytes of one number."""
     return 4 if dtype == "float32" else 2

@@ -24,6 +24,7 @@ COLOURS = {
     "peagle": "#8028f8",
     "dflash": "#080030",
     "dspark": "#b048b0",
+    "mtp": "#3a0902",
     "grammar": "#522c1e",
 }
 OTHER = "#566173"

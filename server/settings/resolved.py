@@ -11,9 +11,9 @@ import msgspec
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.fields import closest
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, NGRAM, NONE, SUFFIX
+from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, MTP, NGRAM, NONE, SUFFIX
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.errors import ModelNotFound
+from foresay.verifier.model.errors import ModelError, ModelNotFound
 from foresay.verifier.model.hub import cached, is_local, resolve
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
@@ -120,6 +120,8 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
         return Resolved(
             ",".join((BUNDLED_MODEL, *AUTO)), "the model that comes with the bundled target, and earlier text"
         )
+    if _predicts(config):
+        return Resolved(",".join((MTP, *AUTO)), "the checkpoint's own layer for further tokens, and earlier text")
     heads = _heads(config)
     kind = next((kind for kind in FIRST_HEADS if kind in heads), None)
     if kind is not None:
@@ -127,6 +129,20 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
     return Resolved(
         ",".join(AUTO), "copied from earlier text; to gain more, give a smaller model of the same family: --draft"
     )
+
+
+def _predicts(config: EngineConfig) -> bool:
+    """Whether the target's checkpoint is here, and has a layer for that of a layout that is known."""
+    from foresay.verifier.model.checkpoint import predicts  # imports numpy
+
+    try:
+        place = cached_target(config)
+        directory = None if place is None else resolve(place)
+        if directory is None or not predicts(directory):
+            return False
+        return ModelConfig.from_directory(directory).stack.recurrence is not None
+    except ModelError:  # whoever loads it says what is wrong
+        return False
 
 
 def _heads(config: EngineConfig) -> dict[str, Path]:
@@ -152,7 +168,7 @@ def _the_target(config: EngineConfig) -> str:
 
 def nothing_to_fetch(draft: str) -> bool:
     """Whether all drafters of a resolved ``--draft`` need no files, or lie in a directory of this machine."""
-    places = [part.partition(":")[2] or part for part in draft.split(",") if part not in (NONE, NGRAM, SUFFIX)]
+    places = [part.partition(":")[2] or part for part in draft.split(",") if part not in (NONE, NGRAM, SUFFIX, MTP)]
     return all(Path(place).exists() for place in places)
 
 

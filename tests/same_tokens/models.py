@@ -56,10 +56,10 @@ class Pair:
 
 
 def make_pair(family: str, directory: Path, dtype: torch.dtype, **shape: Any) -> Pair:
-    """Both checkpoints in ``directory``; shape: configuration keys for both."""
+    """Both checkpoints in ``directory``; shape: configuration keys for both. What cannot draft has another's draft."""
     target, draft = directory / "target", directory / "draft"
     make(family, target, **shape)
-    oracle = make(family, draft, **shape)
+    oracle = make("qwen3" if family == "qwen3_5" else family, draft, **shape)
     blur(oracle)
     if family in OF_BF16:
         round_to_bf16(oracle)
@@ -79,6 +79,8 @@ def blur(model: Any, distance: float = DISTANCE) -> None:
 def paged(decoder: Decoder, pool: PagePool, kv: torch.dtype | None = None) -> ModelRunner:
     """A model with a store on the pool. kv: its dtype; None: the model's."""
     config = decoder.config
+    if config.stack.recurrence is not None:
+        pool.attach_states(MAX_SEQS, 1 + 4 * MAX_SEQS + 16)
     store = KVStore(pool, kv_shapes(config), kv or decoder.dtype, decoder.device)
     return ModelRunner(decoder, store, config.max_positions)
 

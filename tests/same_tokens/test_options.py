@@ -35,8 +35,9 @@ def expected(pair: Pair) -> dict[str, Text]:
 
 @pytest.mark.parametrize("company", ["alone", "together"])
 @pytest.mark.parametrize("drafter", options.AXES["drafter"])
-def test_every_pair_of_options(pair, drafter, company) -> None:
-    models = pair("llama2")
+@pytest.mark.parametrize("family", ["llama2", "qwen3_5"])
+def test_every_pair_of_options(pair, family, drafter, company) -> None:
+    models = pair(family)
     groups = options.jobs(models.vocab_size, TOKENS)
     jobs = options.arriving([groups[name] for name in options.of(drafter, company)])
     wanted = {job.id: expected(models)[job.id] for job in jobs}
@@ -58,7 +59,9 @@ def test_every_pair_of_options(pair, drafter, company) -> None:
         assert (text.prompt_logprobs is None) == (unasked or not text.tokens)
         assert len(text.logprobs) == (0 if job.params.logprobs is None else len(text.tokens))
     statistics = [text.statistics for text in texts.values() if text.statistics]
-    assert sum(each.accepted for each in statistics) > 0 or drafter in ("none", "garbage")
+    # The other family's texts never repeat themselves, so what looks texts up finds little there.
+    unheard = ("none", "garbage") if family == "llama2" else ("none", "garbage", "ngram", "suffix tree")
+    assert sum(each.accepted for each in statistics) > 0 or drafter in unheard
 
 
 def test_the_combinations_are_what_they_say(pair) -> None:

@@ -51,6 +51,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     SeedOssConfig,
@@ -146,6 +148,23 @@ NEMOTRON = {
     "mlp_bias": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
 }
+#: Recurrent layers with two heads to a key; a quarter of each head is rotated.
+QWEN3_5 = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
 
 
 def muse_config(**values: Any) -> MuseGlimmerConfig:
@@ -207,10 +226,11 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         MuseGlimmerForConditionalGeneration,
         {"head_dim": 32, "sliding_window": 24, "layer_types": MIXED, "layer_rope_theta": [10_000.0, 0, 10_000.0]},
     ),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, QWEN3_5),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
 }
 #: Families whose norms' weights are kept less one.
-LESS_ONE = ("gemma", "nemotron", "muse")
+LESS_ONE = ("gemma", "nemotron", "muse", "qwen3_5")
 #: Families whose weights are of bf16, as in most published checkpoints: in fp32 a CPU multiplies them as fp16.
 OF_BF16 = {"smollm", "qwen3"}
 
@@ -258,7 +278,15 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("norm.weight"):
+        if name.endswith("linear_attn.A_log"):
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) * 4 - 3)
+        elif name.endswith("linear_attn.dt_bias"):
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) * 4 - 4)
+        elif name.endswith("linear_attn.norm.weight"):
+            parameter.copy_(1 + 0.2 * noise)
+        elif name.endswith("conv1d.weight"):
+            parameter.copy_(0.5 * noise)
+        elif name.endswith("norm.weight"):
             parameter.copy_((0 if model.config.model_type.startswith(LESS_ONE) else 1) + 0.2 * noise)
         elif name.endswith("bias") or parameter.dim() == 1:
             parameter.copy_(0.3 * noise)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -103,6 +104,8 @@ class Reader:
         if windows:
             assert config.sliding_window is not None
             self.pool.attach_windows(1 + windows, config.sliding_window)
+        if config.stack.recurrence is not None:
+            self.pool.attach_states(16, 65)
         store = KVStore(self.pool, window_shapes(config), decoder.dtype)
         self.model = ModelRunner(decoder, store, config.max_positions)
         self.vocab_size = config.vocab_size
@@ -146,7 +149,9 @@ class Reader:
     def tree_rows(self, table: PageTable, tree: DraftTree) -> Rows:
         """Rows of a tree at the end of a table; their pages are reserved."""
         table.reserve(len(tree))
-        return Rows.of_tree(table, tree)
+        rows = Rows.of_tree(table, tree)
+        # A chain is rows of a text, of which nothing would be known to be a draft.
+        return rows if table.state is None else replace(rows, nodes=range(len(tree)), words=tree.ancestors)
 
     def keep(self, table: PageTable, path: list[int]) -> None:
         """Commit a path of the tree that was run last: its rows move down to be contiguous."""
@@ -154,7 +159,7 @@ class Reader:
         slots = table.slots(base, base + path[-1] + 1)
         table.commit(len(path))
         self.model.store.move(slots[torch.tensor(path)], slots[: len(path)])
-        self.model.committed(table)
+        self.model.committed(table, path)
         table.trim()
 
     def alone(self, tokens: Sequence[int]) -> Tensor:

@@ -111,7 +111,7 @@ def without(raw, *keys):
 
 
 def windows(config: ModelConfig) -> list[int | None]:
-    return [layer.attention.window for layer in config.stack.layers]
+    return [getattr(layer.mixer, "window", None) for layer in config.stack.layers]
 
 
 def biases(config: ModelConfig) -> set[str]:

@@ -31,7 +31,8 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
     state = {name.replace("language_model.", ""): tensor for name, tensor in state.items()}
     if model.config.model_type.startswith(LESS_ONE):  # its norms multiply by one more; the last one of Muse does not
         more = "layernorm.weight" if model.config.model_type.startswith("muse") else "norm.weight"
-        state = {name: tensor + name.endswith(more) for name, tensor in state.items()}
+        less = [name for name in state if name.endswith(more) and "linear_attn" not in name]
+        state |= {name: state[name] + 1 for name in less}
 
     def take(prefix, *names):
         return torch.cat([state.pop(f"{prefix}{name}") for name in names])
@@ -43,10 +44,12 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
 
     split = {
         "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "output": ("self_attn.o_proj",),
+        "output": ("self_attn.o_proj", "linear_attn.out_proj"),
         "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
         "down": ("mlp.down_proj",),
         "head_gate": ("self_attn.gate_proj",),
+        "mixed": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+        "rates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
     }
     whole = {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
     for number, layer in enumerate(weights.layers):

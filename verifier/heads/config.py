@@ -13,7 +13,7 @@ from foresay.verifier.heads.layouts import Published
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families.family import layer_types
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import Stack
+from foresay.verifier.model.nodes import Attention, Stack
 
 #: A target shallower than this has no three distinct default layers.
 _LEAST_LAYERS = 6
@@ -23,6 +23,8 @@ KINDS = ("vanilla", "gated", "rnn")
 #: normed before they are mixed, as one or each by itself; what is fed back is the state behind ``norm``. Of EAGLE-1,
 #: what its file must have: a bias beside ``fc``, three norms more.
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fusion_bias", "layernorms")
+#: That a head came with the target's checkpoint: EAGLE-1's arithmetic, and hidden states are normed too.
+BESIDE = "beside"
 Scales = tuple[float, float, float | None]
 _MORE_NORMS = ("embedding_layernorm", "fused_layernorm", "pre_lm_head_layernorm")
 
@@ -80,6 +82,16 @@ class HeadConfig:
         made of the feature before, normed apart from their tokens."""
         return int(self.generation > 0)
 
+    @classmethod
+    def beside(cls, target: ModelConfig) -> HeadConfig:
+        """Of the layer that a checkpoint of recurrent layers has beside them (``mtp.*``): one that attends, of what is
+        normed of a token and of the state behind the last norm."""
+        full = next(layer for layer in target.stack.layers if isinstance(layer.mixer, Attention))
+        layer = replace(target, stack=replace(target.stack, layers=(full,)))
+        return cls(
+            layer=layer, draft_vocab=target.vocab_size, names=("final",), generation=1, flags=frozenset({BESIDE})
+        )
+
     def norms(self, width: int, stored: Sequence[str]) -> dict[str, int]:
         """Those outside the layers, and their sizes; with the two of EAGLE-3 that its first layer has. width: of a
         feature. stored: the tensors that there are."""
@@ -87,6 +99,8 @@ class HeadConfig:
         if self.generation == 0:
             return dict.fromkeys(("hidden_norm", "norm"), hidden)
         if self.generation == 1:
+            if BESIDE in self.flags:
+                return dict.fromkeys((*_MORE_NORMS, "hidden_norm"), hidden)
             more = "layernorms" in self.flags or any(f"{name}.weight" in stored for name in _MORE_NORMS[::2])
             return dict.fromkeys(_MORE_NORMS if more else (), hidden)
         sizes = dict.fromkeys(("layers.0.input_layernorm", "layers.0.hidden_norm", "norm"), hidden)

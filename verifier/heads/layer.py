@@ -21,7 +21,7 @@ from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.rope import RopeTable
 from foresay.verifier.ops.records import Norm
-from foresay.verifier.ops.rows import add_norm, finish_logits, norm, take_rows
+from foresay.verifier.ops.rows import add_norm, finish_logits, gate_heads, norm, take_rows
 
 #: The factor and the cap of logits.
 Finish = tuple[float, float | None]
@@ -139,6 +139,8 @@ class PagedHead:
             stored = store.layer(number)
             query = placed(layer, mixed, rotation, own.slots, stored)
             seen = attended(query, stored, own, node.attention, None, self.config.first)
+            if layer.head_gate is not None:
+                seen = gate_heads(seen, layer.head_gate.unfinished(mixed))
             if number == len(norms) - 1 and rows.logits_indices is not None:
                 if not len(rows.logits_indices):
                     return x[:0], x[:0]

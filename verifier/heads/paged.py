@@ -5,6 +5,7 @@ Of EAGLE a decoder layer (seldom more) guesses on from the target's own hidden s
     f(t-1)  features of position t - 1 ── fuse ── h        x(t)  the token at t ── embedding ── e
     EAGLE-3   a = [norm e; norm h],  s = h + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U norm(y)
     EAGLE-1   a = fc [e; h],         s = a + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U y
+    MTP       a = fc [norm e; norm h],  s = a + attention(norm a),  y = norm(s + mlp(norm s)),  logits = U y
 
 P-EAGLE drafts in parallel: rows behind the root's are made of a mask token and a learnt feature, each of which guesses
 the token behind its own place. Further layers are plain Llama layers over y. An EAGLE-1 head may have norms besides: of
@@ -90,6 +91,10 @@ class EagleHead(PagedHead):
             normed = "norm_before_residual" in self.config.flags
             return pair(self._embed, tokens, hidden, weights, self.layer.rms_norm_eps, normed)
         assert self._fc is not None
+        if (hidden_norm := self._norms.get("hidden_norm")) is not None:
+            weights = self._norms["embedding_layernorm"].weight, hidden_norm.weight
+            fused = self._fc(pair(self._embed, tokens, hidden, weights, self.layer.rms_norm_eps, False)[0])
+            return norm(fused, self._norms["fused_layernorm"]), fused
         embedded = take_rows(self._embed, known_tokens(tokens, self.vocab_size))
         embedded = norm(embedded, self._norms["embedding_layernorm"]) if self._norms else embedded
         fused = self._fc(torch.cat((embedded, hidden), dim=-1))

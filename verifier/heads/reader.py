@@ -15,6 +15,7 @@ from torch import Tensor
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.heads.layer import Finish, HeadWeights, MarkovHead
 from foresay.verifier.heads.layouts import IGNORED, HeadTensors, short
+from foresay.verifier.model.checkpoint import PREDICTS
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError
@@ -28,6 +29,26 @@ from foresay.verifier.ops.records import Norm
 def read_weights(directory: Path, config: HeadConfig, target: Decoder) -> HeadWeights:
     """The weights in ``directory``; raises WeightsError naming the file and the tensor."""
     return weights_of(HeadTensors.read(directory), config, target)
+
+
+#: What a checkpoint calls the norms of the layer beside the target's.
+_BESIDE = {
+    "pre_fc_norm_embedding": "embedding_layernorm",
+    "pre_fc_norm_hidden": "hidden_norm",
+    "layers.0.input_layernorm": "fused_layernorm",
+    "norm": "pre_lm_head_layernorm",
+}
+
+
+def read_beside(directory: Path, target: Decoder) -> tuple[HeadConfig, HeadWeights]:
+    """The layer beside the target's in its own ``directory``; its files keep norms' weights less one."""
+    found, config = HeadTensors.read(directory, PREDICTS), HeadConfig.beside(target.config)
+    tensors = {}
+    for name, tensor in found.tensors.items():
+        module, _, kind = name.removeprefix(PREDICTS).rpartition(".")
+        own = tensor.float() + 1 if module.endswith("norm") or module in _BESIDE else tensor
+        tensors[f"{_BESIDE.get(module, module)}.{kind}"] = own
+    return config, weights_of(HeadTensors(tensors, found.where), config, target)
 
 
 def weights_of(read: HeadTensors, config: HeadConfig, target: Decoder) -> HeadWeights:
@@ -120,7 +141,7 @@ class HeadReader:
         """Llama's layer with what the files have of it: norms of heads or none."""
         node = self.shape.stack.layers[number]
         if f"layers.{number}.self_attn.q_norm.weight" in self.files.tensors:
-            node = replace(node, attention=replace(node.attention, norm=HeadNorm(node.norm)))
+            node = replace(node, mixer=replace(node.attention, norm=HeadNorm(node.norm)))
         return node if normed else replace(node, norms=replace(node.norms, before_attention=None))
 
     def _stacked(self, name: str, parts: list[Matrix]) -> Matrix:

@@ -35,7 +35,9 @@ BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one
 #: images, which are not read.
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
-           "model.vision_adapter.", "model.vision_projection.")  # fmt: skip
+           "model.vision_adapter.", "model.vision_projection.", "model.visual.")  # fmt: skip
+#: What predicts further tokens and is a drafter's.
+PREDICTS = "mtp."
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers that old checkpoints carry and every decoder computes itself; scales by which activations would be rounded,
@@ -89,6 +91,7 @@ class Checkpoint:
                 wrapped = wrapped or name != own
         if wrapped:  # a model of texts and images
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_IMAGES)}
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREDICTS)}
         return cls(directory, files, tensors, index)
 
     @classmethod
@@ -216,6 +219,19 @@ def _header(file: Path) -> Iterator[tuple[str, str, StoredTensor]]:
                 yield name, own, StoredTensor(file, tuple(entry.get_shape()), entry.get_dtype())
     except SafetensorError as error:
         raise WeightsError(f"{file}: not a complete safetensors file ({error})") from error
+
+
+def predicts(directory: Path) -> bool:
+    """Whether a model's safetensors hold a layer that predicts further tokens; from headers alone."""
+    try:
+        if (directory / SINGLE).exists():
+            with (directory / SINGLE).open("rb") as file:
+                names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        else:
+            names = _index(directory)
+    except (ModelError, OSError, ValueError, MemoryError, OverflowError):  # whoever loads it says what is wrong
+        return False
+    return any(name.startswith(PREDICTS) for name in names)
 
 
 _NAME, _GGUF_NAME = "model.norm.weight", "output_norm.weight"

@@ -15,7 +15,7 @@ from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES, unwrapped
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import LARGEST, Fields
-from foresay.verifier.model.nodes import Layer, Product, Stack
+from foresay.verifier.model.nodes import Attention, GatedDelta, Layer, Product, Stack
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.quantization_config import read_quantization
 from foresay.verifier.model.rope_config import RopeConfig, YarnScaling
@@ -57,17 +57,22 @@ class ModelConfig:
         return self.stack.layers[0]
 
     @property
+    def attention(self) -> Attention:
+        """Of the first layer that has one."""
+        return self.stack.attentions[0]
+
+    @property
     def num_heads(self) -> int:
         """Query heads."""
-        return self.first.attention.heads
+        return self.attention.heads
 
     @property
     def num_kv_heads(self) -> int:
-        return self.first.attention.kv_heads
+        return self.attention.kv_heads
 
     @property
     def head_dim(self) -> int:
-        return self.first.attention.head_dim
+        return self.attention.head_dim
 
     @property
     def intermediate_size(self) -> int:
@@ -76,18 +81,18 @@ class ModelConfig:
     @property
     def rope(self) -> RopeConfig:
         """Of the layers that rotate; of those that see everything if others have one of their own."""
-        whole = [layer.attention.rope for layer in self.stack.layers if layer.attention.window is None]
+        whole = [one.rope for one in self.stack.attentions if one.window is None]
         return next(rope for rope in (*whole, *self.ropes) if rope is not None)
 
     @property
     def sliding_window(self) -> int | None:
         """The widest window of its layers; None if none slides."""
-        return max((layer.attention.window or 0 for layer in self.stack.layers), default=0) or None
+        return max((one.window or 0 for one in self.stack.attentions), default=0) or None
 
     def with_windows(self, windows: Sequence[int | None]) -> ModelConfig:
         """The same, of layers that see so many positions each."""
         layers = (
-            replace(layer, attention=replace(layer.attention, window=window))
+            replace(layer, mixer=replace(layer.attention, window=window))
             for layer, window in zip(self.stack.layers, windows, strict=True)
         )
         return replace(self, stack=replace(self.stack, layers=tuple(layers)))
@@ -100,7 +105,7 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """The rotary embeddings of its layers, each once; None where there is a layer that has none."""
-        return tuple(dict.fromkeys(layer.attention.rope for layer in self.stack.layers))
+        return tuple(dict.fromkeys(one.rope for one in self.stack.attentions))
 
     @property
     def less_one(self) -> frozenset[str]:
@@ -179,7 +184,7 @@ def _model_config(family: Family, given: Fields) -> ModelConfig:
 def _max_positions(fields: Fields, stack: Stack) -> int:
     """YaRN checkpoints may give the length before the extension (Qwen) or after it; the longer one holds."""
     positions = fields.integer("max_position_embeddings")
-    for rope in {layer.attention.rope for layer in stack.layers}:
+    for rope in {one.rope for one in stack.attentions}:
         match rope and rope.parameters:
             case YarnScaling(factor=factor, original_positions=original):
                 if factor * original > LARGEST:
@@ -235,12 +240,13 @@ def stored_parameters(model: ModelConfig) -> int:
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """What a layer keeps of a token: so many heads, each a key and a value of these widths. window: how many positions
-    a row sees, its own included; None: all before it."""
+    a row sees, its own included; None: all before it. state: what a recurrent layer, without heads, keeps of a text."""
 
     heads: int
     key_dim: int
     value_dim: int
     window: int | None = None
+    state: GatedDelta | None = None
 
     @property
     def numbers(self) -> int:
@@ -250,8 +256,12 @@ class KVShape:
 
 def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
     """What each layer of a model keeps, and sees."""
-    every = (layer.attention for layer in model.stack.layers)
-    return tuple(KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window) for one in every)
+    return tuple(
+        KVShape(0, 0, 0, state=one)
+        if isinstance(one, GatedDelta)
+        else KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window)
+        for one in (layer.mixer for layer in model.stack.layers)
+    )
 
 
 def kv_shapes(model: ModelConfig) -> tuple[KVShape, ...]:

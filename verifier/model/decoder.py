@@ -14,16 +14,34 @@ from torch import Tensor
 
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import DOWN, GATE_UP, HEAD_GATE, OUTPUT, QKV, SINKS, Attention, Layer, NormKind
+from foresay.verifier.model.nodes import (
+    DECAY,
+    DOWN,
+    GATE_UP,
+    HEAD_GATE,
+    HEAD_NORM,
+    MIXED,
+    OUTPUT,
+    QKV,
+    RATES,
+    SHIFT,
+    SINKS,
+    TAPS,
+    Attention,
+    GatedDelta,
+    Layer,
+    NormKind,
+)
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
-from foresay.verifier.ops.records import Gate, HeadNorms, Norm, Rotation
+from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation
 
 
 @dataclass(slots=True)
 class PackedLayer:
     """The weights of one layer (:class:`~foresay.verifier.model.nodes.Layer`), packed. of_heads: the norms of queries
-    and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates."""
+    and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; of a recurrent layer its rates, as qkv is
+    all else that it reads. delta: a recurrent layer's other weights."""
 
     qkv: Linear
     output: Linear
@@ -36,11 +54,14 @@ class PackedLayer:
     of_heads: HeadNorms | None
     sinks: Tensor | None
     head_gate: Linear | None = None
+    delta: DeltaWeights | None = None
 
     @classmethod
     def of(cls, layer: Layer, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False) -> PackedLayer:
         """dtype: of activations. rounds: see :class:`~foresay.verifier.model.linear.Linear`."""
-        weights = _turnable(layer.attention, weights)
+        into, gates = (MIXED, RATES) if isinstance(layer.mixer, GatedDelta) else (QKV, HEAD_GATE)
+        if isinstance(layer.mixer, Attention):
+            weights = _turnable(layer.mixer, _gates_apart(layer.mixer, weights))
 
         def linear(name: str, gated: Gate = "") -> Linear:
             return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds)
@@ -48,9 +69,9 @@ class PackedLayer:
         def around(name: str | None, kind: NormKind = layer.norm) -> Norm | None:
             return None if name is None else norm_of(kind, name, weights.vectors, ones)
 
-        ones = torch.ones(weights.matrices[OUTPUT].shape[0], dtype=dtype, device=weights.matrices[QKV].device)
+        ones = torch.ones(weights.matrices[OUTPUT].shape[0], dtype=dtype, device=weights.matrices[OUTPUT].device)
         return cls(
-            linear(QKV),
+            linear(into),
             linear(OUTPUT),
             linear(GATE_UP, layer.mlp.activation),
             linear(DOWN),
@@ -58,10 +79,31 @@ class PackedLayer:
             around(layer.norms.after_attention, layer.after or layer.norm),
             around(layer.norms.before_mlp),
             around(layer.norms.after_mlp, layer.after or layer.norm),
-            _norms_of_heads(layer.attention, weights.vectors, ones),
+            _norms_of_heads(layer.mixer, weights.vectors, ones) if isinstance(layer.mixer, Attention) else None,
             weights.vectors.get(SINKS),
-            linear(HEAD_GATE) if layer.attention.gated else None,
+            linear(gates) if gates in weights.matrices else None,
+            _delta(layer.mixer, weights.vectors) if isinstance(layer.mixer, GatedDelta) else None,
         )
+
+
+def _delta(node: GatedDelta, vectors: Mapping[str, Tensor]) -> DeltaWeights:
+    taps = vectors[TAPS].flatten(1).t().contiguous()
+    return DeltaWeights(taps, -vectors[DECAY].exp(), vectors[SHIFT], vectors[f"{HEAD_NORM}.weight"], node.norm.eps)
+
+
+def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:
+    """The same, with the rows of gates as a product of their own where they lie behind each head's queries."""
+    if not attention.interleaved:
+        return weights
+    whole, rows = weights.matrices[QKV], torch.arange(weights.matrices[QKV].shape[0])
+    queries, others = rows.split((len(rows) - 2 * (keys := attention.kv_heads * attention.head_dim), 2 * keys))
+    own, gates = queries.view(attention.heads, 2, -1).unbind(1)
+    into = {QKV: torch.cat((own.flatten(), others)), HEAD_GATE: gates.flatten()}
+    return LayerWeights(
+        {**weights.matrices, **{name: whole[each.to(whole.device)] for name, each in into.items()}},
+        weights.biases,
+        weights.vectors,
+    )
 
 
 def norm_of(kind: NormKind, module: str, vectors: Mapping[str, Tensor], ones: Tensor) -> Norm:
@@ -141,7 +183,7 @@ class Decoder:
         self.group = config.num_heads // config.num_kv_heads
         self._embed, self._head, self.layers = packed.embed, packed.head, packed.layers
         self.embedding_norm, self.final_norm = packed.embedding_norm, packed.final_norm
-        kinds = {(layer.attention.rope, layer.attention.query_scaling) for layer in config.stack.layers}
+        kinds = {(one.rope, one.query_scaling) for one in config.stack.attentions}
         self.ropes = {
             (rope, scaling): RopeTable(rope, config.head_dim, max_positions, self.device, self.dtype, scaling)
             for rope, scaling in kinds
@@ -168,9 +210,9 @@ class Decoder:
         return next(table for (rope, _), table in self.ropes.items() if rope == self.config.rope)
 
     def rotations(self, positions: Tensor, count: Tensor | None) -> list[Rotation]:
-        """By layer: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
+        """By layer that attends: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
         found = {kind: table.rows(positions, count) for kind, table in self.ropes.items()}
-        return [found[layer.attention.rope, layer.attention.query_scaling] for layer in self.config.stack.layers]
+        return [found[one.rope, one.query_scaling] for one in self.config.stack.attentions]
 
     @property
     def head(self) -> Linear:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import KVStore
+from foresay.kvpaging import KVStore, LayerStates
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.nodes import Attention, GatedDelta
 from foresay.verifier.ops.attention import rotate_and_store, tree_attention
 from foresay.verifier.ops.records import Norm, Rotation, SplitKSums
+from foresay.verifier.ops.recurrence import gated_delta
 from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits, gate_heads, norm, take_rows
 
 
@@ -36,12 +37,16 @@ def forward(
     if decoder.embedding_norm is not None:
         x = normed
         normed = x if first is None else norm(x, first, count)
-    rotations, taken = decoder.rotations(rows.positions, count), Features()
+    rotations, taken = iter(decoder.rotations(rows.positions, count)), Features()
+    states = iter(()) if store.states is None else iter(store.states)
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
-        kept = rows.of_layer(store.is_windowed(index))
-        mixed = attention(node.attention, layer, normed, rotations[index], kept, store.layer(index))
+        if isinstance(node.mixer, GatedDelta):
+            mixed = recurrence(layer, normed, rows, next(states))
+        else:
+            kept = rows.of_layer(store.is_windowed(index))
+            mixed = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(index))
         branch = _branch(layer.output, mixed, layer.after_attention, count)
         if node.parallel:
             add_norm(x, branch, None, count, node.share)
@@ -55,6 +60,13 @@ def forward(
     if asked.final:
         taken["final"] = normed
     return _logits(decoder, normed, rows), taken
+
+
+def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: LayerStates) -> Tensor:
+    """[R, V]: what the heads of a recurrent layer put out; what they remember is read and left in ``states``."""
+    assert layer.delta is not None and layer.head_gate is not None and rows.states is not None, "a recurrent layer"
+    mixed, rates = (product.wide(normed, rows.count) for product in (layer.qkv, layer.head_gate))
+    return gated_delta(mixed, rates, layer.delta, states, rows.states, normed.dtype, rows.count)
 
 
 def _branch(product: Linear, x: Tensor, how: Norm | None, count: Tensor | None) -> Tensor | SplitKSums:

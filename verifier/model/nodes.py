@@ -3,7 +3,7 @@
 ::
 
     Stack   embedding x scale ── Layer ── Layer ── ... ── norm ── head x scale, capped
-    Layer   x += share * after(attention(before(x)))       norms before, after, or both (a sandwich)
+    Layer   x += share * after(mixer(before(x)))           attention or a recurrence; norms before, after, or both
             x += share * after(mlp(before(x)))             parallel: both read the same before(x)
 
 Everything that has to know a model's shape (loading, checking, sizes, quantising, writing, GGUF, the forward pass)
@@ -24,6 +24,8 @@ Activation = Literal["silu", "gelu", "relu2"]
 #: Products of a layer: queries, keys and values; gates of heads; what attention puts out; gates of the MLP and what
 #: they are for; back from there.
 QKV, HEAD_GATE, OUTPUT, GATE_UP, DOWN = "qkv", "head_gate", "output", "gate_up", "down"
+#: Of a recurrent layer: queries, keys, values and gates of what it puts out; how much each head learns and forgets.
+MIXED, RATES = "mixed", "rates"
 #: The modules that each is made of, one below the other, as Llama's checkpoints name them.
 MODULES = {
     QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -53,12 +55,18 @@ class Product:
 @dataclass(frozen=True, slots=True)
 class Vector:
     """A parameter of one dimension. wide: kept in fp32, whatever is computed in. less_one: files keep it less one
-    (GGUF's do not)."""
+    (GGUF's do not). more: further dimensions."""
 
     name: str
     size: int
     wide: bool = False
     less_one: bool = False
+    more: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """All its dimensions."""
+        return self.size, *self.more
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +111,8 @@ class Attention:
     window: a key is visible iff position(query) - position(key) < window; None: all before are. biases: of QKV and
     OUTPUT, those that have one. softcap: scores s become ``softcap * tanh(s / softcap)``. sinks: each query head has a
     logit that takes part in the softmax and has no value. gated: what heads put out is multiplied by the sigmoid of a
-    product of what attention reads. fused: what files call queries, keys and values if these are
-    one tensor there.
+    product of what attention reads. interleaved: the rows of that product lie in the module of queries, each head's
+    behind its own. fused: what files call queries, keys and values if these are one tensor there.
     """
 
     heads: int
@@ -120,13 +128,15 @@ class Attention:
     gated: bool = False
     query_scaling: QueryScaling | None = None
     fused: str | None = None
+    interleaved: bool = False
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """Into its heads, their gates, and out of them."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        into = dict(zip(MODULES[QKV], (queries, keys, keys), strict=True))
+        into = dict(zip(MODULES[QKV], (queries * (1 + self.interleaved), keys, keys), strict=True))
         into = into if self.fused is None else {self.fused: sum(into.values())}
-        gates = (Product(HEAD_GATE, {MODULES[HEAD_GATE][0]: queries}, hidden),) if self.gated else ()
+        apart = self.gated and not self.interleaved
+        gates = (Product(HEAD_GATE, {MODULES[HEAD_GATE][0]: queries}, hidden),) if apart else ()
         return (
             Product(QKV, into, hidden, QKV in self.biases),
             *gates,
@@ -144,6 +154,54 @@ class Attention:
 
 
 SINKS = "self_attn.sinks"
+#: Of a recurrent layer: the convolution, decays and their shifts, the norm of what heads put out.
+TAPS, DECAY, SHIFT, HEAD_NORM = (
+    "linear_attn.conv1d.weight", "linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """A recurrence: each head has a matrix S that remembers which value came with which key (Gated DeltaNet).
+
+    Queries, keys and values go through a convolution of ``taps`` rows and SiLU. Of each row, with a key k and a query q
+    of length 1: S is multiplied by the row's decay, learns k * share * (v - what it remembers of k), and is asked for
+    q. What heads put out is normed and gated. key_heads: each is that of as many of the ``value_heads``, side by side.
+    norm: of heads.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    norm: NormKind
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys, and of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values."""
+        return self.value_heads * self.value_dim
+
+    def products(self, hidden: int) -> tuple[Product, ...]:
+        """Into its heads, their rates, and out of them."""
+        channels, values = 2 * self.keys + self.values, self.values
+        return (
+            Product(MIXED, {"linear_attn.in_proj_qkv": channels, "linear_attn.in_proj_z": values}, hidden),
+            Product(RATES, dict.fromkeys(("linear_attn.in_proj_b", "linear_attn.in_proj_a"), self.value_heads), hidden),
+            Product(OUTPUT, {"linear_attn.out_proj": hidden}, values),
+        )
+
+    def vectors(self) -> Iterator[Vector]:
+        """Its other parameters."""
+        yield Vector(TAPS, 2 * self.keys + self.values, wide=True, more=(1, self.taps))
+        yield Vector(DECAY, self.value_heads, wide=True)
+        yield Vector(SHIFT, self.value_heads, wide=True)
+        yield from self.norm.vectors(HEAD_NORM, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +247,13 @@ AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernor
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Attention and an MLP, each added to the residual stream.
+    """Attention, or a recurrence, and an MLP, each added to the residual stream.
 
     norm: how what they read is normed; after: how what they put out is, None: alike. parallel: the MLP reads what
     attention reads. share: by what both are multiplied before they are added.
     """
 
-    attention: Attention
+    mixer: Attention | GatedDelta
     mlp: MLP
     norm: NormKind
     norms: Norms = BEFORE
@@ -203,16 +261,22 @@ class Layer:
     share: float = 1.0
     after: NormKind | None = None
 
+    @property
+    def attention(self) -> Attention:
+        """Of a layer that has no recurrence."""
+        assert isinstance(self.mixer, Attention), "a recurrent layer has no attention"
+        return self.mixer
+
     def products(self, hidden: int) -> tuple[Product, ...]:
         """In the order in which they are computed."""
-        return *self.attention.products(hidden), *self.mlp.products(hidden)
+        return *self.mixer.products(hidden), *self.mlp.products(hidden)
 
     def vectors(self, hidden: int) -> Iterator[Vector]:
         """Its parameters besides those of the products."""
         for name, kind in zip(self.norms, (self.norm, self.after or self.norm) * 2, strict=True):
             if name is not None:
                 yield from kind.vectors(name, hidden)
-        yield from self.attention.vectors()
+        yield from self.mixer.vectors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +294,16 @@ class Stack:
     embedding_norm: NormKind | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Of the layers that have one."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+
+    @property
+    def recurrence(self) -> GatedDelta | None:
+        """That of its recurrent layers, which are all alike; None if there are none."""
+        return next((layer.mixer for layer in self.layers if isinstance(layer.mixer, GatedDelta)), None)
 
     @classmethod
     def uniform(cls, layers: int, attention: Attention, inner: int, norm: NormKind) -> Stack:

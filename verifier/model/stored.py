@@ -194,13 +194,9 @@ class WeightAllocator:
     matrices: torch.dtype
     device: torch.device
 
-    def vector(self, size: int) -> Tensor:
-        """One of floats."""
-        return torch.empty(size, dtype=self.dtype, device=self.device)
-
-    def wide(self, size: int) -> Tensor:
-        """One of fp32, whatever is computed in."""
-        return torch.empty(size, dtype=torch.float32, device=self.device)
+    def vector(self, shape: tuple[int, ...], wide: bool = False) -> Tensor:
+        """One of floats. wide: of fp32, whatever is computed in."""
+        return torch.empty(shape, dtype=torch.float32 if wide else self.dtype, device=self.device)
 
     def matrix(self, outer: int, inner: int, *modules: str) -> Matrix:
         """The matrix of these modules, one below the other: of floats, or of few bits."""

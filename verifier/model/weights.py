@@ -162,12 +162,12 @@ def _allocate_layer(layer: Layer, hidden: int, rooms: WeightAllocator, prefix: s
         modules = (f"{prefix}{module}" for module in product.rows)
         matrices[product.name] = rooms.matrix(product.outer, product.inner, *modules)
         if product.bias:
-            biases[product.name] = rooms.vector(product.outer)
+            biases[product.name] = rooms.vector((product.outer,))
     return LayerWeights(matrices, biases, _allocate_vectors(rooms, layer.vectors(hidden)))
 
 
 def _allocate_vectors(rooms: WeightAllocator, vectors: Iterable[Vector]) -> dict[str, Tensor]:
-    return {each.name: rooms.wide(each.size) if each.wide else rooms.vector(each.size) for each in vectors}
+    return {each.name: rooms.vector(each.shape, wide=each.wide) for each in vectors}
 
 
 def places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Matrix]]:

@@ -135,6 +135,33 @@ class AttentionMetadata:
     places: Places | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """Of a recurrent layer, fp32: taps [T, C] of the convolution, the current row's last; decay [H], below 0, and its
+    shift [H]; norm [D] of what each head puts out."""
+
+    taps: Tensor
+    decay: Tensor
+    shift: Tensor
+    norm: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Which states the rows of a pass go on from, and where states of texts are kept.
+
+    paged: the same rows. pages: int32[S, 3], state pages: where each sequence's state is, and those of its two stops.
+    stops: int32[S, 2], after so many rows of a text; 0: nowhere. nodes: int32[S], from which row on a text's are nodes,
+    which leave records; those of a tree all do.
+    """
+
+    paged: AttentionMetadata
+    pages: Tensor
+    stops: Tensor
+    nodes: Tensor
+
+
 #: The tensors of :class:`RowSampling`.
 SAMPLING = {
     "temperature": torch.float32,

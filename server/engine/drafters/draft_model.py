@@ -15,6 +15,7 @@ from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import model_bytes, quantized, token_bytes
 from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
 from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import Unfit
 from foresay.server.text.tekken import tokenizer_file
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.tree import TreeShape
@@ -45,9 +46,13 @@ class DraftModel(FromFiles):
     @cached_property
     def model(self) -> ModelConfig:
         """Its configuration, as it is loaded. Raises a loader's error for one that cannot be read, or is of no family
-        that is known.
+        that is known; Unfit for recurrent layers, which would need a state for each node of the trees that it grows.
         """
-        return quantized(ModelConfig.from_directory(self.directory), self.quantize, "--draft-quantize")
+        model = quantized(ModelConfig.from_directory(self.directory), self.quantize, "--draft-quantize")
+        if model.stack.recurrence is not None:
+            fault = f"--draft {self.place}: a model with recurrent layers ({model.architecture}) cannot draft yet"
+            raise Unfit(fault, "name a model of attention alone with the same vocabulary, or a lookup (ngram, suffix)")
+        return model
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Both vocabularies compared. Raises Unfit if they have too little in common."""

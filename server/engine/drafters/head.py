@@ -196,5 +196,8 @@ def outline(model: ModelConfig, dtype: str) -> ModelRunner:
     """The target on torch's meta device; it cannot be run."""
     kind: torch.dtype = getattr(torch, dtype)
     decoder = Decoder(model, allocate(model, kind, "meta"), max_positions=1)
-    store = KVStore(PagePool(2, 1), kv_shapes(model), kind, "meta")
+    pool = PagePool(2, 1)
+    if model.stack.recurrence is not None:
+        pool.attach_states(1, 2)
+    store = KVStore(pool, kv_shapes(model), kind, "meta")
     return ModelRunner(decoder, store, model.max_positions)

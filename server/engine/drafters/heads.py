@@ -1,34 +1,46 @@
 """The kinds of heads that ``--draft`` names: ``medusa:PATH``, ``eagle3:PATH``, ``eagle:PATH``, ``peagle:PATH``,
-``dflash:PATH``, ``dspark:PATH``, or the path alone; ``--draft-layers``.
+``dflash:PATH``, ``dspark:PATH``, or the path alone; ``mtp``; ``--draft-layers``.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from foresay.drafters.eagle import EagleDrafter, PEagleDrafter
+from foresay.drafters.eagle import EagleDrafter, MtpDrafter, PEagleDrafter
 from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter, MedusaDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.checks import Notes, Target, layers
 from foresay.server.engine.device import KV_DTYPES
-from foresay.server.engine.drafters.head import Head, agrees, clearly_better, in_words, note_vocabulary, share, tried
+from foresay.server.engine.drafters.head import (
+    Head,
+    agrees,
+    clearly_better,
+    in_words,
+    note_vocabulary,
+    outline,
+    share,
+    tried,
+)
 from foresay.server.engine.parameters import item_bytes, token_bytes
 from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import Unfit, target_directory
 from foresay.spec.budget.members import MODEL_LEVELS
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, PEAGLE
+from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.config import HeadConfig
+from foresay.verifier.heads.layouts import HeadTensors
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
-from foresay.verifier.heads.reader import read_weights
+from foresay.verifier.heads.reader import read_beside, read_weights
+from foresay.verifier.model.checkpoint import PREDICTS, predicts
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model_runner import ModelRunner
 
@@ -186,7 +198,8 @@ class Medusa(Head):
 class Eagle(LayeredHead):
     """:mod:`foresay.drafters.eagle`, :mod:`foresay.drafters.eagle`."""
 
-    names, made = (EAGLE, EAGLE3, PEAGLE), EagleDrafter
+    names: ClassVar[tuple[str, ...]] = (EAGLE, EAGLE3, PEAGLE)
+    made: ClassVar[type] = EagleDrafter
     kind, trained = "eagle", EAGLE3
 
     def _store(self, drafter: Any) -> Any:
@@ -218,6 +231,65 @@ class Eagle(LayeredHead):
         if config.mask is not None:
             kind = f"P-EAGLE, {config.guesses} tokens at once"
         return f"{kind}, {layers(config.layer.num_layers)}"
+
+
+@dataclass(frozen=True)
+class Mtp(Eagle):
+    """The layer that a checkpoint has beside the target's to predict further tokens; ``--draft mtp``."""
+
+    names, made = (MTP,), MtpDrafter
+    layered = False
+
+    @classmethod
+    def named(cls, part: str) -> Self | None:
+        """By its name alone: it lies in the target's own directory."""
+        return cls(part) if part in cls.names else None
+
+    @classmethod
+    def holds(cls, directory: Path) -> bool:
+        """Nowhere else."""
+        return False
+
+    def configured(self, config: EngineConfig) -> Self:
+        """In the directory of the settings' target."""
+        return replace(super().configured(config), directory=target_directory(config))
+
+    def checked(self, target: Path, model: ModelConfig) -> Self:
+        """Raises Unfit for a target without such a layer, or of a layout that is not known."""
+        if model.stack.recurrence is None or not predicts(target):
+            fault = (
+                f"--draft {self.asked}: {target} has no layer that predicts further tokens (mtp.*, as Qwen3.5 has it)"
+            )
+            raise Unfit(fault, "name another drafter, such as suffix")
+        return replace(self, directory=target)
+
+    def config(self, target: ModelConfig) -> HeadConfig:
+        """As the target's own layers are."""
+        return HeadConfig.beside(target)
+
+    def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
+        """All its tensors are floats."""
+        stored = HeadTensors.read(self.directory, PREDICTS).tensors.values()
+        return {"head": item_bytes(dtype) * sum(tensor.numel() for tensor in stored)}
+
+    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> MtpDrafter:
+        """With stores on the pool's pages."""
+        head = EagleHead(*read_beside(self.directory, target.decoder), target.decoder.max_positions)
+        return MtpDrafter(head, pool, dynamic, MTP, KV_DTYPES.get(self.kv_dtype))
+
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
+        """Is it there, and whole?"""
+
+        def made() -> MtpDrafter:
+            found = self.checked(target.directory, target.model)
+            return found.drafter(outline(target.model, target.dtype.value), PagePool(2, 1), dynamic=False)
+
+        found = notes.attempt("draft", "name another drafter, such as suffix", made)
+        return None if found is None else self.note(notes, target, found, name, shape)
+
+    def about(self, drafter: Any) -> str:
+        """That it is the checkpoint's own."""
+        return "the checkpoint's own layer for further tokens (MTP)"
 
 
 @dataclass(frozen=True)

@@ -6,24 +6,27 @@ its GGUF files call things. Nothing else knows a family's name. Imports no torch
 
 from __future__ import annotations
 
-from foresay.verifier.model.families import gemma, granite, llama, olmo, rotated
+from foresay.verifier.model.families import gemma, granite, llama, olmo, qwen_next, rotated
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import Fields
 
 #: In the order in which messages list them.
 FAMILIES: dict[str, Family] = {
     **llama.FAMILIES, **gemma.FAMILIES, **granite.FAMILIES, **olmo.FAMILIES, **rotated.FAMILIES, **gemma.MUSE,
+    **qwen_next.FAMILIES,
 }  # fmt: skip
 
 #: Models of texts and images, of which the texts' part is loaded: by the ``model_type`` of its ``text_config``.
 WRAPPED = (
     "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
 )  # fmt: skip
 INSIDE = {
     "gemma3_text": "Gemma3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "muse_glimmer_text": "MuseGlimmerForConditionalGeneration",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
 }
 
 
@@ -37,7 +40,7 @@ def unwrapped(fields: Fields) -> Fields:
         raise inside.error(f"model_type {kind!r} is not supported; supported: {', '.join(INSIDE)}")
     outside = {
         key: fields.values[key]
-        for key in ("eos_token_id", "quantization_config", "dtype", "torch_dtype")
+        for key in ("eos_token_id", "quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
         if fields.get(key)
     }
     return Fields({**outside, **inside.values, "architectures": [INSIDE[kind]]}, inside.where)

@@ -1,0 +1,316 @@
+"""Recurrent states: what layers keep of a text in numbers whose count does not grow with it.
+
+::
+
+    tokens of a text    0 ......... boundary ...... length
+    state pages                     mark            page       spares: what the next pass, or commit, writes to
+
+A state page holds, of all recurrent layers, the state after so many tokens of one text, and the rows that a convolution
+still sees. One that others share is never written to: the next state goes to a spare page, and the one before stays
+what it was. So a verify pass changes no committed state, rolling a draft back is not committing it, and a *checkpoint*
+is a reference more. A text keeps the last page boundary behind it as its mark; when its pages are published, the mark
+becomes a checkpoint of the page of the pool that ends there. A prefix is shared up to such a page, and to no other.
+
+The nodes of a pass leave records (:class:`StateStore`); committing a path replays those of its nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+#: No state page; and their padding page.
+NONE = 0
+#: Nodes of a tree at most, and numbers of a row of a state that lie side by side.
+NODES, LANES = 64, 16
+
+
+class StatePages:
+    """The state pages of one pool, whose pages hold so many tokens.
+
+    sequences: of a pass at most, of those that leave records. num_pages: state pages in all, the padding page 0 among
+    them; a running text has up to four. checkpoints: the state
+    page after the last token of a page of the pool; the ones not used for longest first.
+    """
+
+    def __init__(self, sequences: int, num_pages: int, page_size: int) -> None:
+        self.sequences, self.num_pages, self.page_size = sequences, num_pages, page_size
+        self.checkpoints: OrderedDict[int, int] = OrderedDict()
+        self._references = [0] * self.num_pages
+        self._free = list(range(self.num_pages - 1, NONE, -1))
+
+    def allocate(self) -> int:
+        """A state page with one reference; ``NONE`` if all are in use. Checkpoints that no text uses make room."""
+        if not self._free:
+            idle = next((page for page, own in self.checkpoints.items() if self._references[own] == 1), None)
+            if idle is None:
+                return NONE
+            self.forget(idle)
+        page = self._free.pop()
+        self._references[page] = 1
+        return page
+
+    def retain(self, page: int) -> int:
+        """Add a reference to a page in use; returns it."""
+        assert page == NONE or self._references[page], f"state page {page} is free"
+        self._references[page] += page != NONE
+        return page
+
+    def release(self, page: int) -> None:
+        """Give one reference back."""
+        if page != NONE:
+            assert self._references[page], f"state page {page} is free already"
+            self._references[page] -= 1
+            if not self._references[page]:
+                self._free.append(page)
+
+    def is_shared(self, page: int) -> bool:
+        """Whether somebody else may read it."""
+        return self._references[page] > 1
+
+    def is_used(self, page: int) -> bool:
+        """Whether anybody holds it."""
+        return self._references[page] > 0
+
+    def keep(self, page: int, own: int) -> None:
+        """Make a state page the checkpoint of a page of the pool, unless that has one."""
+        if page not in self.checkpoints:
+            self.checkpoints[page] = self.retain(own)
+        self.checkpoints.move_to_end(page)
+
+    def forget(self, page: int) -> None:
+        """The page of the pool is free, or its checkpoint has to make room."""
+        self.release(self.checkpoints.pop(page, NONE))
+
+    def reach(self, pages: Sequence[int]) -> int:
+        """How many of a text's leading pages it can go on after, at most."""
+        return max((count for count, page in enumerate(pages, 1) if page in self.checkpoints), default=0)
+
+    def check(self, tables: Iterable[tuple[TextState, int]]) -> None:
+        """Prove the ledger, given state and length of every table in use; raises AssertionError naming what is
+        wrong."""
+        held = Counter(self.checkpoints.values())
+        for state, length in tables:
+            held.update(state.held)
+            if state.at > length:
+                raise AssertionError(f"a state of {state.at} tokens, of a text of {length}")
+        for page, found in enumerate(self._references):
+            if page != NONE and found != held[page]:
+                raise AssertionError(f"state page {page}: {found} references counted, {held[page]} found")
+        if sorted(self._free) != [page for page in range(1, self.num_pages) if not held[page]]:
+            raise AssertionError("a state page is lost or held twice")
+
+
+class Stop(NamedTuple):
+    """After so many rows of a pass a state is kept, in this page."""
+
+    rows: int
+    page: int
+
+
+class TextState:
+    """The state pages of one text.
+
+    at: tokens that the state has read. page: where it is; ``NONE`` before the first token. mark: the last page boundary
+    behind, and its state. branch: where the text leaves another whose pages are known, but no state there; 0: nowhere.
+    parted: that place's state, once it was read. Owns a reference of each page.
+    """
+
+    __slots__ = ("at", "branch", "mark", "page", "pages", "parted", "spares")
+
+    def __init__(self, pages: StatePages) -> None:
+        self.pages, self.at, self.page, self.branch = pages, 0, NONE, 0
+        self.mark = self.parted = 0, NONE
+        self.spares: list[int] = []
+
+    @property
+    def held(self) -> list[int]:
+        """All pages of which it has a reference."""
+        return [page for page in (self.page, self.mark[1], self.parted[1], *self.spares) if page != NONE]
+
+    @property
+    def boundaries(self) -> list[tuple[int, int]]:
+        """Tokens and state page of each page boundary that is still there."""
+        found = (self.parted, self.mark, (self.at, self.page))
+        return [(at, page) for at, page in found if page != NONE and at % self.pages.page_size == 0]
+
+    def reserve(self) -> bool:
+        """See that there is a page to write to, and one for a boundary if there is room; False if there is none."""
+        while len(self.spares) < 2 and (page := self.pages.allocate()) != NONE:
+            self.spares.append(page)
+        if not self.spares and self.mark[1] != NONE:
+            self._set_mark((0, NONE))
+            return self.reserve()
+        return bool(self.spares)
+
+    def within(self, rows: int) -> int:
+        """So many rows of a prompt, or fewer, up to the branch: its state is kept."""
+        return self.branch - self.at if self.at < self.branch < self.at + rows else rows
+
+    def stops(self, rows: int) -> tuple[Stop, Stop]:
+        """Where a pass over the next rows of the text keeps states: at the last page boundary inside, and at the end.
+        Of no rows, and without a page for it: at row 0, which is nowhere."""
+        end = Stop(rows, self.spares[0]) if rows and self.spares else Stop(0, NONE)
+        inside = self._to_boundary(rows)
+        return Stop(inside, self.spares[1]) if inside and len(self.spares) > 1 else Stop(0, NONE), end
+
+    def read(self, rows: int) -> None:
+        """A pass over so many rows has run, and they are text now: what it kept is the text's."""
+        (inside, boundary), (_, page) = self.stops(rows)
+        assert page != NONE, "a page was reserved"
+        if inside:
+            self._set_mark((self.at + inside, boundary))
+            self.pages.release(self.page)
+            self.spares.remove(boundary)
+        else:
+            self._leave()
+        self.spares.remove(page)
+        self.page, self.at = page, self.at + rows
+        if self.at == self.branch:
+            self.pages.release(self.parted[1])
+            self.parted = self.at, self.pages.retain(page)
+
+    def moves(self, count: int) -> Iterator[tuple[int, int, int]]:
+        """To commit ``count`` nodes of a path: from which state page to which to replay how many; each is the text's
+        once the next is asked for."""
+        inside = self._to_boundary(count)
+        for part in (inside, count - inside) if inside else (count,):
+            page = self._writable()
+            yield self.page, page, part
+            if page != self.page:
+                self._leave()
+                self.page = page
+            self.at += part
+
+    def rewind(self, length: int) -> int:
+        """Go back to at most ``length`` tokens; returns to how many: to the mark, or to none."""
+        if length and length >= self.at:
+            return length
+        at, page = self.mark if self.mark[0] <= length else (0, NONE)
+        self.pages.retain(page)
+        self.release()
+        self.at, self.page = at, page
+        return at
+
+    def adopt(self, at: int, page: int) -> None:
+        """Start after so many tokens, from a state that others may share."""
+        assert self.page == NONE, "adopt is for an empty text"
+        self.at, self.page = at, self.pages.retain(page)
+
+    def fork(self) -> TextState:
+        """The same text's; both write to other pages from now on."""
+        other = TextState(self.pages)
+        other.at, other.page = self.at, self.pages.retain(self.page)
+        other.mark = self.mark[0], self.pages.retain(self.mark[1])
+        return other
+
+    def release(self) -> None:
+        """Give all pages back."""
+        for page in self.held:
+            self.pages.release(page)
+        self.spares.clear()
+        self.at, self.page, self.branch = 0, NONE, 0
+        self.mark = self.parted = 0, NONE
+
+    def _to_boundary(self, rows: int) -> int:
+        """Rows up to the last page boundary before the end of so many; 0 if there is none."""
+        size = self.pages.page_size
+        return max((self.at + rows - 1) // size * size - self.at, 0) if rows else 0
+
+    def _writable(self) -> int:
+        """Where the next state goes: the page itself, unless others share it or it is a boundary's."""
+        apart = self.page == NONE or self.pages.is_shared(self.page)
+        if not apart and self.at % self.pages.page_size:
+            return self.page
+        page = self.spares.pop() if self.spares else self.pages.allocate()
+        assert page != NONE or not apart, "a page was reserved"
+        return page or self.page
+
+    def _leave(self) -> None:
+        """The state goes on in another page: this one stays as the mark, or is given back."""
+        if self.at % self.pages.page_size == 0 and self.page != NONE:
+            self._set_mark((self.at, self.page))
+        else:
+            self.pages.release(self.page)
+
+    def _set_mark(self, mark: tuple[int, int]) -> None:
+        self.pages.release(self.mark[1])
+        self.mark = mark
+
+
+class StateKind(Protocol):
+    """What recurrent layers, all alike, keep of a text.
+
+    Each of ``value_heads`` heads has a state of ``key_dim`` rows of ``value_dim`` numbers; ``key_heads`` keys are
+    shared by as many heads each; ``taps`` rows take part in the convolution of one.
+    """
+
+    @property
+    def key_heads(self) -> int: ...
+
+    @property
+    def value_heads(self) -> int: ...
+
+    @property
+    def key_dim(self) -> int: ...
+
+    @property
+    def value_dim(self) -> int: ...
+
+    @property
+    def taps(self) -> int: ...
+
+
+class LayerStates(NamedTuple):
+    """One layer of a store, or all: then each has the layers in front. P state pages, N records, C channels.
+
+    All are fp32. states: [P, heads, value_dim / 16, key_dim, 16]. tails: [P, taps - 1, C], the rows before the next one
+    as they were before the convolution. records: [N, ..], of a node its keys, by how much the values of its heads
+    differed from what was remembered, and their decays. rows: [N, C], what a node adds to the tail. Node n of the
+    sequence that is number s of a pass has record ``s * 64 + n``.
+    """
+
+    states: Tensor
+    tails: Tensor
+    records: Tensor
+    rows: Tensor
+
+
+class StateStore:
+    """The recurrent states of one model, in the state pages of a pool.
+
+    layers: of all layers, see :class:`LayerStates`; zeros at the start.
+    """
+
+    def __init__(self, pages: StatePages, kind: StateKind, layers: int, zeros: Callable[..., Tensor]) -> None:
+        assert kind.value_dim % LANES == 0 and kind.key_dim % LANES == 0, "heads of whole vectors"
+        self.pages = pages
+        values, keys = kind.value_heads * kind.value_dim, kind.key_heads * kind.key_dim
+        records = layers, pages.sequences * NODES
+        tiles = kind.value_heads, kind.value_dim // LANES, kind.key_dim, LANES
+        self.layers = LayerStates(
+            zeros((layers, pages.num_pages, *tiles)),
+            zeros((layers, pages.num_pages, kind.taps - 1, 2 * keys + values)),
+            zeros((*records, keys + values + kind.value_heads)),
+            zeros((*records, 2 * keys + values)),
+        )
+
+    def __iter__(self) -> Iterator[LayerStates]:
+        """Each layer's."""
+        return map(LayerStates, *self.layers)
+
+    def bytes_of(self, state: TextState) -> list[Tensor]:
+        """For tests: states and tails of a text; zeros where it has none."""
+        return [part[:, state.page] * (state.page != NONE) for part in self.layers[:2]]
+
+    def poison(self) -> None:
+        """For tests: NaN in every page that nobody holds, and in all records."""
+        free = [page for page in range(1, self.pages.num_pages) if not self.pages.is_used(page)]
+        for part in self.layers[:2]:
+            part[:, free] = torch.nan
+        for part in self.layers[2:]:
+            part.fill_(torch.nan)

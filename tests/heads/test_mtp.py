@@ -1,0 +1,92 @@
+"""The layer that Qwen3.5's checkpoints have beside the target's, beside transformers' parts; how it is found."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from foresay.drafters.eagle import MtpDrafter
+from foresay.kvpaging import KVStore, PagePool
+from foresay.server.engine.drafters.registry import find
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import Unfit, choose_draft
+from foresay.spec.protocols import FeatureRequest, Rows
+from foresay.spec.tree import TreeShape
+from foresay.verifier.heads.paged import EagleHead
+from foresay.verifier.heads.reader import read_beside
+from foresay.verifier.model.config import ModelConfig, kv_shapes
+from tests.heads.mtp import Mtp
+from tests.same_tokens.heads import whispered
+from tests.same_tokens.models import engine_of
+from tests.same_tokens.runs import assert_same, jobs_of, plain, whole
+from tests.same_tokens.witness import run
+from tests.verifier.families import make
+from tests.verifier.reading import Reader, load_decoder, random_tokens
+
+LENGTHS = (9, 60, 17, 1, 33, 3)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("qwen3_5")
+    make("qwen3_5", made)
+    Mtp().put_beside(made)
+    return made
+
+
+def test_its_states_are_those_of_transformers_parts_and_are_fed_back(directory) -> None:
+    """Of the state behind the target's last norm, the embedding first; and once more of its own states."""
+    target, tokens = load_decoder(directory), random_tokens(random.Random(1), 40, 300)
+    reader, head = Reader(target), EagleHead(*read_beside(directory, target), 512)
+    table = reader.open()
+    passed = reader.model.run([reader.rows(table, tokens)], FeatureRequest(final=True))
+    hidden, embedded, oracle = passed.features["final"].clone(), target.embedding[tokens[1:]], Mtp().eval()
+    for seen in (hidden[:-1], oracle.states(embedded, hidden[:-1])):
+        store = KVStore(reader.pool, kv_shapes(head.layer), torch.float32)
+        store.clear(table.slots(0, 1))
+        logits, states = head.run([Rows(table, torch.tensor(tokens[1:]), 1)], seen, store)
+        wanted = oracle.states(embedded, seen)
+        assert (states - wanted).abs().max() < 1e-4
+        assert torch.equal(logits.argmax(-1), (wanted @ target.embedding.T).argmax(-1))
+
+
+@pytest.mark.parametrize("shape", [TreeShape.chain(3), TreeShape((3, 4, 2)), TreeShape((6, 14, 18, 14))])
+def test_the_same_tokens(directory, shape) -> None:
+    """Four at once, in too few pages, with prefixes; the truth is whispered into its trees."""
+    target = load_decoder(directory)
+    jobs = jobs_of(300, LENGTHS, 40)
+    later = [replace(job, id=f"{job.id} again") for job in jobs]
+    wanted = plain(target, [*jobs, *later])
+    head = EagleHead(*read_beside(directory, target), 576)
+
+    def make(pool: PagePool) -> MtpDrafter:
+        return MtpDrafter(head, pool, True, "mtp")
+
+    engine = engine_of(
+        target, whispered(make, whole([*jobs, *later], wanted)), shape, page_size=8, chunk=16, prefix=True, tokens=200
+    )
+    texts = run(engine, jobs)
+    assert_same({job.id: wanted[job.id] for job in jobs}, texts)
+    assert sum(text.statistics.accepted for text in texts.values() if text.statistics) > 50
+    assert_same({job.id: wanted[job.id] for job in later}, run(engine, later))
+
+
+def test_it_is_drafted_with_where_it_is(directory, tmp_path) -> None:
+    """By ``auto`` too; a checkpoint without one, and another family's, are refused by name."""
+    model = ModelConfig.from_directory(directory)
+    assert choose_draft(EngineConfig(target=str(directory))).value == "mtp,suffix"
+    assert find("mtp").checked(directory, model).directory == directory  # type: ignore[attr-defined]
+    shutil.copytree(directory, tmp_path / "without")
+    make("qwen3_5", tmp_path / "without")
+    assert choose_draft(EngineConfig(target=str(tmp_path / "without"))).value == "suffix"
+    make("qwen3", tmp_path / "qwen3")
+    for name in ("without", "qwen3"):
+        with pytest.raises(Unfit, match=f"{name} has no layer that predicts"):
+            find("mtp").checked(tmp_path / name, ModelConfig.from_directory(tmp_path / name))
+    with pytest.raises(Unfit, match="cannot draft yet"):
+        _ = find(f"draft_model:{directory}").model  # type: ignore[attr-defined]

@@ -1,0 +1,234 @@
+"""Recurrent layers: Qwen3.5 as transformers writes it, layers against fp64, and states after commits, bit by bit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig
+
+from foresay.kvpaging import LayerStates, PagePool, PageTable
+from foresay.spec.protocols import Rows
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.errors import ConfigError
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.recurrence import gated_delta, replay
+from tests.verifier.families import QWEN3_5, SHAPE, randomise
+from tests.verifier.reading import Reader, load_decoder, paths, random_tokens, random_tree
+
+TEXT: dict[str, Any] = {**SHAPE, **QWEN3_5, "num_hidden_layers": 4, "layer_types": None}
+IMAGES = {
+    "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,
+    "num_position_embeddings": 16,
+}  # fmt: skip
+
+
+def _logits(model: Any, tokens: list[int]) -> Tensor:
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([tokens])).logits[0]  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def wrapped(tmp_path: Path) -> tuple[Path, Any]:
+    """A model of texts and images."""
+    config = Qwen3_5Config(text_config=TEXT, vision_config=IMAGES, tie_word_embeddings=True)
+    oracle = Qwen3_5ForConditionalGeneration(config).eval()
+    randomise(oracle.model.language_model, 0)
+    oracle.save_pretrained(tmp_path / "wrapped")
+    return tmp_path / "wrapped", oracle
+
+
+def test_of_a_model_of_texts_and_images_the_texts_part_is_loaded(wrapped) -> None:
+    """And it is the same as transformers' model of texts of the same files; what predicts tokens is left out."""
+    directory, oracle = wrapped
+    tokens = random_tokens(random.Random(1), 150, 300)
+    found, alone = Reader(load_decoder(directory)).alone(tokens), Qwen3_5ForCausalLM.from_pretrained(directory)
+    for other in (oracle, alone.eval()):
+        assert (found - _logits(other, tokens)).abs().max() < 5e-4
+
+
+def test_the_layer_that_attends_is_every_fourth_unless_it_is_said(tmp_path) -> None:
+    values = Qwen3_5TextConfig(**TEXT).to_dict() | {"architectures": ["Qwen3_5ForCausalLM"], "layer_types": None}
+    kinds = [layer.mixer for layer in ModelConfig.of(Fields(values, "")).stack.layers]
+    assert [hasattr(kind, "taps") for kind in kinds] == [True, True, True, False]
+    for wrong in (
+        {"layer_types": ["sliding_attention"] * 4},
+        {"linear_key_head_dim": 24},
+        {"output_gate_type": "none"},
+    ):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            ModelConfig.of(Fields(values | wrong, ""))
+
+
+def _fp64(mixed: Tensor, rates: Tensor, weights: Any, heads: int, dim: int) -> Tensor:
+    """[R, V]: the layer over a text from its beginning."""
+    values, taps = heads * len(weights.norm), weights.taps.double()
+    channels = taps.shape[1]
+    padded = functional.pad(mixed[:, :channels].double(), (0, 0, len(taps) - 1, 0))
+    made = functional.silu(sum(tap * padded[at : at + len(mixed)] for at, tap in enumerate(taps)))
+    queries, keys, value = made.split(((channels - values) // 2, (channels - values) // 2, values), dim=1)
+    queries, keys = (
+        each.unflatten(1, (-1, dim)).repeat_interleave(heads * dim // each.shape[1], 1) for each in (queries, keys)
+    )
+    queries, keys = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (queries, keys))
+    share, forget = rates.double().chunk(2, dim=1)
+    decay = (weights.decay.double() * functional.softplus(forget + weights.shift.double())).exp()
+    state, out = torch.zeros(heads, dim, len(weights.norm), dtype=torch.float64), []
+    for row, new in enumerate(value.unflatten(1, (heads, -1))):
+        state = state * decay[row, :, None, None]
+        learned = share[row].sigmoid()[:, None] * (new - torch.einsum("hd,hde->he", keys[row], state))
+        state = state + keys[row, :, :, None] * learned[:, None]
+        out.append(torch.einsum("hd,hde->he", queries[row] * dim**-0.5, state))
+    normed = torch.stack(out)
+    normed = normed * (normed.square().mean(-1, keepdim=True) + weights.eps).rsqrt() * weights.norm.double()
+    gated: Tensor = normed.flatten(1) * functional.silu(mixed[:, channels:].double())
+    return gated
+
+
+@pytest.mark.parametrize("shift", [0.0, 6.0], ids=["slow", "e^-20"])
+def test_a_layer_is_as_exact_as_fp32_is(family, shift) -> None:
+    """Beside fp64, in the size of what it puts out: the kernel and the reference."""
+    reader = Reader(family("qwen3_5").decoder(torch.float32))
+    store, before, rows = reader.model.store.states, reader.model.decoder.layers[0].delta, 100
+    assert store is not None and before is not None
+    weights, layer = replace(before, shift=before.shift + shift), next(iter(store))
+    generator = torch.Generator().manual_seed(3)
+    table = reader.open()
+    reader.run(reader.rows(table, random_tokens(random.Random(1), rows, 300)))
+    assert reader.model._last is not None
+    written = reader.model._last._batch.laid_out().states
+    assert written is not None
+    channels, heads = layer.rows.shape[1], layer.states.shape[1]
+    mixed = torch.randn(rows, channels + heads * len(weights.norm), generator=generator)
+    rates = torch.randn(rows, 2 * heads, generator=generator)
+    wanted = _fp64(mixed, rates, weights, heads, layer.states.shape[3])
+    ours = gated_delta(mixed, rates, weights, layer, written, torch.float32)
+    with references():
+        plain = gated_delta(mixed, rates, weights, layer, written, torch.float32)
+    for found in (ours, plain):
+        assert (found - wanted).norm() / wanted.norm() < 1e-6
+
+
+def drafted_beside_plain(reader: Reader, rng: random.Random, base: int, sizes: tuple[int, ...]) -> int:
+    """Trees of these sizes behind a text, a path of each committed, beside a text that is read token by token: after
+    each commit all bytes of both states are equal, and a pass changes none. Until there are 50 tokens more; returns
+    how many steps that took."""
+    text, steps = random_tokens(rng, base, 300), 0
+    drafted, plain = reader.open(text), reader.open(text)
+    while len(text) < base + 50:
+        tree = random_tree(rng, rng.randrange(300), rng.choice(sizes), 300)
+        before = _parts(reader, drafted)
+        reader.run(reader.tree_rows(drafted, tree))
+        assert _equal(before, _parts(reader, drafted)), "a verify pass changes no committed state"
+        path = rng.choice(paths(tree))
+        path = path[: rng.randint(1, len(path))]
+        reader.keep(drafted, path)
+        chosen = [tree.tokens[node] for node in path]
+        reader.read_in_pieces(plain, chosen, lambda: 1)
+        text, steps = text + chosen, steps + 1
+        assert _equal(_parts(reader, drafted), _parts(reader, plain)), f"after {len(text)} tokens"
+    for each, store in zip(reader.model.store.rows(drafted), reader.model.store.rows(plain), strict=True):
+        assert torch.equal(each, store)
+    for table in (drafted, plain):
+        table.trim()
+    reader.pool.check([drafted, plain])
+    for table in (drafted, plain):
+        table.release()
+    return steps
+
+
+@pytest.mark.parametrize("nodes", [1, 8, 16, 32])
+@pytest.mark.parametrize("base", [0, 1, 2, 3, 15, 16, 64])
+def test_after_a_commit_all_of_a_state_is_that_of_plain_decoding(family, nodes, base) -> None:
+    reader = Reader(family("qwen3_5").decoder(torch.float32), pages=40)
+    drafted_beside_plain(reader, random.Random(nodes + 100 * base), base, (nodes,))
+
+
+def test_the_kernel_that_commits_is_close_to_its_reference(family) -> None:
+    """Within a page and from one to another, of a text at its beginning and further on."""
+    reader = Reader(family("qwen3_5").decoder(torch.float32))
+    table = reader.open(random_tokens(random.Random(1), 20, 300))
+    reader.run(reader.tree_rows(table, random_tree(random.Random(2), 5, 16, 300)))
+    assert reader.model.store.states is not None and table.state is not None
+    layers, page = reader.model.store.states.layers, table.state.page
+    for source, goal, fresh in ((page, page, False), (page, 9, False), (0, 10, True)):
+        ours, theirs = (LayerStates(*(part.clone() for part in layers)) for _ in range(2))
+        given = source, goal, fresh, 0, torch.tensor([0, 2, 3, 7])
+        replay(ours, *given)
+        with references():
+            replay(theirs, *given)
+        for mine, its in zip(ours, theirs, strict=True):
+            assert torch.allclose(mine.nan_to_num(), its.nan_to_num(), rtol=1e-5, atol=1e-6)
+        assert ours.states[:, goal].isfinite().all()
+
+
+@pytest.mark.soak
+def test_ten_thousand_steps_beside_plain_decoding(family) -> None:
+    rng, steps, reader = random.Random(0), 0, Reader(family("qwen3_5").decoder(torch.float32), pages=60)
+    while steps < 10_000:
+        steps += drafted_beside_plain(reader, rng, rng.choice((0, 5, 40, 300)), (1, 2, 8, 32))
+
+
+def _parts(reader: Reader, table: PageTable) -> list[Tensor]:
+    assert table.state is not None and reader.model.store.states is not None
+    return [part.clone() for part in reader.model.store.states.bytes_of(table.state)]
+
+
+def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.equal(mine, its) for mine, its in zip(some, others, strict=True))
+
+
+def test_a_text_that_stops_inside_a_page_leaves_its_last_boundary(family) -> None:
+    """As its mark, which has the bits of a text that ends there."""
+    rng, reader = random.Random(1), Reader(family("qwen3_5").decoder(torch.float32))
+    tokens = random_tokens(rng, 45, 300)
+    for cuts in ((45,), (7, 30, 8), (32, 13), (1,) * 45):
+        table, short = reader.open(), reader.open(tokens[:32])
+        for begin, end in pairwise([0, *torch.tensor(cuts).cumsum(0).tolist()]):
+            reader.read(table, tokens[begin:end])
+        table.truncate(40)
+        assert table.length == 32 and _equal(_parts(reader, table), _parts(reader, short))
+        table.release()
+        short.release()
+
+
+def test_rows_of_a_recycled_state_page_begin_with_nothing(family) -> None:
+    """Whatever was there before: pages of other texts, not cleared, and NaN."""
+    rng, reader = random.Random(2), Reader(family("qwen3_5").decoder(torch.float32))
+    tokens = random_tokens(rng, 20, 300)
+    wanted = reader.alone(tokens)
+    for _ in range(3):
+        table = reader.open(random_tokens(rng, 21, 300))
+        table.release()
+        assert torch.equal(reader.model.run([reader.rows(table, tokens)]).logits, wanted)
+        table.release()
+
+
+def test_without_room_for_another_state_nothing_is_reserved() -> None:
+    pool = PagePool(9, 4)
+    pool.attach_states(1, 1 + 2)
+    first, second = PageTable(pool), PageTable(pool)
+    first.reserve(3)
+    with pytest.raises(RuntimeError, match="state pages"):
+        second.reserve(3)
+    assert not second.pages
+    first.release()
+    pool.check([first, second])
+    second.reserve(3)
+
+
+def test_nodes_out_of_order_are_refused(family) -> None:
+    """A level of a tree by itself, as a draft model grows it, goes on from states that are nowhere."""
+    reader = Reader(family("qwen3_5").decoder(torch.float32))
+    table = reader.open([1, 2, 3])
+    table.reserve(3)
+    with pytest.raises(AssertionError, match="whole tree"):
+        reader.run(Rows(table, [5, 6], table.length, [1, 2], [0b11, 0b101]))

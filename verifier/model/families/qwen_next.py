@@ -1,0 +1,64 @@
+"""Qwen3.5, 3.6 and 3.8 (dense): three layers of four are recurrent, heads of the others have gates."""
+
+from __future__ import annotations
+
+from foresay.verifier.model.families.family import Family, attention, layer_count, mlp, rms_norm
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.nodes import Attention, GatedDelta, HeadNorm, Layer, Stack
+from foresay.verifier.model.rope_config import read_rope
+
+#: Numbers that kernels take at once.
+_LANES = 16
+
+
+def qwen3_5(fields: Fields) -> Stack:
+    """Weights of norms are kept less one, but for those inside the recurrence."""
+    fields.refuse("attention_bias")
+    norm, inner = rms_norm(fields, wide=True, less_one=True), mlp(fields)
+    gated = fields.flag("attn_output_gate", True)
+    rope = read_rope(_with_share(fields), partial=True)
+    full = attention(fields, rope, norm=HeadNorm(norm), gated=gated, interleaved=gated)
+    kinds: dict[str, Attention | GatedDelta] = {"full_attention": full, "linear_attention": _delta(fields)}
+    layers = tuple(Layer(kinds[name], inner, norm) for name in _layer_types(fields))
+    stack = Stack(layers, norm)
+    if not stack.attentions:
+        raise fields.error("layer_types must list a layer of full_attention")
+    return stack
+
+
+def _with_share(fields: Fields) -> Fields:
+    """A quarter of each head is rotated unless something else is said."""
+    section = fields.section("rope_parameters") or fields.section("rope_scaling")
+    said = section is not None and section.get("partial_rotary_factor") is not None
+    return fields if said else Fields({"partial_rotary_factor": 0.25, **fields.values}, fields.where)
+
+
+def _layer_types(fields: Fields) -> list[str]:
+    layers, every = layer_count(fields), fields.integer("full_attention_interval", 4)
+    absent = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
+    names = absent if fields.get("layer_types") is None else fields.get("layer_types")
+    if not isinstance(names, list) or len(names) != layers or not set(names) <= {"linear_attention", "full_attention"}:
+        raise fields.error(f"layer_types must list linear_attention or full_attention for {layers} layers: {names!r}")
+    return names
+
+
+def _delta(fields: Fields) -> GatedDelta:
+    if fields.get("output_gate_type") not in (None, "swish", "silu"):
+        raise fields.error(f"output_gate_type {fields.get('output_gate_type')!r} is not supported; supported is swish")
+    heads = (("linear_num_key_heads", 16), ("linear_num_value_heads", 32))
+    widths = (("linear_key_head_dim", 128), ("linear_value_head_dim", 128))
+    keys, values, key_dim, value_dim = (fields.integer(*each) for each in (*heads, *widths))
+    if values % keys:
+        raise fields.error(f"linear_num_value_heads {values} is not a multiple of linear_num_key_heads {keys}")
+    if key_dim % _LANES or value_dim % _LANES:
+        raise fields.error(
+            f"linear_key_head_dim {key_dim} and linear_value_head_dim {value_dim} must be multiples of 16"
+        )
+    taps = fields.integer("linear_conv_kernel_dim", 4, minimum=2, most=64)
+    inside = rms_norm(fields, wide=True)
+    return GatedDelta(keys, values, key_dim, value_dim, taps, inside)
+
+
+_DEFAULTS = {"head_dim": 256, "rms_norm_eps": 1e-6}
+
+FAMILIES = {"Qwen3_5ForCausalLM": Family("Qwen3.5, Qwen3.6, Qwen3.8 (dense)", qwen3_5, _DEFAULTS)}

@@ -1,0 +1,326 @@
+"""What :mod:`foresay.verifier.ops.recurrence` says, for a CPU.
+
+::
+
+    convolve    row by row: the convolution, keys and queries of length 1, shares and decays; what nodes leave of these
+    remember    head by head and 16 values at a time, row by row: the state goes on, and is asked; a state of that part,
+                ``D`` vectors of 16, stays in the first cache
+    finish      row by row and head by head: the norm, and the gate
+    replay      as remember, of records, without being asked
+
+Sums over keys run in four chains, each in order, then (0 + 1) + (2 + 3). A node goes on from where the one above it is:
+so many vectors for each node of one tree, of each thread. Which rows and sequences there are, and which thread has
+which heads, decides no bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from foresay.kvpaging.states import NODES, LayerStates
+from foresay.verifier.ops.attention import find_places
+from foresay.verifier.ops.kernels.cpu import threads
+from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room, zeros
+from foresay.verifier.ops.kernels.cpu.units import INFO
+from foresay.verifier.ops.kernels.cpu.values import F32, I1, I32, I64, LANES, OF_TORCH, Value, vector
+from foresay.verifier.ops.records import DeltaWeights, StateRows
+
+_VECTOR, _EPS, _CHAINS = vector(F32), 1e-6, 4
+
+
+def gated_delta(
+    mixed: Tensor,
+    rates: Tensor,
+    weights: DeltaWeights,
+    layer: LayerStates,
+    rows: StateRows,
+    dtype: torch.dtype,
+    count: Tensor | None = None,
+) -> Tensor:
+    """As the op of this name."""
+    (heads, tiles, dim, _), (taps, channels) = layer.states.shape[1:], weights.taps.shape
+    values, paged, number = heads * tiles * LANES, rows.paged, len(mixed)
+    keys = (channels - values) // 2
+    assert paged.words is not None and paged.is_prefill is not None, "as a step writes them"
+    made, gains = (room((number, width), torch.float32) for width in (channels, 2 * heads))
+    out, done = room((number, values), torch.float32), room((number, values), dtype)
+    places, text = find_places(paged, number, count), (paged.offsets, paged.lengths, paged.words, paged.is_prefill)
+    states = rows.pages, rows.stops, rows.nodes
+    _convolving(heads, keys, dim, values, taps)(
+        mixed, rates, weights.taps, weights.decay, weights.shift, layer.tails, layer.records, layer.rows,
+        zeros(channels, torch.float32), places.info, *text, *states, made, gains, counted(count, number),
+    )  # fmt: skip
+    own = room((threads.MOST, (NODES + 1) * dim * LANES), torch.float32)
+    _remembering(heads, keys, dim, values)(
+        made, gains, layer.states, layer.records, *text, *states, out, own,
+        counted(paged.sequences, len(paged.lengths)),
+    )  # fmt: skip
+    _finishing(heads, channels, values, weights.eps, dtype)(out, mixed, weights.norm, done, counted(count, number))
+    return done
+
+
+def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequence: int, path: Tensor) -> None:
+    """As the op of this name."""
+    (_, pages, heads, tiles, dim, _), (_, _, tail, channels) = layers.states.shape, layers.tails.shape
+    values = heads * tiles * LANES
+    _replaying(heads, (channels - values) // 2, dim, values, tail)(
+        *layers, path, len(path), source, destination, int(fresh), sequence * NODES, pages, len(layers.states),
+        layers.rows.shape[1],
+    )  # fmt: skip
+
+
+class _Row:
+    """Of a sequence of a pass: its first row, whether it is a text, whether it is at its beginning; and of its rows."""
+
+    def __init__(self, k: Kernel, first: int, sequence: Value) -> None:
+        self.k, self._words = k, k.pointer(first + 2)
+        offsets, lengths, texts, pages, stops, nodes = (k.pointer(first + at) for at in (0, 1, 3, 4, 5, 6))
+        self.begin, self.end = self._told(offsets, sequence), self._told(offsets, sequence + 1)
+        self.fresh = self._told(lengths, sequence).equals(0)
+        self.text = self._told(texts, sequence).differs(0)
+        self.source = self._told(pages, sequence * 3)
+        self.stops = [
+            (self._told(stops, sequence * 2 + at), self._told(pages, sequence * 3 + 1 + at)) for at in range(2)
+        ]
+        self._nodes, self._record = self._told(nodes, sequence), sequence * NODES
+
+    def _told(self, array: Value, index: Value) -> Value:
+        return self.k.integer(self.k.load(array, I32, index), I64)
+
+    def word(self, row: Value) -> Value:
+        """The ancestor word of a tree's row, without its own bit."""
+        word = self.k.load(self._words, I64, row)
+        top = self.top(word)
+        return word ^ (self.k.constant(1) << self.k.select(top < 0, self.k.constant(0), top))
+
+    def top(self, word: Value) -> Value:
+        """The last node of a word that has one; of none, -1."""
+        return self.k.constant(63) - self.k.call("llvm.ctlz.i64", I64, word, self.k.constant(0, I1))
+
+    def node(self, row: Value) -> Value:
+        """Which node a row is; below 0 if it is none."""
+        return self.k.select(self.text, row - self.begin - self._nodes, self.top(self.k.load(self._words, I64, row)))
+
+    def record(self, row: Value) -> Value:
+        """Where the record of a row is that is a node."""
+        return self._record + self.node(row)
+
+
+@Compiled
+def _convolving(heads: int, keys: int, dim: int, values: int, taps: int) -> Kernel:
+    k, channels = Kernel("convolve"), 2 * keys + values
+    mixed, rates, weights, decay, shift, tails, records, kept, nothing, info = (k.pointer(at) for at in range(10))
+    made, gains = k.pointer(17), k.pointer(18)
+    with k.share(k.counted(19)) as row:
+        it = _Row(k, 10, k.integer(k.load(info, I32, row * INFO), I64))
+        own = k.at(mixed, row * (channels + values), F32)
+
+        def tail_of(at: Value, it: _Row = it) -> Value:
+            """A row of the tail that the sequence goes on from."""
+            place = k.at(tails, (it.source * (taps - 1) + at) * channels, F32)
+            return k.select(it.fresh, nothing, place)
+
+        word, missing = k.variable(k.select(it.text, 0, it.word(row))), k.variable(k.constant(0))
+        window = [own]
+        for back in range(1, taps):
+            order = row - it.begin - back
+            above = k.select(it.text, order, it.top(word.value))
+            missing.value = missing.value + k.select(above < 0, k.constant(1), k.constant(0))
+            before = k.select(above < 0, k.constant(0), it.begin + above)
+            place = k.at(mixed, before * (channels + values), F32)
+            window.append(k.select(above < 0, tail_of(k.constant(taps - 1) - missing.value), place))
+            bit = k.constant(1) << k.select(above < 0, k.constant(0), above)
+            word.value = k.select(it.text | (above < 0), word.value, word.value ^ bit)
+        line = k.at(made, row * channels, F32)
+        with k.loop(0, channels, LANES) as at:
+            total = k.constant(0.0, _VECTOR)
+            for tap, place in enumerate(reversed(window)):
+                total = k.fma(k.load(weights, _VECTOR, at + tap * channels), k.load(place, _VECTOR, at), total)
+            k.store(_silu(k, total), line, at)
+        with k.loop(0, 2 * keys, dim) as head:
+            _normalize(
+                k, k.at(line, head, F32), dim, k.select(head < keys, k.constant(dim**-0.5, F32), k.constant(1.0, F32))
+            )
+        mine = k.at(gains, row * 2 * heads, F32)
+
+        def gain(at: Value, lanes: int) -> None:
+            of = F32 if lanes == 1 else _VECTOR
+            asked, forget = (k.load(rates, of, row * 2 * heads + first + at) for first in (0, heads))
+            k.store(_sigmoid(k, asked), mine, at)
+            rate = k.load(decay, of, at) * _softplus(k, forget + k.load(shift, of, at))
+            k.store(k.exp(rate), mine, at + heads)
+
+        k.across(heads, gain)
+        with k.when(it.node(row) >= 0):
+            record = k.at(records, it.record(row) * (keys + values + heads), F32)
+            k.copy(k.at(line, keys, F32), record, keys * 4)
+            k.copy(k.at(mine, heads, F32), k.at(record, keys + values, F32), heads * 4)
+            k.copy(own, k.at(kept, it.record(row) * channels, F32), channels * 4)
+        order = row - it.begin
+        for rows, page in it.stops:
+            with k.when(it.text & (order < rows)):
+                first = order - rows + (taps - 1)  # where the row is in the tail, counted from its begin
+                goal = k.at(tails, page * ((taps - 1) * channels), F32)
+                with k.when(first >= 0):
+                    k.copy(own, k.at(goal, first * channels, F32), channels * 4)
+                with k.when(order.equals(0)), k.loop(0, k.constant(taps - 1) - rows) as at:
+                    k.copy(tail_of(at + rows), k.at(goal, at * channels, F32), channels * 4)
+    return k
+
+
+def _sigmoid(k: Kernel, value: Value) -> Value:
+    return k.constant(1.0, value.type) / (k.exp(value * -1.0) + 1.0)
+
+
+def _silu(k: Kernel, value: Value) -> Value:
+    return value / (k.exp(value * -1.0) + 1.0)
+
+
+def _softplus(k: Kernel, value: Value) -> Value:
+    """``log(1 + e^x)``, whose small numbers keep all their digits."""
+    size = k.select(value < 0.0, value * -1.0, value)
+    small = k.exp(size * -1.0)
+    more = small + 1.0
+    near = k.select(more.differs(1.0), k.log(more) * (small / (more - 1.0)), small)
+    return k.select(value > 0.0, value, 0.0) + near
+
+
+def _normalize(k: Kernel, line: Value, dim: int, scale: Value) -> None:
+    """Divide a vector by its length, and multiply it."""
+    total = k.variable(k.constant(0.0, _VECTOR))
+    with k.loop(0, dim, LANES) as at:
+        value = k.load(line, _VECTOR, at)
+        total.value = k.fma(value, value, total.value)
+    factor = k.spread(scale / k.sqrt(k.total(total.value) + _EPS))
+    with k.loop(0, dim, LANES) as at:
+        k.store(k.load(line, _VECTOR, at) * factor, line, at)
+
+
+class _Head:
+    """Emits steps of 16 values of a head: ``dim`` vectors of state."""
+
+    def __init__(self, k: Kernel, dim: int) -> None:
+        self.k, self.dim = k, dim
+
+    def summed(self, term: Callable[[Value], tuple[Value, Value]]) -> Value:
+        """The sum of products over keys. term: of the key of this number its two factors."""
+        k = self.k
+        sums = [k.variable(k.constant(0.0, _VECTOR)) for _ in range(_CHAINS)]
+        with k.loop(0, self.dim, _CHAINS) as first:
+            for chain, total in enumerate(sums):
+                total.value = k.fma(*term(first + chain), total.value)
+        first, second, third, fourth = (total.value for total in sums)
+        return (first + second) + (third + fourth)
+
+    def remembered(self, source: Value, keys: Value, decay: Value) -> Value:
+        """What the state, once it has forgotten, says of a key."""
+        k = self.k
+        return self.summed(lambda at: (k.spread(k.load(keys, F32, at)), self._decayed(source, decay, at)))
+
+    def stepped(self, source: Value, goal: Value, keys: Value, decay: Value, learned: Value, at: Value) -> Value:
+        """One of the state's vectors after a row, which is stored."""
+        k = self.k
+        new = k.fma(k.spread(k.load(keys, F32, at)), learned, self._decayed(source, decay, at))
+        k.store(new, goal, at * LANES)
+        return new
+
+    def _decayed(self, source: Value, decay: Value, at: Value) -> Value:
+        return self.k.load(source, _VECTOR, at * LANES) * decay
+
+    def copy(self, source: Value, goal: Value) -> None:
+        self.k.copy(source, goal, self.dim * LANES * 4)
+
+    def begin(self, source: Value, goal: Value, fresh: Value) -> None:
+        """A copy of a state, or of none."""
+        k = self.k
+        with k.loop(0, self.dim * LANES, LANES) as at:
+            k.store(k.select(fresh, k.constant(0.0, _VECTOR), k.load(source, _VECTOR, at)), goal, at)
+
+
+@Compiled
+def _remembering(heads: int, keys: int, dim: int, values: int) -> Kernel:
+    k, tiles, size = Kernel("remember"), values // heads // LANES, dim * LANES
+    made, gains, states, records = (k.pointer(at) for at in range(4))
+    out, scratch = k.pointer(11), k.at(k.pointer(12), k.thread * ((NODES + 1) * size), F32)
+    step, whole, shared = _Head(k, dim), heads * tiles, heads // (keys // dim)
+    with k.share(k.counted(13) * whole) as unit:
+        it, part = _Row(k, 4, unit // whole), unit % whole
+        head, first = part // tiles, k.at(scratch, NODES * size, F32)
+        step.begin(k.at(states, (it.source * whole + part) * size, F32), first, it.fresh)
+        with k.loop(it.begin, it.end) as row:
+            above, own = it.top(it.word(row)), it.node(row)
+            source = k.at(scratch, k.select(it.text | (above < 0), k.constant(NODES), above) * size, F32)
+            goal = k.at(scratch, k.select(it.text, k.constant(NODES), own) * size, F32)
+            line = k.at(made, row * (2 * keys + values), F32)
+            query, key = (k.at(line, head // shared * dim + begin, F32) for begin in (0, keys))
+            share, decay = (k.spread(k.load(gains, F32, row * 2 * heads + begin + head)) for begin in (0, heads))
+            value = k.load(line, _VECTOR, part * LANES + 2 * keys)
+            learned = (value - step.remembered(source, key, decay)) * share
+            made_of = partial(step.stepped, source, goal, key, decay, learned)
+            asked = step.summed(lambda at, query=query, new=made_of: (k.spread(k.load(query, F32, at)), new(at)))  # type: ignore[misc]
+            k.store(asked, out, row * values + part * LANES)
+            with k.when(own >= 0):
+                k.store(learned, records, it.record(row) * (keys + values + heads) + keys + part * LANES)
+            for rows, page in it.stops:
+                with k.when(it.text & (row - it.begin + 1).equals(rows)):
+                    step.copy(goal, k.at(states, (page * whole + part) * size, F32))
+    return k
+
+
+@Compiled
+def _finishing(heads: int, channels: int, values: int, eps: float, dtype: torch.dtype) -> Kernel:
+    k, width, of = Kernel("finish"), values // heads, OF_TORCH[dtype]
+    out, mixed, norm, done = (k.pointer(at) for at in range(4))
+    with k.share(k.counted(4) * heads) as unit:
+        row, head = unit // heads, unit % heads
+        line, total = k.at(out, unit * width, F32), k.variable(k.constant(0.0, _VECTOR))
+        with k.loop(0, width, LANES) as at:
+            value = k.load(line, _VECTOR, at)
+            total.value = k.fma(value, value, total.value)
+        mean = k.total(total.value) * (1.0 / width) + eps
+        factor = k.spread(k.constant(1.0, F32) / k.sqrt(mean))
+        with k.loop(0, width, LANES) as at:
+            gate = k.load(mixed, _VECTOR, row * (channels + values) + channels + head * width + at)
+            value = k.load(line, _VECTOR, at) * factor * k.load(norm, _VECTOR, at) * _silu(k, gate)
+            k.store(k.narrowed(value, of), done, unit * width + at)
+    return k
+
+
+@Compiled
+def _replaying(heads: int, keys: int, dim: int, values: int, tail: int) -> Kernel:
+    k, tiles, size, channels = Kernel("replay"), values // heads // LANES, dim * LANES, 2 * keys + values
+    states, tails, records, kept, path = (k.pointer(at) for at in range(5))
+    count, source, goal, fresh, first, pages, layers, room_of = (k.number(at) for at in range(5, 13))
+    step, whole, shared, width = _Head(k, dim), heads * tiles, heads // (keys // dim), keys + values + heads
+    is_fresh = fresh.differs(0)
+    with k.share(layers * whole) as unit:
+        layer, part = unit // whole, unit % whole
+        before, own = (k.at(states, ((layer * pages + page) * whole + part) * size, F32) for page in (source, goal))
+        with k.when(is_fresh | source.differs(goal)):
+            step.begin(before, own, is_fresh)
+        with k.loop(0, count) as number:
+            record = k.at(records, (layer * room_of + first + k.load(path, I64, number)) * width, F32)
+            decay = k.spread(k.load(record, F32, part // tiles + (keys + values)))
+            learned = k.load(record, _VECTOR, part * LANES + keys)
+            key = k.at(record, part // tiles // shared * dim, F32)
+            with k.loop(0, dim) as at:
+                step.stepped(own, own, key, decay, learned, at)
+    with k.share(layers * (channels // LANES)) as unit:
+        layer, at = unit // (channels // LANES), unit % (channels // LANES) * LANES
+        before, own = (k.at(tails, (layer * pages + page) * (tail * channels), F32) for page in (source, goal))
+        for place in range(tail):
+            number = count + (place - tail)
+            with k.when(number >= 0):
+                node = k.load(path, I64, number)
+                k.store(
+                    k.load(kept, _VECTOR, (layer * room_of + first + node) * channels + at), own, at + place * channels
+                )
+            with k.when(number < 0):
+                old = k.load(before, _VECTOR, (number + tail) * channels + at)
+                k.store(k.select(is_fresh, k.constant(0.0, _VECTOR), old), own, at + place * channels)
+    return k

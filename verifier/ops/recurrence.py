@@ -1,0 +1,128 @@
+"""The recurrence of a gated delta layer, over texts and trees alike, and how a path of its nodes is committed.
+
+One canon: in fp32, row by row along a path, every sum in one fixed order, so that a prompt in one pass, in pieces,
+token by token, a node of a tree and what is committed of it have equal bits (docs/recurrent.md). A pass reads committed
+states and changes none: nodes leave records, and states of texts go to other pages (:mod:`foresay.kvpaging.states`).
+
+Legend: R rows, H value heads, G key heads, D width of a key, E of a value, T taps; K = G * D, V = H * E, C = 2 K + V.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foresay.kvpaging.states import NODES, LayerStates
+from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.records import DeltaWeights, StateRows
+
+#: Added to a sum of squares, before its root divides a key or a query.
+NORM_EPS = 1e-6
+
+
+@op(cpu="recurrence")
+def gated_delta(
+    mixed: Tensor,
+    rates: Tensor,
+    weights: DeltaWeights,
+    layer: LayerStates,
+    rows: StateRows,
+    dtype: torch.dtype,
+    count: Tensor | None = None,
+) -> Tensor:
+    """What the heads of a layer put out for every row, normed and gated: [R, V] of ``dtype``.
+
+    mixed: fp32[R, C + V], queries, keys and values before the convolution, and gates. rates: fp32[R, 2 H], how much
+    each head learns, how much it forgets. layer: one of a store; states and tails are read where sequences go on from,
+    and written where they stop; records are written. count: int64[1], of how many rows, read when it runs (of compiled
+    kernels; None: all). What comes of padding is not defined.
+    """
+    paged, heads = rows.paged, mixed.new_zeros(len(mixed), layer.states.shape[1], len(weights.norm))
+    sequences = len(paged.lengths) if paged.sequences is None else int(paged.sequences)
+    for number, (begin, end) in enumerate(pairwise(paged.offsets[: sequences + 1].tolist())):
+        for row, out in enumerate(_outputs(mixed[begin:end], rates[begin:end], weights, layer, rows, number, begin)):
+            heads[begin + row] = out
+    normed = heads * (heads.square().mean(-1, keepdim=True) + weights.eps).rsqrt() * weights.norm
+    return (normed.flatten(1) * functional.silu(mixed[:, layer.rows.shape[1] :])).to(dtype)
+
+
+def _outputs(
+    mixed: Tensor, rates: Tensor, weights: DeltaWeights, layer: LayerStates, rows: StateRows, number: int, begin: int
+) -> list[Tensor]:
+    """[H, E] of each row of one sequence, before norm and gates."""
+    paged, channels, found = rows.paged, layer.rows.shape[1], list[Tensor]()
+    text = paged.words is None or (paged.is_prefill is not None and bool(paged.is_prefill[number]))
+    source, *targets = rows.pages[number].tolist()
+    first = layer.states[source], layer.tails[source]
+    after = {-1: first if paged.lengths[number] else (torch.zeros_like(first[0]), torch.zeros_like(first[1]))}
+    for row, raw in enumerate(mixed[:, :channels]):
+        node, above = (row, row - 1) if text or paged.words is None else _ends(int(paged.words[begin + row]))
+        state, tail = after[above]
+        window = torch.cat((tail, raw[None]))
+        query, record = _learned(functional.silu((window * weights.taps).sum(0)), rates[row], weights, state)
+        after[node] = _stepped(state, record, channels), window[1:]
+        asked = (after[node][0] * _spread(query, state)[:, None, :, None]).sum(2)
+        found.append(asked.flatten(1))
+        own = node - int(rows.nodes[number])
+        if own >= 0:
+            layer.records[number * NODES + own], layer.rows[number * NODES + own] = record, raw
+        for stop, page in zip(rows.stops[number].tolist(), targets, strict=True):
+            if text and row + 1 == stop:
+                layer.states[page], layer.tails[page] = after[node]
+    return found
+
+
+def _ends(word: int) -> tuple[int, int]:
+    """Of an ancestor word its own node, and the one above; -1 where there is none."""
+    word &= (1 << NODES) - 1
+    own = word.bit_length() - 1
+    return own, (word ^ 1 << own).bit_length() - 1
+
+
+def _spread(keys: Tensor, state: Tensor) -> Tensor:
+    """[H, D]: each key is that of as many heads. keys: [G, D]."""
+    return keys.repeat_interleave(len(state) // len(keys), dim=0)
+
+
+def _learned(made: Tensor, rates: Tensor, weights: DeltaWeights, state: Tensor) -> tuple[Tensor, Tensor]:
+    """A row's queries, [G, D], and its record. made: [C], after the convolution."""
+    heads, _, dim, _ = state.shape
+    queries, keys = made[: len(made) - heads * len(weights.norm)].view(2, -1, dim)
+    queries, keys = (each * (each.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt() for each in (queries, keys))
+    share, forget = rates.chunk(2)
+    decay = (weights.decay * functional.softplus(forget + weights.shift)).exp()
+    remembered = (state * decay[:, None, None, None] * _spread(keys, state)[:, None, :, None]).sum(2)
+    values = made[2 * keys.numel() :].view_as(remembered)
+    learned = share.sigmoid()[:, None, None] * (values - remembered)
+    return queries * dim**-0.5, torch.cat((keys.flatten(), learned.flatten(), decay))
+
+
+def _stepped(state: Tensor, record: Tensor, channels: int) -> Tensor:
+    """The state after a row. state: [H, E / 16, D, 16]."""
+    heads, tiles, dim, lanes = state.shape
+    values = heads * tiles * lanes
+    keys, learned, decay = record.split(((channels - values) // 2, values, heads))
+    spread = _spread(keys.view(-1, dim), state)[:, None, :, None]
+    stepped: Tensor = state * decay[:, None, None, None] + spread * learned.view(heads, tiles, 1, lanes)
+    return stepped
+
+
+@op(cpu="recurrence")
+def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequence: int, path: Tensor) -> None:
+    """Let a text's states go on along a path of the last pass, in all layers: from one state page to another, or within
+    one. No other page is written to.
+
+    layers: of a whole store. fresh: whether the text is at its beginning, and nothing is read. sequence: which of the
+    pass it is. path: int64[N], its nodes.
+    """
+    for number in range(len(layers.states)):
+        layer = LayerStates(*(part[number] for part in layers))
+        state, tail = (part[source] * (not fresh) for part in layer[:2])
+        for record, row in zip(
+            layer.records[sequence * NODES + path], layer.rows[sequence * NODES + path], strict=True
+        ):
+            state, tail = _stepped(state, record, len(row)), torch.cat((tail[1:], row[None]))
+        layer.states[destination], layer.tails[destination] = state, tail
