@@ -234,7 +234,7 @@ def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
     widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
     if (found := model.stack.recurrence) is not None:
         widths += 4 * (found.keys + found.values + found.value_heads)
-    return 4 * (_padded(wanted) * model.vocab_size + _padded(rows) * widths) + _ANY_PASS
+    return 4 * (wanted * model.vocab_size + rows * widths) + _ANY_PASS
 
 
 def _padded(count: int) -> int:

@@ -173,7 +173,10 @@ def alive(pid: int) -> bool:
 def launching(place: Path, *words: str) -> subprocess.Popen[str]:
     (place / "temporary").mkdir(exist_ok=True)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(place / "temporary")}
-    line = [sys.executable, "-m", "foresay.server.cli.main", "launch", "claude", *words]
+    # Whoever runs the tests may ignore Ctrl-C, and what begins so cannot hear it.
+    heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    begun = f"{heard} from foresay.server.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    line = [sys.executable, "-c", begun, "launch", "claude", *words]
     return subprocess.Popen(line, cwd=place, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,7 @@ def published(directory: Path, kind: str, family: str = "qwen3") -> None:
         "intermediate_size": 160,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        **({"linear_num_value_heads": 8} if family == "qwen3_5" else {}),
     }
     make(family, directory / "plain", **sizes, head_dim=32)
     about, convert = FORMATS[kind]
@@ -261,7 +263,7 @@ def published(directory: Path, kind: str, family: str = "qwen3") -> None:
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         floats[name] = tensor
-        if not name.endswith("_proj.weight"):
+        if not re.search(r"_proj(_\w+)?\.weight$", name):
             stored[name] = tensor
             continue
         made, floats[name] = convert(tensor)
