@@ -140,11 +140,12 @@ class BareForward:
         self.rows = [Rows(self.table, torch.arange(5, 5 + rows), context)]
 
     def _fill(self, slots: Tensor) -> None:
-        store = self.verifier.store
-        for index in range(len(store.layers)):
-            keys, values, scales = store.layer(index)
-            rows = torch.randn(2, len(slots), *keys.shape[1:]).to(self.verifier.decoder.dtype)
-            store_rows(keys, values, store.own(index, slots), rows[0], rows[1], scales)
+        for arrays in self.verifier.store.arrays:  # recurrent layers have none
+            own = arrays.own(slots)
+            for index in range(len(arrays.keys)):
+                keys, values, scales = arrays.layer(index)
+                rows = torch.randn(2, len(slots), *keys.shape[1:]).to(self.verifier.decoder.dtype)
+                store_rows(keys, values, own, rows[0], rows[1], scales)
 
     def __call__(self) -> None:
         """One pass."""
