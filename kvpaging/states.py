@@ -33,8 +33,8 @@ class StatePages:
     """The state pages of one pool, whose pages hold so many tokens.
 
     sequences: of a pass at most, of those that leave records. num_pages: state pages in all, the padding page 0 among
-    them; a running text has up to four. checkpoints: the state
-    page after the last token of a page of the pool; the ones not used for longest first.
+    them; a running text has up to four. checkpoints: the state page after the last token of a page of the pool; the
+    ones not used for longest first.
     """
 
     def __init__(self, sequences: int, num_pages: int, page_size: int) -> None:
