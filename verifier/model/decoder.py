@@ -62,6 +62,8 @@ class PackedLayer:
         into, gates = (MIXED, RATES) if isinstance(layer.mixer, GatedDelta) else (QKV, HEAD_GATE)
         if isinstance(layer.mixer, Attention):
             weights = _turnable(layer.mixer, _gates_apart(layer.mixer, weights))
+        elif layer.mixer.tiled:
+            weights = _side_by_side(layer.mixer, weights)
 
         def linear(name: str, gated: Gate = "") -> Linear:
             return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds)
@@ -88,7 +90,27 @@ class PackedLayer:
 
 def _delta(node: GatedDelta, vectors: Mapping[str, Tensor]) -> DeltaWeights:
     taps = vectors[TAPS].flatten(1).t().contiguous()
-    return DeltaWeights(taps, -vectors[DECAY].exp(), vectors[SHIFT], vectors[f"{HEAD_NORM}.weight"], node.norm.eps)
+    norm = vectors[f"{HEAD_NORM}.weight"]
+    return DeltaWeights(taps, vectors[DECAY], vectors[SHIFT], norm, node.norm.eps, node.tiled)
+
+
+def _side_by_side(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
+    """The same, with heads of values that have a key in common side by side, but in what reads what they put out."""
+    heads = torch.arange(node.value_heads).view(-1, node.key_heads).t().flatten()
+    wide = (heads[:, None] * node.value_dim + torch.arange(node.value_dim)).flatten()
+    channels = torch.cat((torch.arange(2 * node.keys), 2 * node.keys + wide))
+    into = {
+        MIXED: torch.cat((channels, len(channels) + wide)),
+        RATES: torch.cat((heads, len(heads) + heads)),
+        TAPS: channels,
+        DECAY: heads,
+        SHIFT: heads,
+    }
+    matrices, vectors = (
+        {name: whole[into[name].to(whole.device)] if name in into else whole for name, whole in found.items()}
+        for found in (weights.matrices, weights.vectors)
+    )
+    return LayerWeights(matrices, weights.biases, vectors)
 
 
 def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:

@@ -166,8 +166,8 @@ class GatedDelta:
 
     Queries, keys and values go through a convolution of ``taps`` rows and SiLU. Of each row, with a key k and a query q
     of length 1: S is multiplied by the row's decay, learns k * share * (v - what it remembers of k), and is asked for
-    q. What heads put out is normed and gated. key_heads: each is that of as many of the ``value_heads``, side by side.
-    norm: of heads.
+    q. What heads put out is normed and gated. key_heads: each is that of as many of the ``value_heads``, side by side;
+    ``tiled``: in files, of every ``key_heads``-th. norm: of heads.
     """
 
     key_heads: int
@@ -176,6 +176,7 @@ class GatedDelta:
     value_dim: int
     taps: int
     norm: NormKind
+    tiled: bool = False
 
     @property
     def keys(self) -> int:

@@ -46,7 +46,12 @@ def gated_delta(
         for row, out in enumerate(_outputs(mixed[begin:end], rates[begin:end], weights, layer, rows, number, begin)):
             heads[begin + row] = out
     normed = heads * (heads.square().mean(-1, keepdim=True) + weights.eps).rsqrt() * weights.norm
-    return (normed.flatten(1) * functional.silu(mixed[:, layer.rows.shape[1] :])).to(dtype)
+    done = normed * functional.silu(mixed[:, layer.rows.shape[1] :]).view_as(normed)
+    if weights.tiled:
+        values, dim = done[0].numel(), layer.states.shape[3]
+        groups = (layer.rows.shape[1] - values) // 2 // dim
+        done = done.unflatten(1, (groups, -1)).transpose(1, 2)
+    return done.flatten(1).to(dtype)
 
 
 def _outputs(

@@ -60,7 +60,8 @@ def gated_delta(
         made, gains, layer.states, layer.records, *text, *states, out, own,
         counted(paged.sequences, len(paged.lengths)),
     )  # fmt: skip
-    _finishing(heads, channels, values, weights.eps, dtype)(out, mixed, weights.norm, done, counted(count, number))
+    shared = heads // (keys // dim) if weights.tiled else 1
+    _finishing(heads, channels, values, shared, weights.eps, dtype)(out, mixed, weights.norm, done, counted(count, number))
     return done
 
 
@@ -273,12 +274,13 @@ def _remembering(heads: int, keys: int, dim: int, values: int) -> Kernel:
 
 
 @Compiled
-def _finishing(heads: int, channels: int, values: int, eps: float, dtype: torch.dtype) -> Kernel:
+def _finishing(heads: int, channels: int, values: int, shared: int, eps: float, dtype: torch.dtype) -> Kernel:
     k, width, of = Kernel("finish"), values // heads, OF_TORCH[dtype]
     out, mixed, norm, done = (k.pointer(at) for at in range(4))
     with k.share(k.counted(4) * heads) as unit:
         row, head = unit // heads, unit % heads
         line, total = k.at(out, unit * width, F32), k.variable(k.constant(0.0, _VECTOR))
+        goal = (row * heads + head % shared * (heads // shared) + head // shared) * width
         with k.loop(0, width, LANES) as at:
             value = k.load(line, _VECTOR, at)
             total.value = k.fma(value, value, total.value)
@@ -287,7 +289,7 @@ def _finishing(heads: int, channels: int, values: int, eps: float, dtype: torch.
         with k.loop(0, width, LANES) as at:
             gate = k.load(mixed, _VECTOR, row * (channels + values) + channels + head * width + at)
             value = k.load(line, _VECTOR, at) * factor * k.load(norm, _VECTOR, at) * _silu(k, gate)
-            k.store(k.narrowed(value, of), done, unit * width + at)
+            k.store(k.narrowed(value, of), done, goal + at)
     return k
 
 
