@@ -93,8 +93,7 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
     writer, floats = writer_of(file, config, tokens), {}
     with checkpoint.opened(checkpoint.files[0]) as tensors:
         names = [each for each in tensors.offset_keys() if each in checkpoint.tensors or each.startswith(PREDICTS)]
-        further = any(name.startswith(PREDICTS) for name in names)
-        if further:
+        if any(name.startswith(PREDICTS) for name in names):
             writer.add_block_count(config.num_layers + 1)
             writer.add_nextn_predict_layers(1)
         said = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
@@ -107,9 +106,7 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
     save_file({name: tensor.contiguous() for name, tensor in floats.items()}, directory / SINGLE)
 
 
-def _added(
-    writer: Any, config: ModelConfig, names: tuple[str, str], tensor: Tensor, kind: TypeOf, seed: int
-) -> Tensor:
+def _added(writer: Any, config: ModelConfig, names: tuple[str, str], tensor: Tensor, kind: TypeOf, seed: int) -> Tensor:
     (name, there), (dim, order) = names, order_of(config, names[0], tuple(tensor.shape))
     turned, one = tensor.index_select(dim, order), name in config.less_one or name.startswith(PREDICTS)
     if tensor.dim() == 2:
@@ -117,7 +114,10 @@ def _added(
         raw, found = blocks_of(turned, of, seed)
         writer.add_tensor(there, raw, raw_dtype=gguf.GGMLQuantizationType[of])
         return found.index_select(dim, order.argsort())
-    writer.add_tensor(there, (-turned.exp() if name.endswith(DECAY) else turned.squeeze(1) if tensor.dim() == 3 else turned + one).numpy())
+    writer.add_tensor(
+        there,
+        (-turned.exp() if name.endswith(DECAY) else turned.squeeze(1) if tensor.dim() == 3 else turned + one).numpy(),
+    )
     return tensor
 
 

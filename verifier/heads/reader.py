@@ -15,11 +15,11 @@ from torch import Tensor
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.heads.layer import Finish, HeadWeights, MarkovHead
 from foresay.verifier.heads.layouts import IGNORED, HeadTensors, short
-from foresay.verifier.model.gguf.config import PREDICTS
-from foresay.verifier.model.gguf.file import LINK
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.gguf.config import PREDICTS
+from foresay.verifier.model.gguf.file import LINK
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer
 from foresay.verifier.model.weights import LayerWeights

@@ -96,21 +96,17 @@ def _delta(node: GatedDelta, vectors: Mapping[str, Tensor]) -> DeltaWeights:
 
 def _side_by_side(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
     """The same, with heads of values that have a key in common side by side, but in what reads what they put out."""
-    heads = torch.arange(node.value_heads).view(-1, node.key_heads).t().flatten()
-    wide = (heads[:, None] * node.value_dim + torch.arange(node.value_dim)).flatten()
-    channels = torch.cat((torch.arange(2 * node.keys), 2 * node.keys + wide))
-    into = {
-        MIXED: torch.cat((channels, len(channels) + wide)),
-        RATES: torch.cat((heads, len(heads) + heads)),
-        TAPS: channels,
-        DECAY: heads,
-        SHIFT: heads,
-    }
-    matrices, vectors = (
-        {name: whole[into[name].to(whole.device)] if name in into else whole for name, whole in found.items()}
-        for found in (weights.matrices, weights.vectors)
+    whole = torch.arange(node.values, device=weights.vectors[DECAY].device)
+    heads = whole[: node.value_heads].view(-1, node.key_heads).t().flatten()
+    wide = whole.view(-1, node.key_heads, node.value_dim).transpose(0, 1).flatten()
+    channels = torch.cat((torch.arange(2 * node.keys).to(wide), 2 * node.keys + wide))
+    rows = {MIXED: torch.cat((channels, len(channels) + wide)), RATES: torch.cat((heads, len(heads) + heads))}
+    numbers = {TAPS: channels, DECAY: heads, SHIFT: heads}
+    return LayerWeights(
+        {**weights.matrices, **{name: weights.matrices[name][order] for name, order in rows.items()}},
+        weights.biases,
+        {**weights.vectors, **{name: weights.vectors[name][order] for name, order in numbers.items()}},
     )
-    return LayerWeights(matrices, weights.biases, vectors)
 
 
 def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:

@@ -85,7 +85,7 @@ def load(
 
 
 def _make_whole(config: ModelConfig, weights: ModelWeights) -> None:
-    """What GGUF files have as it is: weights that others keep less one, decays whose opposites' logarithms they keep."""
+    """What GGUF files have as it is, and others less one, or the logarithm of its opposite."""
     for name, place in places(config, weights):
         if name in config.less_one and isinstance(place, Tensor):
             place.add_(1.0)

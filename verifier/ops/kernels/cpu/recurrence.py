@@ -61,7 +61,9 @@ def gated_delta(
         counted(paged.sequences, len(paged.lengths)),
     )  # fmt: skip
     shared = heads // (keys // dim) if weights.tiled else 1
-    _finishing(heads, channels, values, shared, weights.eps, dtype)(out, mixed, weights.norm, done, counted(count, number))
+    _finishing(heads, channels, values, shared, weights.eps, dtype)(
+        out, mixed, weights.norm, done, counted(count, number)
+    )
     return done
 
 
