@@ -18,7 +18,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.gguf.config import PREDICTS, theirs
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.nodes import DECAY, GatedDelta
+from foresay.verifier.model.nodes import DECAY, Attention, GatedDelta, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept
@@ -80,7 +80,7 @@ def order_of(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[in
         return 0, torch.arange(shape[0]).view(heads, 2, -1).swapaxes(1, 2).flatten()
     delta, dim = config.stack.recurrence, int(module == "out_proj")
     plain = torch.arange(shape[dim])
-    if delta is None or "linear_attn" not in name or name.endswith("norm.weight"):
+    if not isinstance(delta, GatedDelta) or "linear_attn" not in name or name.endswith("norm.weight"):
         return dim, plain
     first = 2 * delta.keys if module in ("in_proj_qkv", "conv1d") else 0
     tiled = plain[first:].view(delta.key_heads, delta.value_heads // delta.key_heads, -1).transpose(0, 1)
@@ -140,7 +140,9 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
+    attends = [isinstance(layer.mixer, Attention) for layer in config.stack.layers]
+    counts = [config.num_kv_heads * each for each in attends]
+    writer.add_head_count_kv(counts if own.architecture == "lfm2" else config.num_kv_heads)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     (writer.add_layer_norm_eps if config.stack.norm.centred else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
@@ -162,8 +164,11 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
         if number not in (None, 1.0):
             add(number)
     _add_scaling(writer, config)
-    if config.stack.recurrence is not None:
-        _add_recurrence(writer, config, config.stack.recurrence)
+    match config.stack.recurrence:
+        case GatedDelta() as delta:
+            _add_recurrence(writer, config, delta)
+        case ShortConv(taps=taps):
+            writer.add_shortconv_l_cache(taps)
     for key, value in (tokens or letters(config.vocab_size)).items():
         _add(writer, key, value)
     return writer
@@ -176,7 +181,7 @@ def _add_recurrence(writer: Any, config: ModelConfig, delta: GatedDelta) -> None
     writer.add_ssm_time_step_rank(delta.value_heads)
     writer.add_ssm_inner_size(delta.values)
     writer.add_rope_dimension_sections([11, 11, 10, 0])
-    kinds = [isinstance(layer.mixer, GatedDelta) for layer in config.stack.layers]
+    kinds = [not isinstance(layer.mixer, Attention) for layer in config.stack.layers]
     _add(writer, f"{writer.arch}.attention.recurrent_layers", kinds)
 
 

@@ -93,6 +93,7 @@ AS_FILES_HAVE_IT = {
     "cohere2": EACH_FOURTH,
     "muse_glimmer": {**EACH_FOURTH, "layer_rope_theta": [1e4, 1e4, 1e4, 0]},
     "qwen3_5": {"linear_key_head_dim": 64, "linear_value_head_dim": 64},
+    "lfm2": {"block_auto_adjust_ff_dim": False},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
 }
 

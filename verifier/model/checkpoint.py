@@ -36,6 +36,18 @@ BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
            "model.vision_adapter.", "model.vision_projection.", "model.visual.")  # fmt: skip
+#: What LFM2's checkpoints call what all others call otherwise.
+_CALLED = {
+    "model.embedding_norm.": "model.norm.",
+    ".operator_norm.": ".input_layernorm.",
+    ".ffn_norm.": ".post_attention_layernorm.",
+    ".feed_forward.w1.": ".mlp.gate_proj.",
+    ".feed_forward.w3.": ".mlp.up_proj.",
+    ".feed_forward.w2.": ".mlp.down_proj.",
+    ".self_attn.out_proj.": ".self_attn.o_proj.",
+    ".self_attn.q_layernorm.": ".self_attn.q_norm.",
+    ".self_attn.k_layernorm.": ".self_attn.k_norm.",
+}
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers that old checkpoints carry and every decoder computes itself; scales by which activations would be rounded,
@@ -163,6 +175,8 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
     for name in stored:
         begun = next((prefix for prefix in _INSIDE if name.startswith(prefix)), None)
         own = name if begun is None else _INSIDE[begun] + name.removeprefix(begun)
+        called = next((part for part in _CALLED if part in own), None)
+        own = own if called is None else own.replace(called, _CALLED[called])
         if own in found:
             raise WeightsError(f"{found[own]} and {name} are one tensor by two names")
         found[own] = name

@@ -25,12 +25,14 @@ from foresay.verifier.model.nodes import (
     QKV,
     RATES,
     SHIFT,
+    SHORT_TAPS,
     SINKS,
     TAPS,
     Attention,
     GatedDelta,
     Layer,
     NormKind,
+    Recurrence,
 )
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
@@ -41,7 +43,7 @@ from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Ro
 class PackedLayer:
     """The weights of one layer (:class:`~foresay.verifier.model.nodes.Layer`), packed. of_heads: the norms of queries
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; of a recurrent layer its rates, as qkv is
-    all else that it reads. delta: a recurrent layer's other weights."""
+    all else that it reads. delta: a recurrent layer's other weights; of a convolution its taps, fp32[T, C]."""
 
     qkv: Linear
     output: Linear
@@ -54,15 +56,15 @@ class PackedLayer:
     of_heads: HeadNorms | None
     sinks: Tensor | None
     head_gate: Linear | None = None
-    delta: DeltaWeights | None = None
+    delta: DeltaWeights | Tensor | None = None
 
     @classmethod
     def of(cls, layer: Layer, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False) -> PackedLayer:
         """dtype: of activations. rounds: see :class:`~foresay.verifier.model.linear.Linear`."""
-        into, gates = (MIXED, RATES) if isinstance(layer.mixer, GatedDelta) else (QKV, HEAD_GATE)
+        into, gates = (QKV, HEAD_GATE) if isinstance(layer.mixer, Attention) else (MIXED, RATES)
         if isinstance(layer.mixer, Attention):
             weights = _turnable(layer.mixer, _gates_apart(layer.mixer, weights))
-        elif layer.mixer.tiled:
+        elif isinstance(layer.mixer, GatedDelta) and layer.mixer.tiled:
             weights = _side_by_side(layer.mixer, weights)
 
         def linear(name: str, gated: Gate = "") -> Linear:
@@ -84,12 +86,14 @@ class PackedLayer:
             _norms_of_heads(layer.mixer, weights.vectors, ones) if isinstance(layer.mixer, Attention) else None,
             weights.vectors.get(SINKS),
             linear(gates) if gates in weights.matrices else None,
-            _delta(layer.mixer, weights.vectors) if isinstance(layer.mixer, GatedDelta) else None,
+            None if isinstance(layer.mixer, Attention) else _delta(layer.mixer, weights.vectors),
         )
 
 
-def _delta(node: GatedDelta, vectors: Mapping[str, Tensor]) -> DeltaWeights:
-    taps = vectors[TAPS].flatten(1).t().contiguous()
+def _delta(node: Recurrence, vectors: Mapping[str, Tensor]) -> DeltaWeights | Tensor:
+    taps = vectors[TAPS if isinstance(node, GatedDelta) else SHORT_TAPS].flatten(1).t().contiguous()
+    if not isinstance(node, GatedDelta):
+        return taps
     norm = vectors[f"{HEAD_NORM}.weight"]
     return DeltaWeights(taps, vectors[DECAY], vectors[SHIFT], norm, node.norm.eps, node.tiled)
 

@@ -78,10 +78,10 @@ def layer_count(file: GgufFile) -> int:
 
 def ours(name: str, file: GgufFile) -> str:
     """The name here; one that nothing here has stays what it is."""
-    layer = re.fullmatch(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?", name)
+    layer, known = re.fullmatch(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?", name), _in_layers(file.architecture)
     if layer is None:
-        return _WHOLE.get(name, name)
-    number, kind, known = int(layer[1]) - layer_count(file), layer[3] or "", _in_layers(file.architecture)
+        return {**_WHOLE, **known}.get(name, name)
+    number, kind = int(layer[1]) - layer_count(file), layer[3] or ""
     if number >= 0 and layer[2] in _FURTHER:
         return f"{PREDICTS}{_FURTHER[layer[2]]}{kind}"
     within = known.get(layer[2] + kind) or (f"{known[layer[2]]}{kind}" if layer[2] in known else None)
@@ -92,13 +92,13 @@ def ours(name: str, file: GgufFile) -> str:
 def theirs(name: str, file: GgufFile) -> str:
     """The name there."""
     layer = re.fullmatch(r"(model|mtp)\.layers\.(\d+)\.([\w.]+?)(\.weight|\.bias)?", name)
-    behind = layer_count(file)
+    behind, there = layer_count(file), _theirs({**_WHOLE, **_in_layers(file.architecture)})
     if layer is None:
         module, _, kind = name.removeprefix(PREDICTS).rpartition(".")
         if name.startswith(PREDICTS) and module in _FURTHER.values():
             return f"blk.{behind}.{_theirs(_FURTHER)[module]}.{kind}"
-        return _theirs(_WHOLE).get(name, name)
-    there, kind = _theirs(_in_layers(file.architecture)), layer[4] or ""
+        return there.get(name, name)
+    kind = layer[4] or ""
     within = there.get(layer[3] + kind) or (f"{there[layer[3]]}{kind}" if layer[3] in there else None)
     number = int(layer[2]) + behind * (layer[1] == "mtp")
     return name if within is None else f"blk.{number}.{within}"
@@ -214,10 +214,10 @@ def _head_dim(fields: Fields, absent: int) -> int:
 
 
 def _one(fields: Fields, key: str, absent: int) -> int:
-    """A number that there may be one of for each layer, if all are the same."""
+    """A number that there may be one of for each layer, if all are the same; 0 where a layer has none."""
     found = fields.get(key)
-    if isinstance(found, list) and found and len(set(found)) == 1:
-        found = found[0]
+    if isinstance(found, list) and len(kinds := set(found) - {0}) == 1:
+        (found,) = kinds
     return Fields({key: found}, fields.where).integer(key, absent)
 
 

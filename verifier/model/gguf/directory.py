@@ -68,6 +68,7 @@ SPLITTINGS = {
     "llama-bpe": Splitting(_LLAMA3, whole=True),
     "llama3": Splitting(_LLAMA3, whole=True),
     "llama-v3": Splitting(_LLAMA3, whole=True),
+    "lfm2": Splitting(_LLAMA3, whole=True),
     "qwen2": _QWEN2,
     "qwen35": Splitting(_QWEN35, composed=True),
     "deepseek-r1-qwen": _QWEN2,
@@ -143,7 +144,7 @@ def _template(file: GgufFile) -> dict[str, Any]:
 
 
 #: Ways of splitting whose tokenizers put a begin token first where metadata does not say.
-_BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_BEGINS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
 
 
 def _around_text(file: GgufFile, which: str, absent: bool) -> list[tuple[str, int]]:
