@@ -32,7 +32,7 @@ from foresay.verifier.model.nodes import (
     GatedDelta,
     Layer,
     NormKind,
-    Recurrence,
+    ShortConv,
 )
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
@@ -43,7 +43,7 @@ from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Ro
 class PackedLayer:
     """The weights of one layer (:class:`~foresay.verifier.model.nodes.Layer`), packed. of_heads: the norms of queries
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; of a recurrent layer its rates, as qkv is
-    all else that it reads. delta: a recurrent layer's other weights; of a convolution its taps, fp32[T, C]."""
+    all else that it reads. delta: a recurrent layer's other weights; taps: those of a convolution alone, fp32[T, C]."""
 
     qkv: Linear
     output: Linear
@@ -56,7 +56,8 @@ class PackedLayer:
     of_heads: HeadNorms | None
     sinks: Tensor | None
     head_gate: Linear | None = None
-    delta: DeltaWeights | Tensor | None = None
+    delta: DeltaWeights | None = None
+    taps: Tensor | None = None
 
     @classmethod
     def of(cls, layer: Layer, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False) -> PackedLayer:
@@ -86,15 +87,18 @@ class PackedLayer:
             _norms_of_heads(layer.mixer, weights.vectors, ones) if isinstance(layer.mixer, Attention) else None,
             weights.vectors.get(SINKS),
             linear(gates) if gates in weights.matrices else None,
-            None if isinstance(layer.mixer, Attention) else _delta(layer.mixer, weights.vectors),
+            _delta(layer.mixer, weights.vectors) if isinstance(layer.mixer, GatedDelta) else None,
+            _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
         )
 
 
-def _delta(node: Recurrence, vectors: Mapping[str, Tensor]) -> DeltaWeights | Tensor:
-    taps = vectors[TAPS if isinstance(node, GatedDelta) else SHORT_TAPS].flatten(1).t().contiguous()
-    if not isinstance(node, GatedDelta):
-        return taps
-    norm = vectors[f"{HEAD_NORM}.weight"]
+def _taps(stored: Tensor) -> Tensor:
+    """[T, C] of [C, 1, T]."""
+    return stored.flatten(1).t().contiguous()
+
+
+def _delta(node: GatedDelta, vectors: Mapping[str, Tensor]) -> DeltaWeights:
+    taps, norm = _taps(vectors[TAPS]), vectors[f"{HEAD_NORM}.weight"]
     return DeltaWeights(taps, vectors[DECAY], vectors[SHIFT], norm, node.norm.eps, node.tiled)
 
 

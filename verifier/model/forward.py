@@ -64,11 +64,11 @@ def forward(
 
 def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: LayerStates) -> Tensor:
     """[R, V]: what a recurrent layer puts out; what it remembers is read and left in ``states``."""
-    assert layer.delta is not None and rows.states is not None, "a recurrent layer"
+    assert rows.states is not None, "a recurrent layer"
     mixed, more = layer.qkv.wide(normed, rows.count), (states, rows.states, normed.dtype, rows.count)
-    if isinstance(layer.delta, Tensor):
-        return short_conv(mixed, layer.delta, *more)
-    assert layer.head_gate is not None, "heads have rates"
+    if layer.taps is not None:
+        return short_conv(mixed, layer.taps, *more)
+    assert layer.delta is not None and layer.head_gate is not None, "heads have rates"
     return gated_delta(mixed, layer.head_gate.wide(normed, rows.count), layer.delta, *more)
 
 

@@ -25,7 +25,7 @@ from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, StateR
 NORM_EPS = 1e-6
 
 
-@op(cpu="recurrence")
+@op(gpu="recurrence", cpu="recurrence")
 def gated_delta(
     mixed: Tensor,
     rates: Tensor,
@@ -63,7 +63,7 @@ def gated_delta(
     return done.flatten(1).to(dtype)
 
 
-@op(cpu="recurrence")
+@op(gpu="recurrence", cpu="recurrence")
 def short_conv(
     mixed: Tensor,
     taps: Tensor,
@@ -164,7 +164,7 @@ def _stepped(state: Tensor, record: Tensor, channels: int) -> Tensor:
     return stepped
 
 
-@op(cpu="recurrence")
+@op(gpu="recurrence", cpu="recurrence")
 def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequence: int, path: Tensor) -> None:
     """Let a text's states go on along a path of the last pass, in all layers: from one state page to another, or within
     one. No other page is written to.
