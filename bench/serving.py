@@ -54,7 +54,8 @@ def started(
 
     errors: where its stderr goes; None: to ours. environment: variables beside ours.
     """
-    port, env = free_port(), os.environ | (environment or {})
+    # What a run reads, the next one is to read too.
+    port, env = free_port(), {"FORESAY_KV_DISK": "off", **os.environ, **(environment or {})}
     process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=errors, env=env)
     try:
         _wait_until_ready(process, port, patience, path)
