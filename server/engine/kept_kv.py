@@ -29,7 +29,7 @@ def room(config: EngineConfig, device: Device) -> tuple[int, str]:
     """The bytes that it may take, 0 for none; and that in words."""
     if config.kv_disk == "off" or not config.prefix_cache:
         return 0, "off"
-    if config.kv_disk != "auto":
+    if config.kv_disk is not None:
         return (size := bytes_of(config.kv_disk)), f"up to {bytes_in_words(size)}"
     if device.is_gpu:
         return 0, "off (on a GPU only if a size is given)"

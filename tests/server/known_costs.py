@@ -46,7 +46,7 @@ def give(patch: pytest.MonkeyPatch) -> None:
 
 def _forgetful(begin: Callable[..., None]) -> Callable[..., None]:
     def begun(process: EngineProcess, spawned: Spawned, config: ServeConfig, receive: Callable[..., None]) -> None:
-        size = "off" if config.kv_disk == "auto" else config.kv_disk
+        size = config.kv_disk or "off"
         begin(process, spawned, msgspec.structs.replace(config, kv_disk=size), receive)
 
     return begun
