@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,7 +110,8 @@ class DiskPages:
 
     def soon(self, text: Text) -> None:
         """It will be read: have the system fetch it meanwhile."""
-        with suppress(OSError), open(self._path(next(iter(self._stores)), _ROWS, text), "rb", buffering=0) as file:
+        path = self._path(next(iter(self._stores)), _ROWS, text)
+        with suppress(OSError, AttributeError), open(path, "rb", buffering=0) as file:  # some systems cannot
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
     def news(self) -> dict[str, int]:
@@ -170,21 +170,20 @@ class DiskPages:
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as source:
                 data, head = torch.empty(size, dtype=torch.uint8), os.fstat(source.fileno()).st_size - size
-                if not 0 < head < _LONGEST or source.read(head) != file.header(text, _read(source, data)):
-                    return self._damaged(path, "it is damaged, or of something else")
+                found = source.read(head) if 0 < head < _LONGEST else b""
+                source.readinto(data.numpy().data)
+            if found != file.header(text, data):
+                log.warning("%s is damaged, or of something else: it is removed, and its page computed", path)
+                self._news["damaged"] += self._pool.page_size
+                path.unlink(missing_ok=True)
+                return False
         except FileNotFoundError:
             return False
         except OSError as error:
-            return self._damaged(path, str(error))
+            log.warning("a page is computed that is on disk: %s", error)
+            return False
         file.fill(data)
         return True
-
-    def _damaged(self, path: Path, why: str) -> bool:
-        log.warning("%s is removed, and its page computed: %s", path, why)
-        self._news["damaged"] += self._pool.page_size
-        with suppress(OSError):
-            path.unlink()
-        return False
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -253,11 +252,6 @@ class DiskPages:
 
     def _path(self, key: str, kind: str, text: Text) -> Path:
         return self._folder / key / f"{text.digest.hex()}.{kind}"
-
-
-def _read(source: FileIO, data: Tensor) -> Tensor:
-    source.readinto(data.numpy().data)
-    return data
 
 
 def _taken(size: int) -> int:

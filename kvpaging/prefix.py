@@ -145,22 +145,27 @@ class PrefixIndex:
 
     def fetch(self, disk: DiskPages, tokens: Sequence[int], salt: str = "") -> Generator[None]:
         """Read the pages of a text that are on disk and not here, one each time the next is asked for, until one is
-        nowhere. All pages of the text stay here until the iterator is closed, or at its end."""
-        texts = list(self._texts(tokens, salt))
+        nowhere. All pages of the text stay here until the generator is closed, or at its end."""
+        texts = self._texts(tokens, salt)
         try:
-            for place, text in enumerate(texts):
-                if (entry := self._entries.get(text.digest)) is not None:
-                    self.pool.retain(entry.page)
-                    self.held.append(entry.page)
-                elif self._fetched(disk, text):
-                    for later in texts[place + 1 : place + 1 + _AHEAD][-1:]:
-                        disk.soon(later)
-                    yield
-                else:
+            for text in texts:
+                if not self._hold(text):
+                    if disk.has(text):
+                        yield from self._read(disk, [text, *texts])
                     return
         finally:
             while self.held:
                 self.pool.release(self.held.pop())
+
+    def _read(self, disk: DiskPages, texts: Sequence[Text]) -> Iterator[None]:
+        for place, text in enumerate(texts):
+            if self._hold(text):
+                continue
+            if not self._fetched(disk, text):
+                return
+            if place + _AHEAD < len(texts):
+                disk.soon(texts[place + _AHEAD])
+            yield
 
     def _texts(self, tokens: Sequence[int], salt: str) -> Iterator[Text]:
         """All pages but one that has the last token."""
@@ -169,19 +174,25 @@ class PrefixIndex:
             yield (text := Text(_digest(parent, said), parent + said, depth))
             parent = text.digest
 
+    def _hold(self, text: Text) -> bool:
+        """Whether the page is here, and stays now."""
+        if (entry := self._entries.get(text.digest)) is not None:
+            self.pool.retain(entry.page)
+            self.held.append(entry.page)
+        return entry is not None
+
     def _fetched(self, disk: DiskPages, text: Text) -> bool:
-        """Whether a page was on disk, and is held now."""
+        """Whether the page was on disk, and is held now."""
         if not disk.has(text):
             return False
         try:
-            (page,) = self.pool.allocate(1, self.held[-1] if self.held else PADDING_PAGE)
+            self.held += self.pool.allocate(1, self.held[-1] if self.held else PADDING_PAGE)
         except OutOfPages:
             return False
-        self.held.append(page)
-        if not disk.read(page, text):
+        if not disk.read(self.held[-1], text):
             return False
         parent = len(text.digest)
-        self._add(text.digest, _Entry(page, text.said[:parent], text.said[parent:], text.depth))
+        self._add(text.digest, _Entry(self.held[-1], text.said[:parent], text.said[parent:], text.depth))
         return True
 
     def keep_one(self) -> bool:
