@@ -26,7 +26,7 @@ OFFER = Offer(listed=(Function(name="f"),), functions=(Function(name="f"),))
         ("qwen3_coder", "qwen3_coder", None),
         ("llama3", "llama3", None),
         ("mistral", "mistral", None),
-        ("plain", None, None),
+        ("plain", "hermes", None),
     ],
 )
 def test_the_template_shows_the_dialect(tokenizer, calls, thinks):
