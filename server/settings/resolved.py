@@ -11,7 +11,7 @@ import msgspec
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.fields import closest
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, MTP, NGRAM, NONE, SUFFIX
+from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, MTP, NGRAM, NONE, SELF, SUFFIX
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError, ModelNotFound
 from foresay.verifier.model.hub import cached, is_local, resolve
@@ -168,7 +168,8 @@ def _the_target(config: EngineConfig) -> str:
 
 def nothing_to_fetch(draft: str) -> bool:
     """Whether all drafters of a resolved ``--draft`` need no files, or lie in a directory of this machine."""
-    places = [part.partition(":")[2] or part for part in draft.split(",") if part not in (NONE, NGRAM, SUFFIX, MTP)]
+    named = (part.partition(":") for part in draft.split(","))
+    places = [place or word for word, _, place in named if word not in (NONE, NGRAM, SUFFIX, MTP, SELF)]
     return all(Path(place).exists() for place in places)
 
 

@@ -19,6 +19,7 @@ from foresay.server.engine.drafters.custom import Custom
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.drafters.heads import DFlash, Eagle, Medusa, Mtp
+from foresay.server.engine.drafters.own import Own
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import named_in
 from foresay.spec.errors import ConfigurationError
@@ -67,7 +68,7 @@ class Suffix(_Lookup):
 
 #: In the order they are asked whether a directory is theirs, which is also that in which models draft. Whatever is
 #: nothing else is taken for a draft model.
-ENTRIES: tuple[type[Entry], ...] = (Medusa, Mtp, Eagle, DFlash, DraftModel, Ngram, Suffix, Custom)
+ENTRIES: tuple[type[Entry], ...] = (Medusa, Mtp, Eagle, DFlash, DraftModel, Own, Ngram, Suffix, Custom)
 #: Those that ``--shadow`` and replays name, ready to draft.
 LOOKUPS: dict[str, Callable[[], Drafter]] = {
     name: entry.made for entry in ENTRIES if entry.looks for name in entry.names
