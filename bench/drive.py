@@ -2,8 +2,8 @@
 
 A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft_model:4`` (a chain of four) or
 ``draft_model:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written as ``ngram`` is; the heads ``medusa``,
-``eagle3`` and ``dflash`` take chains and trees as ``draft_model`` does, which old records call ``draft``. ``auto``
-chooses at every step among suffix and all that have a directory.
+``eagle3`` and ``dflash``, and the target itself, ``self`` or ``self:int8``, take chains and trees as ``draft_model``
+does, which old records call ``draft``. ``auto`` chooses at every step among suffix and all that have a directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from foresay.server.engine.drafting import DEFAULT_TOKENS
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import AUTO, target_directory
 from foresay.spec.engine import Engine
-from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, canonical
+from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, SELF, canonical
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
@@ -130,18 +130,24 @@ class Run:
 
 def mode_of(text: str) -> str:
     """A way of decoding as a flag names it, by the drafter's one name."""
-    name, colon, size = text.partition(":")
-    return canonical(name) + colon + size
+    name, size = sized(text)
+    return ":".join(filter(None, (canonical(name), size)))
+
+
+def sized(mode: str) -> tuple[str, str]:
+    """A way of decoding's drafter, and its size; "" where none is given."""
+    name, _, size = mode.rpartition(":")
+    return (name, size) if name and size.replace(",", "").isdigit() else (mode, "")
 
 
 def engine_config(mode: str, options: Options) -> EngineConfig:
     """The configuration that decodes in the way ``mode`` says."""
-    name, _, size = mode.partition(":")
-    known = name in (NONE, *LOOKUPS, "auto", *FROM_DIRECTORY) and not (name == "auto" and size)
-    if not known or (size and not size.replace(",", "").isdigit()):
+    name, size = sized(mode)
+    known = name in (NONE, *LOOKUPS, "auto", *FROM_DIRECTORY) or name.partition(":")[0] == SELF
+    if not known or (name == "auto" and size):
         raise BadMode(
             f"{mode!r} is none of: none, auto, ngram, ngram:8, suffix:8, draft_model:4, draft_model:3,2,1, "
-            "medusa:6,8,6, eagle3:4,6,6"
+            "medusa:6,8,6, eagle3:4,6,6, self:4, self:int8:4"
         )
     if not options.has(mode):
         raise BadMode(f"{mode!r} needs --{FROM_DIRECTORY[name]} DIR")

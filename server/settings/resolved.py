@@ -59,7 +59,7 @@ def cached_target(config: EngineConfig) -> Path | None:
 def check_names(config: EngineConfig) -> None:
     """Before a second of importing: fetch a target of the catalog, and raise ModelNotFound where it cannot be had, or
     where a path leads nowhere; and ConfigurationError for a name that is not on disk and nearly one that we know."""
-    for part in () if config.draft == "auto" else named_in(config.draft):
+    for part in () if config.draft == "auto" else (one for each in named_in(config.draft) for one in stages(each)):
         _check_spelling(f"--draft {part}", part, {name: name for name in (*DRAFTERS, NONE, "auto", "bundled")})
         place = part.partition(":")[2] or part
         if is_local(place) and not Path(place).expanduser().exists():
@@ -168,13 +168,15 @@ def _the_target(config: EngineConfig) -> str:
 
 def nothing_to_fetch(draft: str) -> bool:
     """Whether all drafters of a resolved ``--draft`` need no files, or lie in a directory of this machine."""
-    named = (part.partition(":") for part in draft.split(","))
+    named = (stage.partition(":") for part in draft.split(",") for stage in stages(part))
     places = [place or word for word, _, place in named if word not in (NONE, NGRAM, SUFFIX, MTP, SELF)]
     return all(Path(place).exists() for place in places)
 
 
 def _found_draft(config: EngineConfig, part: str) -> str:
     """What one name stands for."""
+    if len(chain := stages(part)) > 1:
+        return " > ".join(_found_draft(config, stage) for stage in chain)
     if part not in BUNDLED_HEADS:
         return BUNDLED_MODEL if part in ("bundled", DRAFT_MODEL) else part
     head = _heads(config).get(part)
@@ -194,6 +196,11 @@ def named_in(draft: str) -> tuple[str, ...]:
             f"--draft {draft}: name each drafter once, with a comma between two, such as ngram,suffix"
         )
     return parts
+
+
+def stages(part: str) -> tuple[str, ...]:
+    """The drafters of which each drafts for the next one, ``a > b``; one alone otherwise."""
+    return tuple(stage.strip() for stage in part.split(">"))
 
 
 def short_name(name: str) -> str:

@@ -217,6 +217,8 @@ FAULTY = {
     "no_draft": Case("/nowhere", ("/nowhere: no such file or directory",)),
     "self_in_no_fewer_bits": Case("self:int8", ("no larger than its copy's",), {"quantize": "int8"}),
     "self_quantised": Case("self", ("files are quantised already",), target_broken=says(quantization_config=FP8)),
+    "chain_of_a_lookup": Case("suffix > self", ("before > stands a draft model, and suffix is none",)),
+    "chain_before_another": Case("self > suffix", ("expected a draft model, >, and self",)),
     "self_in_what": Case("self:int2", ("expected self, or self:int4",)),
     "no_medusa": Case("medusa:draft", ("holds no head",)),
     "wrong_kind": Case("medusa:safeailab", ("holds eagle heads",)),

@@ -14,7 +14,6 @@ import pytest
 from foresay.drafters.combined import CombinedDrafter
 from foresay.drafters.levels import TreeDrafter
 from foresay.drafters.proposer import by_plan
-from foresay.drafters.self_draft import SelfDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.budget import CostModel
@@ -91,7 +90,7 @@ def planned_engine(
     """An engine whose budget plans so, with what a device captures for it."""
     verifier, cost = paged(pair.target, pool), DraftCost(0.05, 0.05, 0.01)
     if with_copy:
-        models = [*models, SelfDrafter(pair.draft, verifier.store)]
+        models = [*models, pair.copy(pool, dynamic=True)]
     members = [*(Member.model(model, cost) for model in models), Member.looking(SuffixDrafter(slice_seconds=math.inf))]
     budget, shape = Changing(members, max_seqs), TreeShape.chain(6)
     drafter, info = CombinedDrafter(budget), info_of(pair.target, pool, max_seqs, shape)

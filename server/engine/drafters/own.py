@@ -1,4 +1,5 @@
-"""``--draft self``, ``self:int4``, ``self:int8``: the target in fewer bits drafts, over the target's own pages."""
+"""``--draft self``, ``self:int4``, ``self:int8``: the target in fewer bits drafts, over the target's own pages; and
+``PATH > self``: a draft model drafts for it."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ from typing import ClassVar, Self
 from foresay.drafters.self_draft import SelfDrafter
 from foresay.server.engine.checks import Notes, Target, described
 from foresay.server.engine.device import Loading, choose_activations
+from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
 from foresay.server.engine.parameters import item_bytes, model_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit, target_directory
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.names import SELF
+from foresay.spec.names import DRAFT_MODEL, SELF
 from foresay.spec.shape import MAX_NODES
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig
@@ -31,13 +33,15 @@ DEFAULT = "int4"
 
 @dataclass(frozen=True)
 class Own(Entry):
-    """:mod:`foresay.drafters.self_draft`. how: what the target's floats become. directory: the target's."""
+    """:mod:`foresay.drafters.self_draft`. how: what the target's floats become. directory: the target's. first: the
+    draft model that drafts for it."""
 
     names, made = (SELF,), SelfDrafter
     only_one: ClassVar[str] = "copy of the target"
 
     how: str = DEFAULT
     directory: Path = Path()
+    first: DraftModel | None = None
 
     @classmethod
     def named(cls, part: str) -> Self | None:
@@ -49,13 +53,22 @@ class Own(Entry):
             raise ConfigurationError(f"--draft {part}: expected self, or {' or '.join(f'self:{one}' for one in BITS)}")
         return cls(part, how=how or DEFAULT)
 
+    def behind(self, first: Entry, part: str) -> Self:
+        """The same with another before it, as a part of ``--draft`` says. Raises ConfigurationError for one that is no
+        draft model."""
+        if not isinstance(first, DraftModel):
+            raise ConfigurationError(f"--draft {part}: before > stands a draft model, and {first.asked} is none")
+        return replace(self, asked=part, place=first.place, first=first)
+
     def setting(self, name: str, place: str) -> str:
         """With the number of bits."""
-        return f"{SELF}:{self.how}"
+        own = f"{SELF}:{self.how}"
+        return own if self.first is None else f"{self.first.setting(DRAFT_MODEL, place)} > {own}"
 
     def configured(self, config: EngineConfig) -> Self:
         """In the directory of the settings' target."""
-        return replace(self, directory=target_directory(config))
+        first = None if self.first is None else self.first.configured(config)
+        return replace(self, directory=target_directory(config), first=first)
 
     @cached_property
     def model(self) -> ModelConfig:
@@ -78,29 +91,50 @@ class Own(Entry):
         if found is not None and dict(found.rules)["Linear"].bits <= BITS[self.how]:
             fault = f"--draft {self.asked}: the target's weights ({found}) are no larger than its copy's ({own})"
             raise Unfit(fault, "leave --quantize out, or name another drafter")
-        return self
+        return self if self.first is None else replace(self, first=self.first.checked(target, model))
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """The copy."""
-        return (self.model,)
+        """The copy, and who drafts for it."""
+        return (self.model,) if self.first is None else (self.model, *self.first.shapes(target))
+
+    def token_bytes(self, target: ModelConfig, dtype: str) -> int:
+        """The KV of who drafts for it."""
+        return 0 if self.first is None else self.first.token_bytes(target, dtype)
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """All but the embedding, which is the target's."""
         model = self.model
-        return {SELF: model_bytes(model, dtype, packed) - item_bytes(dtype) * model.vocab_size * model.hidden_size}
+        own = model_bytes(model, dtype, packed) - item_bytes(dtype) * model.vocab_size * model.hidden_size
+        return {SELF: own} if self.first is None else {SELF: own, **self.first.weights(dtype, packed)}
 
     def load(self, loading: Loading, target: ModelRunner) -> SelfDrafter:
-        """Made of the target's files, as ``--quantize`` makes it."""
+        """Made of the target's files, as ``--quantize`` makes it. Raises Unfit for a chain on a GPU, whose captured
+        steps have no rounds."""
         config, model = loading.config, self.model
+        if self.first is not None and loading.device.is_gpu:
+            raise Unfit(f"--draft {self.asked}: chains of drafters run on a CPU alone", "name one of the two")
         rounds = choose_activations(config, model, loading.device).value == "int8"
         packed = replace(loading, rounds=rounds).packed("draft", self.directory, model)
         packed.embed = target.decoder.embedding
-        decoder = Decoder(model, packed, loading.length + MAX_NODES)
-        return SelfDrafter(decoder, target.store, config.draft_growth == "dynamic")
+        copy = ModelRunner(Decoder(model, packed, loading.length + MAX_NODES), target.store, loading.length)
+        first = None if self.first is None else self.first.load(loading, target)
+        return SelfDrafter(copy, config.draft_growth == "dynamic", first)
 
-    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> None:
-        """Whether there are floats to make it of."""
+    @property
+    def remark(self) -> str:
+        """Of who drafts for it."""
+        return "" if self.first is None else self.first.remark
+
+    @property
+    def warning(self) -> str:
+        """Of who drafts for it."""
+        return "" if self.first is None else self.first.warning
+
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
+        """Whether there are floats to make it of; and who drafts for it."""
+        longest = None if self.first is None else self.first.look_at(notes, target, self.first.asked, shape)
         other = "name another drafter, such as suffix"
         if notes.attempt("draft", other, lambda: self.checked(target.directory, target.model)) is not None:
             copy = described(self.model, target.dtype.value, target.activations.value)
             notes.ok("draft", f"the target itself in fewer bits, on its own KV cache: {copy}, {name}", kind=SELF)
+        return longest

@@ -21,7 +21,7 @@ from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.drafters.heads import DFlash, Eagle, Medusa, Mtp
 from foresay.server.engine.drafters.own import Own
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import named_in
+from foresay.server.settings.resolved import named_in, stages
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NGRAM, NONE, SUFFIX
 from foresay.spec.protocols import Drafter
@@ -80,6 +80,12 @@ def find(part: str) -> Entry:
 
     Raises ConfigurationError if what is there is not what was asked for, ModelNotFound if nothing is there.
     """
+    first, *rest = stages(part)
+    if rest:
+        own = find(" > ".join(rest))
+        if not isinstance(own, Own) or own.first is not None:
+            raise ConfigurationError(f"--draft {part}: expected a draft model, >, and self, self:int4 or self:int8")
+        return own.behind(find(first), part)
     for entry in ENTRIES:
         if (found := entry.named(part)) is not None:
             return found
