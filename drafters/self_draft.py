@@ -46,7 +46,7 @@ _AHEAD = 3
 
 class SelfDrafter(TreeDrafter):
     """Drafts with the target's shape. model: the copy, on the target's store, of which it writes scratch alone.
-    before: who drafts chains for it; None: nobody."""
+    before: who drafts chains for it, if there is one."""
 
     def __init__(self, model: ModelRunner, dynamic: bool = True, before: DraftModelDrafter | None = None) -> None:
         super().__init__(SELF, dynamic, model.store.device, model.store.pool)

@@ -68,6 +68,21 @@ def plan(
     return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device.total)
 
 
+def fitting(
+    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: list[Entry], device: Device
+) -> tuple[MemoryPlan, list[Entry]]:
+    """The plan, and the drafters: what ``auto`` chose may be left out, where it has no room or was not measured."""
+    needed = [one for one in drafters if config.draft != "auto" or not one.spared]
+    if device.is_gpu:
+        drafters = needed
+    try:
+        return plan(config, length, dtype, target, drafters, device), drafters
+    except Unfit:
+        if len(needed) == len(drafters):
+            raise
+        return plan(config, length, dtype, target, needed, device), needed
+
+
 #: A prompt and an answer of one token each.
 LEAST_TOKENS = 2
 
@@ -167,9 +182,9 @@ def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _
     pinned(config)  # a shape that cannot be should be refused before anything is loaded
     named = [drafter.checked(directory, model) for drafter in named]
     if others := beside.get(device.name, 0):  # free if they have to go, so what is free now says nothing
-        by_itself = plan(config, length, dtype.value, model, named, replace(device, free=None))
+        by_itself, named = fitting(config, length, dtype.value, model, named, replace(device, free=None))
         check_beside(footprint(by_itself, device), others)
-    memory = plan(config, length, dtype.value, model, named, device)
+    memory, named = fitting(config, length, dtype.value, model, named, device)
     pool = PagePool(memory.pages, config.page_size)
     if memory.window_pages and model.sliding_window:
         pool.attach_windows(memory.window_pages, model.sliding_window)

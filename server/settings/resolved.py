@@ -26,6 +26,11 @@ BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
 AUTO = (SUFFIX,)
 
 
+#: Weights of a target that ``auto`` lets draft for itself: a smaller one's steps are mostly overhead, and the copy of a
+#: larger one takes minutes to be made, and gigabytes: it has to be asked for.
+_LEAST, _MOST = 50_000_000, 4_000_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """A setting that was resolved, and why."""
@@ -126,6 +131,8 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
     kind = next((kind for kind in FIRST_HEADS if kind in heads), None)
     if kind is not None:
         return Resolved(",".join((f"{kind}:{heads[kind]}", *AUTO)), "the head that ships with it, and earlier text")
+    if _may_draft(config):
+        return Resolved(",".join((SELF, *AUTO)), "the target itself in fewer bits, and earlier text")
     return Resolved(
         ",".join(AUTO), "copied from earlier text; to gain more, give a smaller model of the same family: --draft"
     )
@@ -143,6 +150,23 @@ def _predicts(config: EngineConfig) -> bool:
         return ModelConfig.from_directory(directory).stack.recurrence is not None
     except ModelError:  # whoever loads it says what is wrong
         return False
+
+
+def _may_draft(config: EngineConfig) -> bool:
+    """Whether the target is here, and worth a copy in fewer bits."""
+    from foresay.verifier.model.config import parameters
+
+    try:
+        place = cached_target(config)
+        model = None if place is None or config.quantize else ModelConfig.from_directory(resolve(place))
+    except ModelError:  # whoever loads it says what is wrong
+        return False
+    return (
+        model is not None
+        and model.quantization is None
+        and model.stack.recurrence is None
+        and _LEAST <= parameters(model) <= _MOST
+    )
 
 
 def _heads(config: EngineConfig) -> dict[str, Path]:

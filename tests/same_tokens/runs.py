@@ -137,7 +137,7 @@ def maker(pair: Pair, drafter: str, texts: Mapping[str, list[int]]) -> MakeDraft
             return SuffixDrafter()
         if drafter in ("garbage", "truth"):
             return RandomTrees(pair.vocab_size, known=texts if drafter == "truth" else None)
-        if drafter in SELF:
+        if drafter.startswith(("self ", "staged ")):
             return pair.copy(pool, "dynamic" in drafter, drafter.startswith("staged"))
         return pair.draft_model(pool, dynamic=drafter in DYNAMIC)
 
