@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from foresay.kvpaging import PagePool, PrefixIndex
+from foresay.server.engine import kept_kv
 from foresay.server.engine.calibrate import COMPILED, ProfileRun
 from foresay.server.engine.costs import Costs, digest
 from foresay.server.engine.device import Device, Loading, Progress, choose_activations, find_device, give_back
@@ -121,12 +122,14 @@ def build_engine(
     beside: Mapping[str, int] | None = None,
     costs: Costs | None = None,
     witness: Witness | None = None,
+    keeps: bool = False,
 ) -> Engine:
     """Load the models, plan the memory, prove exactness, measure the step cost. observers: of the engine. beside: bytes
     that other engines of the server hold, by device; :class:`foresay.server.engine.memory.NoRoom` if this one does not
     fit beside them. costs: what an engine before this one measured, which is not measured again if it is of the same,
     and is kept on disk for servers that start later; gets what was measured. Without them all is measured. witness: may
-    know from an earlier start that rows are equal, and is to probe later then; without it they are probed now.
+    know from an earlier start that rows are equal, and is to probe later then; without it they are probed now. keeps:
+    whether KV is kept on disk as the settings say; who steps the engine has it kept when nothing else is to be done.
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
@@ -141,7 +144,8 @@ def build_engine(
     names = _placed([drafter.name for drafter in drafters], chosen.named)
     capture = _capture(loading, verifier, drafters)
     exactness = _exactness(chosen, verifier, witness)
-    info = _info(chosen, exactness, names, _doubts(chosen, drafters, verifier))
+    disk, on_disk = kept_kv.opened(loading, verifier, chosen.named) if keeps else (None, "")
+    info = _info(chosen, exactness, names, _doubts(chosen, drafters, verifier), on_disk)
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
     if measured := costs.given(chosen.of) or (kept and costs.recall()):
         say("taking over the previous engine's measurements")
@@ -153,7 +157,8 @@ def build_engine(
     verifier.record(drafting.drafter.needs)
     if kept and not measured:
         costs.keep()
-    prefix = PrefixIndex(pool) if config.prefix_cache else None
+    if (prefix := PrefixIndex(pool) if config.prefix_cache else None) is not None:
+        prefix.disk = disk
     most = config.max_seqs, chosen.loading.device.chunk
     scheduler = Scheduler(pool, prefix, shape, drafting.cost, *most, budget=budget)
     give_back()
@@ -290,8 +295,10 @@ def _nobody(phase: str, share: float | None = None) -> None:
     pass
 
 
-def _info(chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubts: Sequence[str]) -> EngineInfo:
-    """names: of the drafters, each with how ``--draft`` would name it. doubts: about each."""
+def _info(
+    chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubts: Sequence[str], on_disk: str
+) -> EngineInfo:
+    """names: of the drafters, each with how ``--draft`` would name it. doubts: about each. on_disk: as it is told."""
     loading, memory = chosen.loading, chosen.memory
     config, model = loading.config, loading.model
     kept, scratch = kv_kind(model, config.kv_dtype), config.max_seqs * (MAX_NODES + config.page_size)
@@ -319,6 +326,9 @@ def _info(chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubt
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         architecture=model.architecture,
+        layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        trained_length=model.max_positions,
         parameters=stored_parameters(model),
         quantization=in_words(model, loading.dtype, chosen.activations.value),
         activations=chosen.activations.value,
@@ -328,4 +338,5 @@ def _info(chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubt
         kv_dtype=loading.dtype if kept == "auto" else kept,
         kv_token_bytes=memory.token_bytes,
         footprint=footprint(memory, loading.device),
+        kv_disk=on_disk,
     )

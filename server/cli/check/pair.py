@@ -22,6 +22,7 @@ import msgspec
 
 from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
 from foresay.server.cli.check.summary import advice
+from foresay.server.engine import kept_kv
 from foresay.server.engine.build import choose_dtype, draft_shape, fitting, max_model_len
 from foresay.server.engine.checks import Measured, Notes, Report, Target, described, facts, look_at_files, names_of
 from foresay.server.engine.checks import named as for_people
@@ -236,6 +237,8 @@ def _look(notes: Notes, config: EngineConfig) -> str:
     length = look_at_context(notes, config, target, draft)
     if length is not None:
         look_at_memory(notes, config, target, draft, length)
+        size, told = kept_kv.room(config, target.device)
+        notes.ok("disk", f"KV of prompts and answers is kept: {told}", kv_disk=size)
     return "" if drafts_well else recommended(config.target, target)
 
 
