@@ -158,7 +158,8 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured. drafter:
     who drafts, by name; draft: the same as ``--draft`` takes it, with where it was loaded from; drafters: each. chosen:
     whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then. drafter_doubts: what
-    speaks against those who draft. warnings: what whoever started it should know, a sentence each.
+    speaks against those who draft. kv_disk: how much KV is kept on disk, in words; "" if
+    nobody said. warnings: what whoever started it should know, a sentence each.
     """
 
     target: str
@@ -194,6 +195,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     draft: str = ""
     chosen: bool = False
     drafter_doubts: tuple[str, ...] = ()
+    kv_disk: str = ""
     warnings: tuple[str, ...] = ()
 
     @property

@@ -297,6 +297,12 @@ REQUESTS = (
         "gauges.kv_used",
         vllm=True,
     ),
+    counter(
+        "kv_disk_tokens",
+        "Tokens of the KV on disk: read, written, damaged (and computed again), slow (computing them took less).",
+        lambda now: {"read": 0, "written": 0, "damaged": 0, "slow": 0} | now.totals.disk,
+        ["outcome"],
+    ),
     gauge("kv_cache_kept_perc", "Share of the KV pages that only hold old text for reuse.", "gauges.kv_kept"),
 )
 #: How each engine is, where there are several.
