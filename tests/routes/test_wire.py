@@ -63,6 +63,7 @@ ASKED: list[tuple[str, Any, Json]] = [
     ("/messages", CHAT | {"seed": None, "model": "no"}, {"type": "error", "error.type": "not_found_error"}),
     ("/api/v0/models", None, {"data.0.state": "loaded", "data.0.loaded_context_length": 1024}),
     ("/api/v0/models/bundled", None, {"type": "llm", "max_context_length": 1024, "arch": "llama"}),
+    ("/api/v0/models/none", None, {"error.code": "model_not_found"}),
     ("/api/show", {"model": "bundled"},
         {"model_info/llama.embedding_length": 256, "model_info/llama.block_count": any}),
     ("/api/pull", {"model": "bundled:latest", "stream": False}, {"status": "success"}),

@@ -13,7 +13,7 @@ from msgspec import UNSET
 import foresay
 from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import EVENTS, Route, Stream, json_response
+from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, json_response
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, completion_choices
 from foresay.server.api.common.validation import Names
@@ -220,6 +220,8 @@ def _studio(entry: Entry, name: str) -> dict[str, Any]:
     return told if running is None else told | {"loaded_context_length": running.max_model_len}
 
 
+#: LM Studio's routes are in Ollama's folder, and tell errors as OpenAI's do.
+ERRORS = ErrorShape(prefix="/api/v0/", body=ErrorBody, make=lambda status, body: body)
 _NAME = (("name", "what clients call the model"),)
 _ERRORS = (400, 401, 404, 503)
 _STREAM = Stream(FRAMING, (NativeAnswer, ErrorBody))
