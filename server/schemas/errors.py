@@ -21,7 +21,6 @@
         ├── EngineFailed        500  engine_error           engine_error
         │   └── KillsEngine     500  engine_error           kills_engine    (X-Should-Retry: false)
         ├── SlowReader          500  engine_error           slow_reader       (only ever seen inside a stream)
-        ├── NotSupported        501  not_supported_error    not_supported   (X-Should-Retry: false)
         ├── Unavailable         503  unavailable_error      loading | unloaded | engine_down | draining   (Retry-After)
         │   └── LoadFailed      503  unavailable_error      load_failed     (Retry-After)
         ├── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
@@ -171,12 +170,6 @@ class WaitedTooLong(Busy):
     """The request waited so long for its first token that it was given up."""
 
     code = "first_token_timeout"
-
-
-class NotSupported(ApiError):
-    """This model cannot do it, whatever the request says."""
-
-    status, type, code, more = 501, "not_supported_error", "not_supported", NO_RETRY
 
 
 class EngineFailed(ApiError):

@@ -262,7 +262,8 @@ class ErrorShape:
 def error_shape(http: web.Request) -> ErrorShape | None:
     """That of the API whose path was called; None for OpenAI's."""
     shapes: list[ErrorShape] = [module.ERRORS for module in http.app[ROUTE_MODULES] if hasattr(module, "ERRORS")]
-    return next((shape for shape in shapes if http.path.startswith((shape.prefix, shape.unversioned))), None)
+    found = [shape for shape in shapes if http.path.startswith((shape.prefix, shape.unversioned))]
+    return max(found, key=lambda shape: len(shape.prefix), default=None)
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------

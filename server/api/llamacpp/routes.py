@@ -13,7 +13,7 @@ from msgspec import UNSET
 import foresay
 from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import BODY_ERRORS, EVENTS, Route, Stream, json_response
+from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, json_response
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, completion_choices
 from foresay.server.api.common.validation import Names
@@ -21,7 +21,6 @@ from foresay.server.api.llamacpp.schemas import InfillRequest, NativeAnswer, Nat
 from foresay.server.host.models.models import MODELS, Entry
 from foresay.server.host.service import Service
 from foresay.server.schemas.completions import CompletionRequest
-from foresay.server.schemas.errors import NotSupported
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.text.choice import Piece
 from foresay.server.text.prompt import Room
@@ -156,12 +155,12 @@ _INFILL = (
 
 
 def infill_tokens(tokenizer: Tokenizer) -> list[int]:
-    """The ids of the three; :class:`NotSupported` if the tokenizer has none."""
+    """The ids of the three; :class:`InvalidRequest` if the tokenizer has none."""
     for names in _INFILL:
         ids = [id for name in names if (id := tokenizer.added_id(name)) is not None]
         if len(ids) == len(names):
             return ids
-    raise NotSupported("this model has no tokens for infilling")
+    raise InvalidRequest("input_prefix", "this model has no tokens for infilling")
 
 
 async def props(http: web.Request) -> web.Response:
@@ -221,13 +220,15 @@ def _studio(entry: Entry, name: str) -> dict[str, Any]:
     return told if running is None else told | {"loaded_context_length": running.max_model_len}
 
 
+#: LM Studio's routes are in Ollama's folder, and tell errors as OpenAI's do.
+ERRORS = ErrorShape(prefix="/api/v0/", body=ErrorBody, make=lambda status, body: body)
 _NAME = (("name", "what clients call the model"),)
 _ERRORS = (400, 401, 404, 503)
 _STREAM = Stream(FRAMING, (NativeAnswer, ErrorBody))
 ROUTES = [
     Route("POST", "/completion", native, NativeCompletion, NativeAnswer, _STREAM),
     Route("POST", "/completions", native, NativeCompletion, NativeAnswer, _STREAM),
-    Route("POST", "/infill", native, InfillRequest, NativeAnswer, _STREAM, (*BODY_ERRORS, 501)),
+    Route("POST", "/infill", native, InfillRequest, NativeAnswer, _STREAM),
     Route("GET", "/props", props, answer=dict[str, Any], errors=_ERRORS),
     Route("GET", "/slots", slots, answer=list[dict[str, Any]], errors=_ERRORS),
     Route("GET", "/api/v0/models", studio_models, answer=dict[str, Any], errors=(401,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -49,20 +50,21 @@ from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS, Entry
 from foresay.server.host.service import Service, Text
 from foresay.server.schemas.completions import CompletionRequest
-from foresay.server.schemas.errors import Forbidden
+from foresay.server.schemas.errors import Forbidden, ModelNotFound
 from foresay.server.schemas.shared import GenerationRequest
-from foresay.server.settings.resolved import check_model_name
 from foresay.server.settings.units import moment
 from foresay.server.text.choice import Choice
 from foresay.server.text.prompt import Room
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
+from foresay.verifier.model.errors import ModelError
 from foresay.verifier.model.hub import resolve
 
 #: Whose API this is, as far as it goes: log-probabilities came with it. Clients that ask want 0.6.4 at least.
 OLLAMA_VERSION = "0.12.11"
 #: Between two lines that say that a model is still being fetched.
 PULL_SECONDS = 1.0
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 #: When a model leaves that stays for ever.
 NEVER = "9999-12-31T23:59:59Z"
 
@@ -210,17 +212,24 @@ def _capabilities(text: Text) -> list[str]:
 async def pull(http: web.Request, body: PullRequest) -> web.StreamResponse:
     """Fetch a model as ``foresay pull`` does. One that is served is there; others are served by the next server."""
     name = (body.model or body.name or "").removesuffix(":latest")
-    check_model_name("model", name)
     lines = EventStream.of(http, LINES)
     if not any(entry.service.names.has(name) for entry in http.app[MODELS]):
+        known = of_short_name(name)
+        if known is None and not _HUB_ID.fullmatch(name):  # a path of this machine is nobody's business
+            raise ModelNotFound(f"The model {name[:100]!r} was not found: it is neither of the catalog nor OWNER/NAME")
         if not CONTEXT.get().caller.rate_limiter.alone:
             raise Forbidden("With several API keys models are fetched on the server only: foresay pull")
-        known = of_short_name(name)
         fetch = partial(resolve, name) if known is None else partial(fetched, known)
         fetching = asyncio.ensure_future(asyncio.to_thread(fetch, flag="model"))
         while not (await asyncio.wait([fetching], timeout=PULL_SECONDS))[0] and body.stream is not False:
             await lines.send([PullStatus(f"pulling {name}")])
-        await fetching
+        try:
+            await fetching
+        except ModelError as error:
+            if not lines.started:
+                raise ModelNotFound(str(error)) from error
+            await lines.send([OllamaError(str(error))])
+            return await lines.end()
     if body.stream is False:
         return json_response(PullStatus("success"))
     await lines.send([PullStatus("success")])

@@ -60,10 +60,9 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, kw_only=True):
-    """The text of some tokens, special ones written out. content: the same, as llama.cpp calls it."""
+    """The text of some tokens, special ones written out."""
 
     prompt: str
-    content: str
 
 
 class Rendered(msgspec.Struct):
@@ -126,7 +125,7 @@ async def detokenize(http: web.Request, body: DetokenizeRequest) -> web.Response
         check_count(body.tokens, info.max_model_len, "tokens")
         validation.check_tokens(body.tokens, "tokens", info.vocab_size)
         prompt = await asyncio.to_thread(text.tokenizer.decode, body.tokens, False)
-    return json_response(Detokenized(prompt=prompt, content=prompt))
+    return json_response(Detokenized(prompt=prompt))
 
 
 async def render(http: web.Request, body: ChatRequest) -> web.Response:

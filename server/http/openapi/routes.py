@@ -53,7 +53,6 @@ REASONS = {
     415: "The body is compressed, or no JSON.",
     429: "Too many requests are running or waiting; Retry-After says when to try again.",
     500: "The engine gave up on the request.",
-    501: "This model cannot do it.",
     503: "The model is loading, the engine is down, or the server is stopping; Retry-After says when to try again.",
     504: "The request took longer than the server allows.",
 }
