@@ -13,7 +13,7 @@ from foresay.kvpaging import PagePool, PrefixIndex
 from foresay.server.engine import kept_kv
 from foresay.server.engine.calibrate import COMPILED, ProfileRun
 from foresay.server.engine.costs import Costs, digest
-from foresay.server.engine.device import Device, Loading, Progress, find_device, give_back
+from foresay.server.engine.device import Device, Loading, Progress, choose_activations, find_device, give_back
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.drafters.registry import drafts
 from foresay.server.engine.drafting import (
@@ -47,11 +47,9 @@ from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import Capture, Eager
 from foresay.verifier.model import kept_weights
-from foresay.verifier.model.config import ModelConfig, matrices, stored_parameters
+from foresay.verifier.model.config import ModelConfig, stored_parameters
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu import threads
-from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.ops.linear import GROUP
 from foresay.verifier.probe import Exactness, probe
 
 
@@ -71,6 +69,21 @@ def plan(
     return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device.total)
 
 
+def fitting(
+    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: list[Entry], device: Device
+) -> tuple[MemoryPlan, list[Entry]]:
+    """The plan, and the drafters: what ``auto`` chose may be left out, where it has no room or was not measured."""
+    needed = [one for one in drafters if config.draft != "auto" or not one.spared]
+    if device.is_gpu:
+        drafters = needed
+    try:
+        return plan(config, length, dtype, target, drafters, device), drafters
+    except Unfit:
+        if len(needed) == len(drafters):
+            raise
+        return plan(config, length, dtype, target, needed, device), needed
+
+
 #: A prompt and an answer of one token each.
 LEAST_TOKENS = 2
 
@@ -86,38 +99,6 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Re
     if device.has_bf16:
         return Resolved("bfloat16", "the GPU multiplies bf16")
     return Resolved("float16", "the GPU has no bf16 instructions")
-
-
-def choose_activations(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
-    """``auto``: int8 where weights of 4 bits have kernels for it (docs/quantization.md has what it costs and gains)."""
-    bits = _rounded_bits(model)
-    against = _against_rounding(bits, device)
-    if config.activations == "int8" and against:
-        raise Unfit(f"--activations int8: {against}", "leave --activations out")
-    if config.activations != "auto":
-        return Resolved(config.activations, "asked for")
-    if against or 4 not in bits:
-        return Resolved("model", against or "rounding them would cost more accuracy than 8-bit weights do")
-    return Resolved("int8", "weights of 4 bits are multiplied as whole numbers")
-
-
-def _rounded_bits(model: ModelConfig) -> set[int]:
-    """How many bits the weights have that there are kernels for: whole numbers, in whole groups of activations."""
-    if (found := model.quantization) is None:
-        return set()
-    schemes = (found.scheme(module, inner) for module, inner, _ in matrices(model) if inner % GROUP == 0)
-    return {each.bits for each in schemes if each is not None and not each.floats}
-
-
-def _against_rounding(bits: set[int], device: Device) -> str:
-    """Why activations cannot be rounded; "" if they can."""
-    if device.is_gpu:
-        return "there are kernels for rounded activations for a CPU alone"
-    if not Processor.here().multiplies_bytes:
-        return "the processor has none of the instructions that multiply bytes (AVX2, AVX-VNNI, AVX512-VNNI)"
-    if not bits:
-        return "no weights are whole numbers (int8, int4, GGUF's types) in rows of a multiple of 32"
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +187,9 @@ def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _
     pinned(config)  # a shape that cannot be should be refused before anything is loaded
     named = [drafter.checked(directory, model) for drafter in named]
     if others := beside.get(device.name, 0):  # free if they have to go, so what is free now says nothing
-        by_itself = plan(config, length, dtype.value, model, named, replace(device, free=None))
+        by_itself, named = fitting(config, length, dtype.value, model, named, replace(device, free=None))
         check_beside(footprint(by_itself, device), others)
-    memory = plan(config, length, dtype.value, model, named, device)
+    memory, named = fitting(config, length, dtype.value, model, named, device)
     pool = PagePool(memory.pages, config.page_size)
     if memory.window_pages and model.sliding_window:
         pool.attach_windows(memory.window_pages, model.sliding_window)
@@ -343,6 +324,9 @@ def _info(
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         architecture=model.architecture,
+        layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        trained_length=model.max_positions,
         parameters=stored_parameters(model),
         quantization=in_words(model, loading.dtype, chosen.activations.value),
         activations=chosen.activations.value,

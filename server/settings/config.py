@@ -110,7 +110,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             "what proposes tokens: auto (suffix, and a head or draft model that ships with the target), none, ngram, "
-            "suffix, mtp (the layer for that in Qwen3.5's checkpoints), the directory or hub id of a draft model or of "
+            "suffix, self (the target in fewer bits, on its own KV cache; self:int4, self:int8), mtp (the layer for "
+            "further tokens in Qwen3.5's checkpoints), the directory or hub id of a draft model or of "
             "heads (eagle3:PATH, dflash:PATH, medusa:PATH and such), the kind alone of one that ships with the target "
             "(draft_model, eagle3), a class of your own (package.module:Class, see docs/drafters.md), or several "
             "separated by commas",

@@ -86,6 +86,7 @@ class Window:
     request_generation_tokens: Lengths
     request_params_max_tokens: Lengths
     request_params_n: Annotated[Histogram, CHOICE_BOUNDS]
+    request_num_preemptions: Annotated[Histogram, CHOICE_BOUNDS]
 
     def __init__(self, second: int = 0) -> None:
         self.second = second
