@@ -15,10 +15,11 @@ from torch import Tensor
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.heads.layer import Finish, HeadWeights, MarkovHead
 from foresay.verifier.heads.layouts import IGNORED, HeadTensors, short
-from foresay.verifier.model.checkpoint import PREDICTS
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.gguf.config import PREDICTS
+from foresay.verifier.model.gguf.file import LINK
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer
 from foresay.verifier.model.weights import LayerWeights
@@ -41,12 +42,12 @@ _BESIDE = {
 
 
 def read_beside(directory: Path, target: Decoder) -> tuple[HeadConfig, HeadWeights]:
-    """The layer beside the target's in its own ``directory``; its files keep norms' weights less one."""
+    """The layer beside the target's in its own ``directory``, whose safetensors keep norms' weights less one."""
     found, config = HeadTensors.read(directory, PREDICTS), HeadConfig.beside(target.config)
-    tensors = {}
+    tensors, one = {}, 1 - (directory / LINK).is_symlink()
     for name, tensor in found.tensors.items():
         module, _, kind = name.removeprefix(PREDICTS).rpartition(".")
-        own = tensor.float() + 1 if module.endswith("norm") or module in _BESIDE else tensor
+        own = tensor.float() + one if module.endswith("norm") or module in _BESIDE else tensor
         tensors[f"{_BESIDE.get(module, module)}.{kind}"] = own
     return config, weights_of(HeadTensors(tensors, found.where), config, target)
 

@@ -40,8 +40,9 @@ from foresay.verifier.heads.layouts import HeadTensors
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import read_beside, read_weights
-from foresay.verifier.model.checkpoint import PREDICTS, predicts
+from foresay.verifier.model.checkpoint import predicts
 from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.gguf.config import PREDICTS
 from foresay.verifier.model_runner import ModelRunner
 
 
