@@ -40,8 +40,8 @@ THEIRS, WITHOUT, OURS = "llama.cpp", "foresay, no disk", "foresay"
 #: restarted before A8.
 TURNS = ("A1", "A2", "A3", "A4", "B1", "A5", "B2", "A5'", "B3", "A6", "B4", "A7", "B5", "A8", "B6", "A9")
 RESTART = "A8"
-#: Tokens of a question, an answer with a call, and the least and most of a tool's result.
-QUESTION, ANSWER, RESULT = 120, 60, (40, 520)
+#: Tokens of a question, of an answer with a call, and the most of a tool's result, in shares of the system prompt.
+QUESTION, ANSWER, RESULT = 0.03, 0.015, 0.13
 #: Seconds between two turns: an agent's tool runs, and who has something to write writes it.
 PAUSE = 1.0
 
@@ -89,8 +89,8 @@ def session(ids: Sequence[int], new: Sequence[int], system: int, turn: int) -> I
     begin, prompts = [*new, *islice(rest, system)], dict[str, list[int]]()
     for name in TURNS:
         before = prompts.get(f"{name[0]}{int(name[1]) - 1}")
-        more = QUESTION if before is None else ANSWER + rng.randint(*RESULT)
-        prompts[name[:2]] = [*(before or begin), *islice(rest, more)]
+        more = QUESTION if before is None else ANSWER + rng.uniform(0.01, RESULT)
+        prompts[name[:2]] = [*(before or begin), *islice(rest, round(more * system))]
         yield Case("turns", name, prompts[name[:2]])
 
 
