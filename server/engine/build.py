@@ -234,7 +234,7 @@ def _drafting(
     config, say = loading.config, loading.say
     if capture is None:
         drafting = Drafting.of(config, drafters, profile_run)
-        capture_levels(verifier, drafting, 1, 1, Eager, say)  # what the first request needs: a CPU records it
+        capture_levels(verifier, drafting, 1, 1, Eager, _nobody)  # what the first request needs: a CPU records it
         return drafting, None
     say("compiling kernels")  # first: what is measured is not to be a compiler's time
     shape = pinned(config)
