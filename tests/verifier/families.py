@@ -24,8 +24,14 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     GraniteSWAConfig,
     GraniteSWAForCausalLM,
     HunYuanDenseV1Config,
@@ -36,6 +42,8 @@ from transformers import (
     Ministral3ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     MuseGlimmerConfig,
     MuseGlimmerForConditionalGeneration,
     MuseGlimmerTextConfig,
@@ -46,6 +54,8 @@ from transformers import (
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -55,6 +65,8 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -165,6 +177,33 @@ QWEN3_5 = {
         "mrope_interleaved": True,
     },
 }
+#: Mixtures: experts are narrower than the model is wide, and one layer has none.
+QWEN3_MOE = {
+    "head_dim": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}
+LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48}
+GLM4_MOE = {
+    **GLM4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.8,
+    "use_qk_norm": True,
+}
+GPT_OSS = {
+    **LOCAL,
+    "head_dim": 32,
+    "sliding_window": 24,
+    "layer_types": MIXED,
+    "rope_parameters": {**YARN, "original_max_position_embeddings": 16, "truncate": False},
+}
 
 
 def muse_config(**values: Any) -> MuseGlimmerConfig:
@@ -228,6 +267,12 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     ),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, QWEN3_5),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM, {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, LOCAL),
+    "granite_moe": (GraniteMoeConfig, GraniteMoeForCausalLM, {**GRANITE, **LOCAL, "mlp_bias": False}),
+    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, GLM4_MOE),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
 }
 #: Families whose norms' weights are kept less one.
 LESS_ONE = ("gemma", "nemotron", "muse", "qwen3_5")
