@@ -182,16 +182,16 @@ QWEN3_MOE = {
     "head_dim": 32,
     "num_experts": 8,
     "num_experts_per_tok": 3,
-    "moe_intermediate_size": 48,
+    "moe_intermediate_size": 96,
     "norm_topk_prob": True,
     "mlp_only_layers": [1],
 }
-LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48}
+LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}
 GLM4_MOE = {
     **GLM4,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
-    "moe_intermediate_size": 48,
+    "moe_intermediate_size": 96,
     "n_group": 4,
     "topk_group": 2,
     "routed_scaling_factor": 1.8,
@@ -268,8 +268,8 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, QWEN3_5),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE),
-    "olmoe": (OlmoeConfig, OlmoeForCausalLM, {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48}),
-    "mixtral": (MixtralConfig, MixtralForCausalLM, LOCAL),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM, {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {**LOCAL, "head_dim": 32}),
     "granite_moe": (GraniteMoeConfig, GraniteMoeForCausalLM, {**GRANITE, **LOCAL, "mlp_bias": False}),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, GLM4_MOE),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),

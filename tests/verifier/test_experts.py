@@ -11,6 +11,7 @@ from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.experts import mixed, places_of, route, sort_rows
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Routing
+from tests.combinations import alternating
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
 from tests.verifier.reading import threads
 
@@ -64,7 +65,8 @@ def weight_of(form: str, turns: int) -> Matrix:
     floats = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     if form in floats:
         return (noise(turns * EXPERTS * OUTER, INNER, seed=2) / INNER**0.5).to(floats[form])
-    return matrix_of((INNER, turns * EXPERTS * OUTER), form)
+    found: Matrix = matrix_of((INNER, turns * EXPERTS * OUTER), form)
+    return found
 
 
 def of_expert(weight: Matrix, turns: int, expert: int) -> Matrix:
@@ -82,7 +84,7 @@ def chosen_of(rows: int, kind: str) -> Tensor:
     return torch.stack((found, found + 1), dim=1).int()
 
 
-@pytest.mark.parametrize(("form", "gated"), pairwise(FORMS, ["", "silu", "clamped"])[: 2 * len(FORMS)])
+@pytest.mark.parametrize(("form", "gated"), alternating(FORMS, ["", "silu", "clamped"]))
 def test_a_row_has_the_bits_of_a_linear_of_its_expert_alone(form, gated) -> None:
     """Of 1 to 64 rows, wherever they go, with one thread and several."""
     turns, dtype = 2 if gated else 1, torch.bfloat16 if form == "bf16" else torch.float32

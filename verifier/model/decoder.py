@@ -258,8 +258,7 @@ class Decoder:
 
     @property
     def linears(self) -> list[Linear]:
-        """Every matrix of the model, the output head last."""
+        """Every matrix of the model but routers, the output head last."""
         inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in self.layers)
-        mixtures = (layer.experts for layer in self.layers if layer.experts is not None)
-        beside = (one for each in mixtures for one in (each.router, *(each.shared or ())))
+        beside = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
         return [*(one for products in inside for one in products if one is not None), *beside, self._head]

@@ -82,7 +82,7 @@ def _put_stack(how: Stacked, turns: Sequence[Sequence[Matrix]], found: Matrix) -
     sizes = [int(turn[0].shape[0]) for turn in turns]
     parts: Sequence[Matrix]
     if isinstance(found, Tensor):
-        parts = [part for one in found.unbind() for part in _turns(how, one, sizes)]
+        parts = [part for one in found.unbind() for part in turns_of_stack(how, one, sizes)]
     else:
         parts = found.split_with_sizes(sizes * len(turns[0]))
     places = (place for of_expert in zip(*turns, strict=True) for place in of_expert)
@@ -91,7 +91,7 @@ def _put_stack(how: Stacked, turns: Sequence[Sequence[Matrix]], found: Matrix) -
     return next((one for one in narrow if not one.isfinite().all()), None)
 
 
-def _turns(how: Stacked, one: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+def turns_of_stack(how: Stacked, one: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     """An expert's rows, turn by turn."""
     rows = one.T if how.transposed else one
     return rows.unflatten(0, (-1, len(sizes))).unbind(1) if how.interleaved else rows.split_with_sizes(list(sizes))

@@ -55,7 +55,8 @@ def _stack(fields: Fields, own: Sequence[Attention], inner: MLP | Experts) -> St
     )
 
 
-def _gguf_values(fields: Fields, head_dim: int) -> dict[str, Any]:
+def granite_values(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """What its GGUF files multiply by."""
     return {
         "attention_multiplier": fields.optional_number("attention.scale") or head_dim**-0.5,
         "residual_multiplier": fields.optional_number("residual_scale"),
@@ -64,7 +65,7 @@ def _gguf_values(fields: Fields, head_dim: int) -> dict[str, Any]:
     }
 
 
-_GGUF = Gguf("granite", in_pairs=True, values=_gguf_values)
+_GGUF = Gguf("granite", in_pairs=True, values=granite_values)
 
 _SWA = {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 

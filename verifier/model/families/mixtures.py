@@ -7,6 +7,7 @@ from typing import Any
 
 from foresay.verifier.model.families.family import (
     Family,
+    Gguf,
     attention,
     biases,
     every,
@@ -16,8 +17,8 @@ from foresay.verifier.model.families.family import (
     uniform_window,
     window,
 )
-from foresay.verifier.model.families.granite import granite_stack
-from foresay.verifier.model.families.llama import window_by_layer
+from foresay.verifier.model.families.granite import granite_stack, granite_values
+from foresay.verifier.model.families.llama import MIXTRAL_ROUTER, window_by_layer
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import (
     DOWN,
@@ -79,7 +80,6 @@ def olmoe(fields: Fields) -> Stack:
     return Stack((Layer(own, inside, norm),) * layer_count(fields), norm)
 
 
-_MIXTRAL_ROUTER = "block_sparse_moe.gate"
 _MIXTRAL_EXPERTS = tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2"))
 
 
@@ -87,7 +87,7 @@ def mixtral(fields: Fields) -> Stack:
     """Mixtral: Mistral's attention."""
     norm = rms_norm(fields)
     own = attention(fields, read_rope(fields), window=uniform_window(fields, absent=None))
-    inside = experts(fields, Router(_MIXTRAL_ROUTER), modules=_MIXTRAL_EXPERTS)
+    inside = experts(fields, Router(MIXTRAL_ROUTER), modules=_MIXTRAL_EXPERTS)
     return Stack((Layer(own, inside, norm),) * layer_count(fields), norm)
 
 
@@ -167,11 +167,14 @@ _OSS = {
     "num_experts_per_tok": 4, "rope_theta": 150_000.0,
 }  # fmt: skip
 
+_QWEN_GGUF = Gguf("qwen3moe", experts=True, values=lambda fields, head_dim: {"norm_topk_prob": True})
+_GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": _GRANITE_ROUTER}, True, experts=True, values=granite_values)
+
 FAMILIES = {
-    "Qwen3MoeForCausalLM": Family("Qwen3 and Qwen3-Coder mixtures", qwen3_moe, _QWEN),
-    "OlmoeForCausalLM": Family("OLMoE", olmoe, _OLMOE),
-    "MixtralForCausalLM": Family("Mixtral", mixtral, _MIXTRAL),
-    "GraniteMoeForCausalLM": Family("Granite 3 mixtures", granite_moe, {"num_experts_per_tok": 2}),
+    "Qwen3MoeForCausalLM": Family("Qwen3 and Qwen3-Coder mixtures", qwen3_moe, _QWEN, _QWEN_GGUF),
+    "OlmoeForCausalLM": Family("OLMoE", olmoe, _OLMOE, Gguf("olmoe", experts=True)),
+    "MixtralForCausalLM": Family("Mixtral", mixtral, _MIXTRAL, Gguf("llama", in_pairs=True, experts=True)),
+    "GraniteMoeForCausalLM": Family("Granite 3 mixtures", granite_moe, {"num_experts_per_tok": 2}, _GRANITE_GGUF),
     "Glm4MoeForCausalLM": Family("GLM-4.5, GLM-4.6, GLM-4.7", glm4_moe, _GLM),
     "GptOssForCausalLM": Family("gpt-oss", gpt_oss, _OSS),
 }
