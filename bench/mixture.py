@@ -88,6 +88,7 @@ class Passes:
         self.table.reserve(CONTEXT)
         self.table.commit(CONTEXT)
 
+    @torch.inference_mode()
     def run(self, rows: int) -> None:
         """One pass of so many; what it woke stays to be read."""
         for each in self.spans:

@@ -64,7 +64,8 @@ FORMS = ["bf16", "fp16", "fp32", *KINDS, *STEPPED]
 def weight_of(form: str, turns: int) -> Matrix:
     floats = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     if form in floats:
-        return (noise(turns * EXPERTS * OUTER, INNER, seed=2) / INNER**0.5).to(floats[form])
+        plain: Tensor = noise(turns * EXPERTS * OUTER, INNER, seed=2) / INNER**0.5
+        return plain.to(floats[form])
     found: Matrix = matrix_of((INNER, turns * EXPERTS * OUTER), form)
     return found
 
