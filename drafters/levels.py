@@ -29,7 +29,7 @@ from foresay.drafters.calibration import Calibration, Curves, kind_of
 from foresay.drafters.growth import Growth, GrowthPlan, Level, Passes, levels, on_host
 from foresay.drafters.prices import WrittenBars
 from foresay.drafters.tree_builder import TreeBuilder, adjusts, by_path
-from foresay.kvpaging import PagePool
+from foresay.kvpaging import PagePool, WindowPages
 from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sampling import SamplingParams
@@ -117,7 +117,7 @@ class TreeDrafter(ABC):
     dynamic: see :mod:`foresay.drafters.growth`. free: whether expanding a node costs nothing. ahead: whether the first
     pass has rows of its own for all levels, so that there is no room for more of them than are drafted. shared_noise:
     whether drafts are sampled with the target's own noise; False is for comparison. first: the first position of which
-    it has a row.
+    it has a row. windows: the window pages, of one that reads layers which keep their rows in those.
     """
 
     free: bool = False
@@ -125,6 +125,7 @@ class TreeDrafter(ABC):
     first: int = 0
     shared_noise: bool = True
     needs: FeatureRequest | None = None
+    windows: WindowPages | None = None
 
     def __init__(
         self, name: str, dynamic: bool, device: torch.device, pool: PagePool, token_ids: Tensor | None = None
@@ -290,7 +291,7 @@ class TreeDrafter(ABC):
         if shape.is_chain and self.capture is Eager and not self.ahead:
             shape = self.limited(TreeShape.chain(min(-(-shape.levels // _CHAIN) * _CHAIN, MAX_NODES - 1)))
         plan = GrowthPlan(shape, kind.count, self.device, self.dynamic, self.free, self.columns(vocab_size), kind.apart)
-        state = StepState(kind.count, kind.pages, self._page_size, self.reach(shape.levels), self.device)
+        state = StepState(kind.count, kind.pages, self._page_size, self.reach(shape.levels), self.device, self.windows)
         made = Levels(plan, self, state, recorded if compiled(state.lengths) else self.capture)
         del self._levels[self._ahead : max(self._ahead, len(self._levels) - _MOST_LEVELS + 1)]
         self._levels.append((kind, made))
