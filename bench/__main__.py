@@ -17,6 +17,7 @@ NAMES = {
     "peers": "Foresay and llama.cpp over HTTP",
     "agents": "coding agents' sessions: first tokens, and prompts found again",
     "floor": "the least that a step costs here; what quantised weights and KV gain",
+    "mixture": "a pass of a mixture of experts beside reading what it must",
     "streaming": "streamed answers and whole ones",
     "pause": "how long a stream waits when its engine is killed",
     "quality": "what quantising costs in quality",

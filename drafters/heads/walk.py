@@ -23,6 +23,7 @@ from foresay.verifier.model.nodes import (
     DOWN,
     GATE_UP,
     HEAD_GATE,
+    MLP,
     OUTPUT,
     QKV,
     SINKS,
@@ -238,8 +239,10 @@ class TrainedLayer(nn.Module):
         return self._added(x, DOWN, gated, norms.after_mlp)
 
     def _gated(self, x: Tensor) -> Tensor:
-        activation, parts = _ACTIVATIONS[self.node.mlp.activation], self._product(GATE_UP, x)
-        if self.node.mlp.fused is not None:
+        inner = self.node.mlp
+        assert isinstance(inner, MLP), "no head has experts"
+        activation, parts = _ACTIVATIONS[inner.activation], self._product(GATE_UP, x)
+        if inner.fused is not None:
             parts = list(parts[0].chunk(2, dim=-1))
         return activation(parts[0]) if len(parts) == 1 else activation(parts[0]) * parts[1]
 

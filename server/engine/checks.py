@@ -17,7 +17,7 @@ from foresay.server.settings.units import count_in_words
 from foresay.spec.accept import ByDepth
 from foresay.spec.errors import ForesayError
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
-from foresay.verifier.model.config import ModelConfig, stored_parameters
+from foresay.verifier.model.config import ModelConfig, idle_parameters, stored_parameters
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.weights import LM_HEAD, check
@@ -218,7 +218,11 @@ def described(model: ModelConfig, dtype: str, activations: str) -> str:
     count = count_in_words(stored_parameters(model))
     family = model.architecture.removesuffix("ForCausalLM")
     kind = in_words(model, dtype, activations)
-    return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count} weights{kind and f' in {kind}'}"
+    if idle := idle_parameters(model):
+        count = f"{count} weights, of which a token reads {count_in_words(stored_parameters(model) - idle)}"
+    else:
+        count = f"{count} weights"
+    return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count}{kind and f' in {kind}'}"
 
 
 def named(choice: Resolved) -> str:

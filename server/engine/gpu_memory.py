@@ -31,7 +31,7 @@ from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import chunks, passes, sizes, widths
 from foresay.verifier.model.config import ModelConfig, products
-from foresay.verifier.model.nodes import GATE_UP, QKV, Layer
+from foresay.verifier.model.nodes import GATE_UP, QKV, Experts, Layer
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from foresay.verifier.ops.kernels.tree_attention import most_parts
 
@@ -53,6 +53,11 @@ def plan_gpu(
     if target.stack.recurrence is not None:
         fault = f"{device}: recurrent layers ({target.architecture}) have no kernels for a GPU yet"
         raise Unfit(fault, "--device cpu runs them")
+    for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
+        if any(isinstance(layer.mlp, Experts) for layer in model.stack.layers):
+            raise Unfit(
+                f"{device}: experts ({model.architecture}) have no kernels for a GPU yet", "--device cpu runs them"
+            )
     case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room
     if room.tokens < case.least:

@@ -27,6 +27,7 @@ from foresay.server.settings.units import bytes_in_words
 from foresay.spec.request import Footprint
 from foresay.spec.shape import MAX_CHUNK, MAX_NODES
 from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.nodes import MLP, Experts
 
 if TYPE_CHECKING:
     from foresay.server.engine.device import Device  # imports torch
@@ -234,7 +235,13 @@ def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
     widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
     if (found := model.stack.recurrence) is not None:
         widths += 4 * (found.record or found.channels)
+    widths += max((_copied(model, layer.mlp) for layer in model.stack.layers), default=0)
     return 4 * (wanted * model.vocab_size + rows * widths) + _ANY_PASS
+
+
+def _copied(model: ModelConfig, inner: MLP | Experts) -> int:
+    """Of a row that is copied for each of its experts: what they read, and what they make of it."""
+    return inner.chosen * (2 * model.hidden_size + inner.inner) if isinstance(inner, Experts) else 0
 
 
 def _padded(count: int) -> int:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from foresay.drafters.draft_model import DraftModelDrafter
@@ -218,3 +219,25 @@ def logprobs_of_the_next_row(monkeypatch: pytest.MonkeyPatch) -> None:
         "logprobs_of_run",
         lambda sequence, logits, path, emitted: logprobs_of_run(sequence, logits, [*path[1:], path[-1]], emitted),
     )
+
+
+def experts_weighed_by_rows(route: Any) -> Any:
+    """What experts make counts a little more where rows are several."""
+
+    def routed(logits: Tensor, how: Any, correction: Any, count: Tensor) -> tuple[Tensor, Tensor]:
+        chosen, weights = route(logits, how, correction, count)
+        return chosen, weights.mul_(1.0 + (count > 1).float() * 2.0**-12)
+
+    return routed
+
+
+def experts_of_few_rows(route: Any) -> Any:
+    """Rows beyond the fourth of an expert are left out, as where experts have a capacity."""
+
+    def routed(logits: Tensor, how: Any, correction: Any, count: Tensor) -> tuple[Tensor, Tensor]:
+        chosen, weights = route(logits, how, correction, count)
+        own = torch.nn.functional.one_hot(chosen.long().clamp(0, how.experts - 1), how.experts)
+        before = own.sum(1).cumsum(0).gather(1, chosen.long().clamp(0, how.experts - 1))
+        return chosen, weights.mul_((before <= 4).float())
+
+    return routed

@@ -24,8 +24,14 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     GraniteSWAConfig,
     GraniteSWAForCausalLM,
     HunYuanDenseV1Config,
@@ -38,6 +44,8 @@ from transformers import (
     Ministral3ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     MuseGlimmerConfig,
     MuseGlimmerForConditionalGeneration,
     MuseGlimmerTextConfig,
@@ -48,6 +56,8 @@ from transformers import (
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -57,6 +67,8 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -173,6 +185,33 @@ LFM2 = {
     "block_multiple_of": 32,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
+#: Mixtures: experts are narrower than the model is wide, and one layer has none.
+QWEN3_MOE = {
+    "head_dim": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 96,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}
+LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}
+GLM4_MOE = {
+    **GLM4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 96,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.8,
+    "use_qk_norm": True,
+}
+GPT_OSS = {
+    **LOCAL,
+    "head_dim": 32,
+    "sliding_window": 24,
+    "layer_types": MIXED,
+    "rope_parameters": {**YARN, "original_max_position_embeddings": 16, "truncate": False},
+}
 
 
 def muse_config(**values: Any) -> MuseGlimmerConfig:
@@ -237,6 +276,12 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, QWEN3_5),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM, LFM2),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM, {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {**LOCAL, "head_dim": 32}),
+    "granite_moe": (GraniteMoeConfig, GraniteMoeForCausalLM, {**GRANITE, **LOCAL, "mlp_bias": False}),
+    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, GLM4_MOE),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
 }
 #: Families whose norms' weights are kept less one.
 LESS_ONE = ("gemma", "nemotron", "muse", "qwen3_5")

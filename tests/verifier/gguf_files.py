@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.gguf.config import PREDICTS, theirs
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.nodes import DECAY, Attention, GatedDelta, ShortConv
+from foresay.verifier.model.nodes import DECAY, Attention, Experts, GatedDelta, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept
@@ -50,11 +51,11 @@ def q4_k_m(name: str) -> str:
 def blocks_of(weight: Tensor, kind: str, seed: int) -> tuple[np.ndarray, Tensor]:
     """A matrix as the file has it, and the floats that it stands for by the package. Of K-quants, which the package
     cannot make, blocks are random, their steps of the weight's size."""
-    of = gguf.GGMLQuantizationType[kind]
-    if kind.endswith("_K"):
-        raw = _random_blocks(tuple(weight.shape), kind, seed)
-    else:
-        raw = gguf.quants.quantize(weight.float().numpy(), of)
+    of, rows = gguf.GGMLQuantizationType[kind], weight.float().flatten(0, -2)
+    raw = (
+        _random_blocks(tuple(rows.shape), kind, seed) if kind.endswith("_K") else gguf.quants.quantize(rows.numpy(), of)
+    )
+    raw = raw.reshape(*weight.shape[:-1], -1)
     return raw, torch.from_numpy(gguf.quants.dequantize(raw, of).reshape(weight.shape).copy())
 
 
@@ -97,20 +98,39 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
             writer.add_block_count(config.num_layers + 1)
             writer.add_nextn_predict_layers(1)
         said = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
-        for seed, name in enumerate(names):
+        all_of_them = {name: tensors.get_tensor(name).float() for name in names}
+        for seed, (name, tensor) in enumerate(_stacked(all_of_them).items()):
             there = theirs(name, GgufFile(file, said, {}))
-            floats[name] = _added(writer, config, (name, there), tensors.get_tensor(name).float(), kind, seed)
+            floats[name] = _added(writer, config, (name, there), tensor, kind, seed)
     if writer.arch == "muse-glimmer":
         _add_norms_of_heads(writer, config)
     write(writer)
     save_file({name: tensor.contiguous() for name, tensor in floats.items()}, directory / SINGLE)
 
 
+def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same, with one tensor for all experts, [E, O, K], gates apart from what they are for."""
+    found, parts = dict[str, Tensor](), dict[str, list[Tensor]]()
+    modules = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    for name, tensor in tensors.items():
+        prefix = name.partition("block_sparse_moe.")[0] + "mlp.experts."
+        if name.endswith("input_linear.weight"):
+            for module, part in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1), strict=True):
+                found[f"{prefix}{module}.weight"] = part
+        elif name.endswith("output_linear.weight"):
+            found[f"{prefix}down_proj.weight"] = tensor
+        elif one := re.fullmatch(r"(.*\.layers\.\d+\.)\w+\.experts\.(\d+)\.(\w+)\.weight", name):
+            parts.setdefault(f"{one[1]}mlp.experts.{modules.get(one[3], one[3])}.weight", []).append(tensor)
+        else:
+            found[name] = tensor
+    return found | {name: torch.stack(each) for name, each in parts.items()}
+
+
 def _added(writer: Any, config: ModelConfig, names: tuple[str, str], tensor: Tensor, kind: TypeOf, seed: int) -> Tensor:
     (name, there), (dim, order) = names, order_of(config, names[0], tuple(tensor.shape))
     turned, one = tensor.index_select(dim, order), name in config.less_one or name.startswith(PREDICTS)
-    if tensor.dim() == 2:
-        of = kind(there)
+    if tensor.dim() == 2 or ".experts." in name:
+        of = "F32" if "ffn_gate_inp" in there else kind(there)
         raw, found = blocks_of(turned, of, seed)
         writer.add_tensor(there, raw, raw_dtype=gguf.GGMLQuantizationType[of])
         return found.index_select(dim, order.argsort())
@@ -138,7 +158,6 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     writer.add_block_count(config.num_layers)
     writer.add_context_length(512)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_heads)
     attends = [isinstance(layer.mixer, Attention) for layer in config.stack.layers]
     counts = [config.num_kv_heads * each for each in attends]
@@ -148,17 +167,26 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     (writer.add_layer_norm_eps if config.stack.norm.centred else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_rope_dimension_count(config.rope.rotated(config.head_dim))
+    if isinstance(mixture := config.first.mlp, Experts):
+        writer.add_feed_forward_length(mixture.inner)
+        writer.add_expert_feed_forward_length(mixture.inner)
+        writer.add_expert_count(mixture.count)
+        writer.add_expert_used_count(mixture.chosen)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
     window = next((each.window for each in config.stack.attentions if each.window), None)
     if window is not None and own.windowed:
         writer.add_sliding_window(window)
     numbers = {
         writer.add_attn_logit_softcapping: attention.softcap,
         writer.add_final_logit_softcapping: config.stack.logit_cap,
-        writer.add_attention_scale: attention.scale if writer.arch == "granite" else None,
+        writer.add_attention_scale: attention.scale if writer.arch.startswith("granite") else None,
         writer.add_residual_scale: config.first.share,
-        writer.add_embedding_scale: config.stack.embedding_scale if writer.arch == "granite" else None,
+        writer.add_embedding_scale: config.stack.embedding_scale if writer.arch.startswith("granite") else None,
         writer.add_attn_temperature_scale: attention.query_scaling and attention.query_scaling.beta,
-        writer.add_logit_scale: 1 / config.stack.logit_scale if writer.arch == "granite" else config.stack.logit_scale,
+        writer.add_logit_scale: 1 / config.stack.logit_scale
+        if writer.arch.startswith("granite")
+        else config.stack.logit_scale,
     }
     for add, number in numbers.items():
         if number not in (None, 1.0):

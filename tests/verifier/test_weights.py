@@ -25,6 +25,19 @@ def read(directory, dtype=torch.float32) -> ModelWeights:
     return load(directory, ModelConfig.from_directory(directory), dtype)
 
 
+def of_experts(name: str, tensor: Tensor, in_turns: bool) -> tuple[str, Tensor]:
+    """Of all experts gates lie one below the other, then what they are for. in_turns: gpt-oss has [E, H, 2 I], gates
+    and these in turns."""
+    prefix, _, part = name.partition(".experts.")
+    module, bias, _ = part.partition("_bias")
+    rows = tensor.mT if in_turns and not bias else tensor
+    halves: tuple[Tensor, ...] = (rows,)
+    if module == "gate_up_proj":
+        halves = (rows[:, ::2], rows[:, 1::2]) if in_turns else rows.chunk(2, dim=1)
+    own = f"{prefix.rpartition('.')[0]}.mlp.{module}.{'bias' if bias else 'weight'}"
+    return own, torch.cat([half.flatten(0, 1) for half in halves])
+
+
 def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
     """Every fused tensor holds the projections of the state dict in the documented order, and nothing is left over."""
     state = {name: tensor.to(dtype) for name, tensor in model.state_dict().items() if "vision" not in name}
@@ -33,6 +46,9 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
         more = "layernorm.weight" if model.config.model_type.startswith("muse") else "norm.weight"
         less = [name for name in state if name.endswith(more) and "linear_attn" not in name]
         state |= {name: state[name] + 1 for name in less}
+
+    in_turns = model.config.model_type == "gpt_oss"
+    state = dict(of_experts(*one, in_turns) if ".experts." in one[0] else one for one in state.items())
 
     def take(prefix, *names):
         return torch.cat([state.pop(f"{prefix}{name}") for name in names])
@@ -50,6 +66,8 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
         "head_gate": ("self_attn.gate_proj",),
         "mixed": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
         "rates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+        "shared_gate_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+        "shared_down": ("mlp.shared_experts.down_proj",),
     }
     whole = {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
     for number, layer in enumerate(weights.layers):
@@ -60,7 +78,8 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
             for name, tensor in tensors.items():
                 check(tensor, prefix, *(f"{module}.{kind}" for module in modules[name]))
         for name, vector in layer.vectors.items():
-            check(vector, prefix, name)
+            own = name.replace("block_sparse_moe.gate", "mlp.gate").replace("router.layer", "router")
+            check(vector, prefix, own)
     check(weights.embed, "model.", "embed_tokens.weight")
     for name, vector in weights.final_norm.items():
         check(vector, "", name)

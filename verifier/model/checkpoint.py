@@ -150,7 +150,7 @@ class Checkpoint:
             )
         shape, kinds = expected
         if self.gguf:  # of other types the file was refused as it was opened
-            name, kinds = theirs(name, self.gguf), (*kinds, *(BLOCK_BYTES if len(shape) == 2 else ()))
+            name, kinds = theirs(name, self.gguf), (*kinds, *(BLOCK_BYTES if len(shape) > 1 else ()))
         if tensor.shape != shape and (shape, tensor.shape) != ((1,), ()):
             return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
         if tensor.dtype not in kinds:

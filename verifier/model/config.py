@@ -76,7 +76,8 @@ class ModelConfig:
 
     @property
     def intermediate_size(self) -> int:
-        return self.first.mlp.inner
+        """Of what a row goes through in its first layer."""
+        return self.first.mlp.width
 
     @property
     def rope(self) -> RopeConfig:
@@ -230,6 +231,15 @@ def parameters(model: ModelConfig) -> int:
     """The number of weights, near enough to plan with; an output head tied to the embedding is packed beside it."""
     inside = sum(product.inner * product.outer for _, product in products(model))
     return inside + 2 * model.vocab_size * model.hidden_size
+
+
+def idle_parameters(model: ModelConfig) -> int:
+    """The number of those that a row does not meet: of experts that are not chosen."""
+    return sum(
+        product.inner * product.outer * (product.experts - product.chosen) // product.experts
+        for _, product in products(model)
+        if product.experts
+    )
 
 
 def stored_parameters(model: ModelConfig) -> int:

@@ -24,11 +24,14 @@ from foresay.verifier.model.nodes import (
     OUTPUT,
     QKV,
     RATES,
+    SHARED_DOWN,
+    SHARED_GATE_UP,
     SHIFT,
     SHORT_TAPS,
     SINKS,
     TAPS,
     Attention,
+    Experts,
     GatedDelta,
     Layer,
     NormKind,
@@ -36,14 +39,43 @@ from foresay.verifier.model.nodes import (
 )
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
-from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation
+from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Routing
+
+
+@dataclass(slots=True)
+class PackedExperts:
+    """What a layer of experts has besides their own products. router: H to a logit of each expert, and of the shared
+    one's gate, in fp32. correction: fp32[experts]. shared: into and out of the shared one."""
+
+    routing: Routing
+    router: Linear
+    correction: Tensor | None
+    shared: tuple[Linear, Linear] | None
+
+    @property
+    def gated(self) -> bool:
+        """Whether the shared one has a gate."""
+        return self.router.out_features > self.routing.experts
+
+    @classmethod
+    def of(cls, node: Experts, vectors: Mapping[str, Tensor], shared: tuple[Linear, Linear] | None) -> PackedExperts:
+        """vectors: of the layer."""
+        how, rows = node.router, [vectors[f"{node.router.module}.weight"]]
+        bias = vectors.get(f"{how.module}.bias")
+        if node.shared_gate is not None:
+            rows.append(vectors[f"{node.shared_gate}.weight"])
+            bias = None if bias is None else torch.cat((bias, bias.new_zeros(1)))
+        kind = node.count, node.chosen, how.sigmoid, how.groups, how.normalised, how.scale
+        correction = None if how.correction is None else vectors[how.correction]
+        return cls(Routing(*kind), Linear(torch.cat(rows), bias), correction, shared)
 
 
 @dataclass(slots=True)
 class PackedLayer:
     """The weights of one layer (:class:`~foresay.verifier.model.nodes.Layer`), packed. of_heads: the norms of queries
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; of a recurrent layer its rates, as qkv is
-    all else that it reads. delta: a recurrent layer's other weights; taps: those of a convolution alone, fp32[T, C]."""
+    all else that it reads. delta: a recurrent layer's other weights; taps: those of a convolution alone, fp32[T, C].
+    experts: of a layer that has some, of which all have a part in gate_up and down."""
 
     qkv: Linear
     output: Linear
@@ -58,6 +90,7 @@ class PackedLayer:
     head_gate: Linear | None = None
     delta: DeltaWeights | None = None
     taps: Tensor | None = None
+    experts: PackedExperts | None = None
 
     @classmethod
     def of(cls, layer: Layer, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False) -> PackedLayer:
@@ -68,18 +101,21 @@ class PackedLayer:
         elif isinstance(layer.mixer, GatedDelta) and layer.mixer.tiled:
             weights = _side_by_side(layer.mixer, weights)
 
-        def linear(name: str, gated: Gate = "") -> Linear:
-            return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds)
+        def linear(name: str, gated: Gate = "", experts: int = 0) -> Linear:
+            return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds, experts)
 
         def around(name: str | None, kind: NormKind = layer.norm) -> Norm | None:
             return None if name is None else norm_of(kind, name, weights.vectors, ones)
 
+        mixture = layer.mlp if isinstance(layer.mlp, Experts) else None
+        count, beside = (0, None) if mixture is None else (mixture.count, mixture.shared)
+        shared = None if beside is None else (linear(SHARED_GATE_UP, beside.activation), linear(SHARED_DOWN))
         ones = torch.ones(weights.matrices[OUTPUT].shape[0], dtype=dtype, device=weights.matrices[OUTPUT].device)
         return cls(
             linear(into),
             linear(OUTPUT),
-            linear(GATE_UP, layer.mlp.activation),
-            linear(DOWN),
+            linear(GATE_UP, layer.mlp.activation, count),
+            linear(DOWN, experts=count),
             around(layer.norms.before_attention),
             around(layer.norms.after_attention, layer.after or layer.norm),
             around(layer.norms.before_mlp),
@@ -89,6 +125,7 @@ class PackedLayer:
             linear(gates) if gates in weights.matrices else None,
             _delta(layer.mixer, weights.vectors) if isinstance(layer.mixer, GatedDelta) else None,
             _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
+            None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared),
         )
 
 
@@ -247,6 +284,7 @@ class Decoder:
 
     @property
     def linears(self) -> list[Linear]:
-        """Every matrix of the model, the output head last."""
+        """Every matrix of the model but routers, the output head last."""
         inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in self.layers)
-        return [*(one for products in inside for one in products if one is not None), self._head]
+        beside = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
+        return [*(one for products in inside for one in products if one is not None), *beside, self._head]

@@ -14,10 +14,11 @@ from torch import Tensor
 from foresay.kvpaging import KVStore, LayerStates
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.forward_batch import StaticRows
-from foresay.verifier.model.decoder import Decoder, PackedLayer
+from foresay.verifier.model.decoder import Decoder, PackedExperts, PackedLayer
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.ops.attention import rotate_and_store, tree_attention
+from foresay.verifier.ops.experts import mixed, route, sort_rows
 from foresay.verifier.ops.records import Norm, Rotation, SplitKSums
 from foresay.verifier.ops.recurrence import gated_delta, short_conv
 from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits, gate_heads, norm, take_rows
@@ -44,17 +45,22 @@ def forward(
             taken[f"layer.{index}"] = copy_rows(x, count)
         if isinstance(node.mixer, Attention):
             kept = rows.of_layer(store.is_windowed(index))
-            mixed = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(index))
+            seen = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(index))
         else:
-            mixed = recurrence(layer, normed, rows, next(states))
-        branch = _branch(layer.output, mixed, layer.after_attention, count)
+            seen = recurrence(layer, normed, rows, next(states))
+        branch = _branch(layer.output, seen, layer.after_attention, count)
         if node.parallel:
             add_norm(x, branch, None, count, node.share)
         else:
             normed = add_norm(x, branch, layer.before_mlp, count, node.share)
-        del mixed, branch  # their memory is used again
-        gated = layer.gate_up.gated(normed, count)
-        normed = add_norm(x, _branch(layer.down, gated, layer.after_mlp, count), next_norm, count, node.share)
+        del seen, branch  # their memory is used again
+        if layer.experts is None:
+            branch = _branch(layer.down, layer.gate_up.gated(normed, count), layer.after_mlp, count)
+        else:
+            branch = experts(layer, layer.experts, normed, count)
+            branch = branch if layer.after_mlp is None else norm(branch, layer.after_mlp, count)
+        normed = add_norm(x, branch, next_norm, count, node.share)
+        del branch
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
     if asked.final:
@@ -70,6 +76,19 @@ def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: Lay
         return short_conv(mixed, layer.taps, *more)
     assert layer.delta is not None and layer.head_gate is not None, "heads have rates"
     return gated_delta(mixed, layer.head_gate.wide(normed, rows.count), layer.delta, *more)
+
+
+def experts(layer: PackedLayer, own: PackedExperts, normed: Tensor, count: Tensor | None) -> Tensor:
+    """[R, H]: what each row's experts make of it, and the shared one."""
+    logits = own.router.wide(normed, count)
+    chosen, weights = route(logits, own.routing, own.correction, count)
+    copies, rows = sort_rows(normed, chosen, own.routing, count)
+    parts = layer.down.of_experts(layer.gate_up.of_experts(copies, rows), rows, torch.float32)
+    if own.shared is None:
+        return mixed(parts, weights, rows.places, normed.dtype, count=count)
+    into, back = own.shared
+    shared, gate = back.wide(into.gated(normed, count), count), logits if own.gated else None
+    return mixed(parts, weights, rows.places, normed.dtype, shared, gate, count)
 
 
 def _branch(product: Linear, x: Tensor, how: Norm | None, count: Tensor | None) -> Tensor | SplitKSums:

@@ -13,12 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from foresay.verifier.ops.experts import expert_linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
 from foresay.verifier.ops.linear import GROUP, PackedWeight, packed_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
-from foresay.verifier.ops.records import Gate, SplitKSums
+from foresay.verifier.ops.records import Gate, Sorted, SplitKSums
 from foresay.verifier.ops.rows import take_columns
 
 #: A weight as a checkpoint has it, [out, in].
@@ -30,7 +31,7 @@ class Linear:
 
     dtype, device: of x and of what comes out; dtype is the weight's unless given. gated: what is done to the
     product (:meth:`gated`). rounds: inputs are rounded to 8 bits where the weight has kernels for that
-    (:mod:`foresay.verifier.ops.linear`).
+    (:mod:`foresay.verifier.ops.linear`). experts: see :meth:`of_experts`.
     """
 
     __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")
@@ -42,6 +43,7 @@ class Linear:
         dtype: torch.dtype | None = None,
         gated: Gate = "",
         rounds: bool = False,
+        experts: int = 0,
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype, self.device = (
@@ -51,7 +53,7 @@ class Linear:
         self._was: Tensor | None = None  # which number of a row each one of the weight's is multiplied with
         if isinstance(weight, QuantizedMatrix):
             weight, self._was = weight.side_by_side()
-        self._packed = _packed(weight, bias, gated, self.dtype, rounds)
+        self._packed = _packed(weight, bias, gated, self.dtype, rounds, experts)
 
     @classmethod
     def of(cls, packed: PackedWeight, was: Tensor | None, dtype: torch.dtype) -> Linear:
@@ -89,21 +91,27 @@ class Linear:
         ``relu(x) ** 2`` of all of it."""
         return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
 
+    def of_experts(self, x: Tensor, rows: Sorted, dtype: torch.dtype | None = None) -> Tensor:
+        """[P, in] -> [P, out / experts], gated where it is: each row with the weight of its expert, of which there are
+        so many one below the other (:func:`~foresay.verifier.ops.experts.expert_linear`). dtype: of what comes out."""
+        assert not isinstance(self._packed, BlockedWeight), "mixtures of experts run on a CPU"
+        return expert_linear(self._taken(x, rows.spans[2:]), self._packed, dtype or self.dtype, rows)
+
     def _taken(self, x: Tensor, count: Tensor | None) -> Tensor:
         return x if self._was is None else take_columns(x, self._was, count)
 
 
 def _packed(
-    weight: Matrix, bias: Tensor | None, gated: Gate, compute: torch.dtype, rounds: bool
+    weight: Matrix, bias: Tensor | None, gated: Gate, compute: torch.dtype, rounds: bool, experts: int
 ) -> PackedWeight | BlockedWeight:
     if isinstance(weight, QuantizedMatrix):
         kept = replace(weight, scales=_kept(weight.scales, torch.float32))
         if weight.device.type != "cpu":
             return BlockedWeight.of(kept, bias, gated)
-        return PackedIntegers.of(kept, bias, gated, compute, rounds and can_round(weight))
+        return PackedIntegers.of(kept, bias, gated, compute, rounds and can_round(weight), experts)
     if weight.device.type != "cpu":
         return BlockedWeight.of(weight.to(compute), bias, gated)
-    return PackedFloats.of(_kept(weight, compute), bias, gated)
+    return PackedFloats.of(_kept(weight, compute), bias, gated, experts)
 
 
 def can_round(weight: QuantizedMatrix) -> bool:

@@ -4,7 +4,7 @@
 
     Stack   embedding x scale ── Layer ── Layer ── ... ── norm ── head x scale, capped
     Layer   x += share * after(mixer(before(x)))           attention or a recurrence; norms before, after, or both
-            x += share * after(mlp(before(x)))             parallel: both read the same before(x)
+            x += share * after(mlp(before(x)))             an MLP or experts; parallel: both read the same before(x)
 
 Everything that has to know a model's shape (loading, checking, sizes, quantising, writing, GGUF, the forward pass)
 reads these records; a family (:mod:`foresay.verifier.model.families`) makes them of a config.json.
@@ -13,19 +13,22 @@ reads these records; a family (:mod:`foresay.verifier.model.families`) makes the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
 
-#: What an MLP does to its gates; "relu2" has none: it squares what is positive.
-Activation = Literal["silu", "gelu", "relu2"]
+#: What an MLP does to its gates; "relu2" has none: it squares what is positive. "clamped" is gpt-oss's: both halves are
+#: kept below 7, and ``(up + 1) * gate * sigmoid(1.702 * gate)``.
+Activation = Literal["silu", "gelu", "relu2", "clamped"]
 
 #: Products of a layer: queries, keys and values; gates of heads; what attention puts out; gates of the MLP and what
 #: they are for; back from there.
 QKV, HEAD_GATE, OUTPUT, GATE_UP, DOWN = "qkv", "head_gate", "output", "gate_up", "down"
 #: Of a recurrent layer: queries, keys, values and gates of what it puts out; how much each head learns and forgets.
 MIXED, RATES = "mixed", "rates"
+#: Of a layer of experts, whose own are GATE_UP and DOWN: the MLP that all rows have beside them.
+SHARED_GATE_UP, SHARED_DOWN = "shared_gate_up", "shared_down"
 #: The modules that each is made of, one below the other, as Llama's checkpoints name them.
 MODULES = {
     QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -37,14 +40,34 @@ MODULES = {
 
 
 @dataclass(frozen=True, slots=True)
+class Stacked:
+    """A tensor of files that holds a product of all experts, [E, O, K], or their biases, [E, O].
+
+    name: of the tensor. turns: which of the product's (gates, what they are for) it has. transposed: it is [E, K, O].
+    interleaved: rows of the turns alternate. bias: it holds biases.
+    """
+
+    name: str
+    turns: tuple[int, ...] = (0,)
+    transposed: bool = False
+    interleaved: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """What is multiplied as one in a layer. name: see above. rows: of each module that files have of it, one below the
-    other. inner: width of its input. bias: whether each module has one."""
+    other. inner: width of its input. bias: whether each module has one. experts: how many have one such each, of which
+    a row is multiplied with ``chosen``; 0: all rows are. stacked: what files may have instead of the modules' tensors.
+    """
 
     name: str
     rows: Mapping[str, int]
     inner: int
     bias: bool = False
+    experts: int = 0
+    chosen: int = 0
+    stacked: tuple[Stacked, ...] = ()
 
     @property
     def outer(self) -> int:
@@ -154,6 +177,8 @@ class Attention:
 
 
 SINKS = "self_attn.sinks"
+#: Modules of experts, by what most checkpoints call them.
+EXPERT_MODULES = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
 #: Of a recurrent layer: the convolution, decays and their shifts, the norm of what heads put out.
 TAPS, DECAY, SHIFT, HEAD_NORM = (
     "linear_attn.conv1d.weight", "linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm"
@@ -254,6 +279,11 @@ class MLP:
     bias: bool = False
     fused: str | None = None
 
+    @property
+    def width(self) -> int:
+        """Of what a row goes through."""
+        return self.inner
+
     def products(self, hidden: int) -> tuple[Product, Product]:
         """Into its inner width, and back."""
         modules = MODULES[GATE_UP][self.activation == "relu2" :]
@@ -262,6 +292,97 @@ class MLP:
             Product(GATE_UP, into, hidden, self.bias),
             Product(DOWN, {MODULES[DOWN][0]: hidden}, self.inner, self.bias),
         )
+
+
+#: Tensors of all experts in newer checkpoints; and in GGUF files, which have gates apart, and perhaps biases.
+GGUF_STACKS = {
+    name: tuple(
+        Stacked(f"mlp.experts.{module}.{kind}", (turn,), bias=kind == "bias")
+        for turn, module in enumerate(modules)
+        for kind in ("weight", "bias")
+    )
+    for name, modules in ((GATE_UP, ("gate_proj", "up_proj")), (DOWN, ("down_proj",)))
+}
+STACKS = {
+    GATE_UP: (Stacked("mlp.experts.gate_up_proj", (0, 1)), *GGUF_STACKS[GATE_UP]),
+    DOWN: (Stacked("mlp.experts.down_proj"), *GGUF_STACKS[DOWN]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Which experts a row is for, and what each counts.
+
+    module: whose weight gives a logit for each expert, and, ``bias``, whose bias is added. sigmoid: scores are the
+    sigmoid of each logit, else the softmax of all. correction: a vector that is added to scores for the choice alone.
+    groups: experts lie in so many groups, of which those with the best two scores, added up, are looked at (so many of
+    them). normalised: the weights of the chosen are divided by their sum; scale: and multiplied.
+    Of equal ones the lowest number is chosen.
+    """
+
+    module: str = "mlp.gate"
+    bias: bool = False
+    sigmoid: bool = False
+    correction: str | None = None
+    groups: tuple[int, int] = (1, 1)
+    normalised: bool = True
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """``count`` MLPs, of which each row goes through ``chosen``; what these put out is weighed and added up.
+
+    inner: width of each. modules: what files call gates, what they are for, and the way back, with an expert's number
+    in the braces. stacked: what else files may have, for GATE_UP and DOWN. shared: an MLP that all rows go through;
+    shared_gate: a module whose sigmoid that is multiplied by.
+    """
+
+    count: int
+    chosen: int
+    inner: int
+    router: Router = Router()
+    activation: Activation = "silu"
+    bias: bool = False
+    modules: tuple[str, str, str] = EXPERT_MODULES
+    stacked: Mapping[str, tuple[Stacked, ...]] = field(default_factory=lambda: STACKS, hash=False)
+    shared: MLP | None = None
+    shared_module: str = "mlp.shared_expert"
+    shared_gate: str | None = None
+
+    @property
+    def width(self) -> int:
+        """Of what a row goes through, in all."""
+        return self.chosen * self.inner + (0 if self.shared is None else self.shared.inner)
+
+    def products(self, hidden: int) -> tuple[Product, ...]:
+        """Of all experts, and of the shared one: gates of one after the other, then what they are for."""
+        gate, up, down = self.modules
+        into = {one.format(number): self.inner for one in (gate, up) for number in range(self.count)}
+        back = dict.fromkeys(map(down.format, range(self.count)), hidden)
+        of = self.bias, self.count, self.chosen
+        return (
+            Product(GATE_UP, into, hidden, *of, self.stacked[GATE_UP]),
+            Product(DOWN, back, self.inner, *of, self.stacked[DOWN]),
+            *self._of_shared(hidden),
+        )
+
+    def _of_shared(self, hidden: int) -> Iterator[Product]:
+        if self.shared is not None:
+            names = {GATE_UP: SHARED_GATE_UP, DOWN: SHARED_DOWN}
+            for one in self.shared.products(hidden):
+                rows = {name.replace("mlp", self.shared_module, 1): size for name, size in one.rows.items()}
+                yield replace(one, name=names[one.name], rows=rows)
+
+    def vectors(self, hidden: int) -> Iterator[Vector]:
+        """The router's, in fp32, and the shared expert's gate."""
+        yield Vector(f"{self.router.module}.weight", self.count, wide=True, more=(hidden,))
+        if self.router.bias:
+            yield Vector(f"{self.router.module}.bias", self.count, wide=True)
+        if self.router.correction is not None:
+            yield Vector(self.router.correction, self.count, wide=True)
+        if self.shared_gate is not None:
+            yield Vector(f"{self.shared_gate}.weight", 1, wide=True, more=(hidden,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,14 +408,14 @@ AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernor
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Attention, or a recurrence, and an MLP, each added to the residual stream.
+    """Attention, or a recurrence, and an MLP, or experts, each added to the residual stream.
 
     norm: how what they read is normed; after: how what they put out is, None: alike. parallel: the MLP reads what
     attention reads. share: by what both are multiplied before they are added.
     """
 
     mixer: Attention | Recurrence
-    mlp: MLP
+    mlp: MLP | Experts
     norm: NormKind
     norms: Norms = BEFORE
     parallel: bool = False
@@ -317,6 +438,8 @@ class Layer:
             if name is not None:
                 yield from kind.vectors(name, hidden)
         yield from self.mixer.vectors()
+        if isinstance(self.mlp, Experts):
+            yield from self.mlp.vectors(hidden)
 
 
 @dataclass(frozen=True, slots=True)

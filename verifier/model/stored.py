@@ -19,6 +19,7 @@ from foresay.verifier.model.checkpoint import E4M3, FLOATS
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.linear import Matrix
+from foresay.verifier.model.nodes import Stacked
 from foresay.verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, MADE, PACKED, Scheme
 from foresay.verifier.ops.quantized import QuantizedMatrix
 
@@ -68,6 +69,32 @@ def put(place: Matrix, found: Matrix) -> Tensor | None:
     else:
         place.take(found)
     return None
+
+
+def stack_slot(how: Stacked, turns: Sequence[Sequence[Matrix]]) -> TensorSlot:
+    """A tensor of all experts. turns: of each the places of all experts."""
+    outer, inner = sum(int(turn[0].shape[0]) for turn in turns), turns[0][0].shape[1:]
+    shape = (*inner, outer) if how.transposed else (outer, *inner)
+    return TensorSlot((len(turns[0]), *shape), FLOATS, partial(_put_stack, how, turns))
+
+
+def _put_stack(how: Stacked, turns: Sequence[Sequence[Matrix]], found: Matrix) -> Tensor | None:
+    sizes = [int(turn[0].shape[0]) for turn in turns]
+    parts: Sequence[Matrix]
+    if isinstance(found, Tensor):
+        parts = [part for one in found.unbind() for part in turns_of_stack(how, one, sizes)]
+    else:
+        parts = found.split_with_sizes(sizes * len(turns[0]))
+    places = (place for of_expert in zip(*turns, strict=True) for place in of_expert)
+    kept = [put(place, part) for place, part in zip(places, parts, strict=True)]
+    narrow = (one for one in kept if one is not None and one.dtype is torch.float16)
+    return next((one for one in narrow if not one.isfinite().all()), None)
+
+
+def turns_of_stack(how: Stacked, one: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """An expert's rows, turn by turn."""
+    rows = one.T if how.transposed else one
+    return rows.unflatten(0, (-1, len(sizes))).unbind(1) if how.interleaved else rows.split_with_sizes(list(sizes))
 
 
 _Parts = Iterator[tuple[str, TensorSlot]]

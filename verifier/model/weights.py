@@ -15,7 +15,7 @@ Names, shapes and types are checked against the files' headers before the first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +26,9 @@ from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.model.nodes import DECAY, Layer, Vector
-from foresay.verifier.model.quantization import HEAD, Scheme
-from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stored
+from foresay.verifier.model.nodes import DECAY, Layer, Stacked, Vector
+from foresay.verifier.model.quantization import GGUF, HEAD, MADE, Scheme
+from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slot, stored
 
 #: Told how much has been read, from 0 to 1.
 Progress = Callable[[float], None]
@@ -108,11 +108,14 @@ def check(checkpoint: Checkpoint, config: ModelConfig) -> None:
 
 def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, TensorSlot]:
     """Where each tensor goes, once it is certain that all are there and in the right shape."""
+    stacks = list(stacked(config, weights, checkpoint.tensors))
+    inside = {name for _, _, _, turns in stacks for names in turns for name in names}
     found = {
         each: place
         for name, matrix in places(config, weights)
+        if name not in inside
         for each, place in stored(name, matrix, _scheme_of(config, name, matrix), checkpoint.tensors)
-    }
+    } | {name: stack_slot(how, parts) for name, how, parts, _ in stacks}
     expected = {name: (place.shape, place.kinds) for name, place in found.items()}
     checkpoint.check(expected, optional={LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {})
     if _ties(config) and weights.lm_head is not weights.embed:
@@ -195,6 +198,31 @@ def _layer_places(layer: Layer, hidden: int, held: LayerWeights) -> Iterator[tup
                 parts = whole.split_with_sizes(list(product.rows.values()))
                 yield from zip((f"{module}.{kind}" for module in product.rows), parts, strict=True)
     yield from held.vectors.items()
+
+
+def stacked(
+    config: ModelConfig, weights: ModelWeights, there: Container[str]
+) -> Iterator[tuple[str, Stacked, list[Sequence[Matrix]], list[list[str]]]]:
+    """Tensors of all experts that files have instead of one for each: how they lie, and of each turn the places of all
+    experts, and what theirs would be called."""
+    for number, (layer, held) in enumerate(zip(config.stack.layers, weights.layers, strict=True)):
+        prefix = f"model.layers.{number}."
+        for product in layer.products(config.hidden_size):
+            names = [f"{prefix}{module}" for module in product.rows]
+            for one in product.stacked:
+                if f"{prefix}{one.name}" not in there or _is_stored(config, names[0], product.inner):
+                    continue
+                kind, whole = ("bias", held.biases) if one.bias else ("weight", held.matrices)
+                parts = whole[product.name].split_with_sizes(list(product.rows.values()))
+                turns = [slice(turn * product.experts, (turn + 1) * product.experts) for turn in one.turns]
+                called = [[f"{name}.{kind}" for name in names[turn]] for turn in turns]
+                yield f"{prefix}{one.name}", one, [parts[turn] for turn in turns], called
+
+
+def _is_stored(config: ModelConfig, module: str, inner: int) -> bool:
+    """Whether its matrix is quantised in safetensors files, which have no tensors of all experts then."""
+    scheme = None if config.quantization is None else config.quantization.scheme(module, inner)
+    return scheme is not None and scheme.layout not in (MADE, GGUF)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from foresay.verifier.model.config import ModelConfig, products
 from foresay.verifier.model.families import unwrapped
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.linear import Matrix
+from foresay.verifier.model.nodes import Stacked
 from foresay.verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
-from foresay.verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places
+from foresay.verifier.model.stored import turns_of_stack
+from foresay.verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places, stacked
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 
 #: Bytes of a file at most, unless one matrix has more.
@@ -53,9 +55,10 @@ def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -
     matrices = {name: place for name, place in places(config, weights) if isinstance(place, QuantizedMatrix)}
     if isinstance(weights.lm_head, QuantizedMatrix):
         matrices[LM_HEAD] = weights.lm_head
-    files = _Files(out)
+    files, stacks = _Files(out), {each[0]: each for each in stacked(config, weights, checkpoint.tensors)}
     for name, tensor in _tensors(checkpoint, config, progress):
-        files.add(_parts(name, tensor, matrices.get(name)))
+        for each, part in _unstacked(stacks[name], tensor) if name in stacks else ((name, tensor),):
+            files.add(_parts(each, part, matrices.get(each)))
     files.close()
     _write_config(directory, config, matrices, out)
     for path in (path for pattern in _BESIDE for path in directory.glob(pattern)):
@@ -75,6 +78,17 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, progress: Progress) ->
                     yield LM_HEAD, tensor.clone()
                 done += checkpoint.tensors[name].nbytes
                 progress(done / total)
+
+
+def _unstacked(
+    stack: tuple[str, Stacked, list[Sequence[Matrix]], list[list[str]]], tensor: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """What a tensor of all experts has of each. stack: see :func:`foresay.verifier.model.weights.stacked`."""
+    _, how, places, names = stack
+    sizes = [int(turn[0].shape[0]) for turn in places]
+    for number, one in enumerate(tensor):
+        for turn, part in zip(names, turns_of_stack(how, one, sizes), strict=True):
+            yield turn[number], part.contiguous()
 
 
 def _parts(name: str, tensor: Tensor, place: Matrix | None) -> dict[str, Tensor]:

@@ -33,8 +33,13 @@ class PackedWeight(Protocol):
     """A weight [O, K] with its bias, laid out for a CPU: everything that :func:`packed_linear` asks of one. A GPU's is
     a :class:`~foresay.verifier.ops.kernels.blocked.BlockedWeight`.
 
-    gated: what is done to the product.
+    gated: what is done to the product. experts: of how many it is the weight, one below the other (0: of none), for
+    :func:`~foresay.verifier.ops.experts.expert_linear`.
     """
+
+    @property
+    def experts(self) -> int:
+        """How many experts' it is."""
 
     @property
     def outer(self) -> int:
@@ -116,6 +121,9 @@ def _applied(whole: Tensor, gated: Gate) -> Tensor:
     if gated == "relu2":
         return functional.relu(whole).square()
     gate, up = whole.chunk(2, dim=-1)
+    if gated == "clamped":
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        return (up + 1.0) * (gate * torch.sigmoid(gate * 1.702))
     opened = functional.gelu(gate, approximate="tanh") if gated == "gelu" else functional.silu(gate)
     return torch.mul(opened, up)
 

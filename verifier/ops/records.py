@@ -16,13 +16,14 @@ from torch import Tensor
 from foresay.spec.sampling import SamplingParams
 
 #: What is done to a product: nothing; ``act(gate) * up`` of its halves, act being ``x * sigmoid(x)`` or GELU as tanh
-#: approximates it; or, of all of it, ``relu(x) ** 2``.
-Gate = Literal["", "silu", "gelu", "relu2"]
+#: approximates it; the same of halves that are kept below 7, ``(up + 1) * gate * sigmoid(1.702 * gate)``; or, of all of
+#: it, ``relu(x) ** 2``.
+Gate = Literal["", "silu", "gelu", "relu2", "clamped"]
 
 
 def turns_of(gated: Gate) -> int:
     """How many outputs of a product become one number: two where one is the other's gate."""
-    return 2 if gated in ("silu", "gelu") else 1
+    return 2 if gated in ("silu", "gelu", "clamped") else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,38 @@ class AttentionMetadata:
     is_prefill: Tensor | None = None
     sequences: Tensor | None = None
     places: Places | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How ``chosen`` of so many experts are chosen for a row; see :class:`foresay.verifier.model.nodes.Router`."""
+
+    experts: int
+    chosen: int
+    sigmoid: bool = False
+    groups: tuple[int, int] = (1, 1)
+    normalised: bool = True
+    scale: float = 1.0
+
+
+#: What reading a block of an expert's weight costs, in rows that are multiplied with it; and what its rows are filled
+#: up to a multiple of, as those that are rounded together are.
+READING, TILE = 3, 8
+#: Numbers of a table of spans before the first.
+SPANS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """Where the rows of each expert are, one behind the other.
+
+    places: int32[R, k], of each row for each of its experts, in the order of these. spans: int64[..]: how many experts
+    have rows; what all cost; the place behind the last; then of each that has rows its number, its first place, the one
+    behind its last, and what those before it cost.
+    """
+
+    places: Tensor
+    spans: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from foresay.server.settings.resolved import Unfit
 from foresay.server.text.tekken import tokenizer_file
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.tree import TreeShape
-from foresay.verifier.model.config import ModelConfig, parameters
+from foresay.verifier.model.config import ModelConfig, idle_parameters, parameters
 from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model_runner import ModelRunner
 
@@ -100,7 +100,7 @@ class DraftModel(FromFiles):
         return None if model is None else model.max_positions
 
     def _note(self, notes: Notes, target: Target, name: str) -> None:
-        share = parameters(self.model) / parameters(target.model)
+        share = _met(self.model) / _met(target.model)
         shape = described(self.model, target.dtype.value, target.activations.value)
         text = f"{shape} ({share:.0%} of the target's), {name}"
         notes.ok("draft", text, kind=DRAFT_MODEL, **facts(self.model))
@@ -144,3 +144,8 @@ def _note_translation(notes: Notes, made: Translation) -> None:
         )
     else:
         notes.ok("vocabulary", text, **facts)
+
+
+def _met(model: ModelConfig) -> int:
+    """The number of weights that a row meets."""
+    return parameters(model) - idle_parameters(model)

@@ -17,13 +17,18 @@ from foresay.verifier.model.families.family import (
     ropes_by_theta,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import OUTPUT, QKV, Attention, Layer, Stack
+from foresay.verifier.model.nodes import MLP, OUTPUT, QKV, Attention, Experts, Layer, Stack
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
 
 def granite(fields: Fields) -> Stack:
     """Granite."""
-    return _stack(fields, [_attention(fields, read_rope(fields))] * layer_count(fields))
+    return granite_stack(fields, mlp(fields, bias=fields.flag("mlp_bias", False)))
+
+
+def granite_stack(fields: Fields, inner: MLP | Experts) -> Stack:
+    """Layers that see everything, and have this behind their attention."""
+    return _stack(fields, [_attention(fields, read_rope(fields))] * layer_count(fields), inner)
 
 
 def granite_swa(fields: Fields) -> Stack:
@@ -32,7 +37,7 @@ def granite_swa(fields: Fields) -> Stack:
     ropes = ropes_by_theta(fields, (True,) * len(slides))
     seen = [fields.integer("sliding_window", 128) if sliding else None for sliding in slides]
     own = (_attention(fields, rope, window=each, sinks=True) for rope, each in zip(ropes, seen, strict=True))
-    return _stack(fields, list(own))
+    return _stack(fields, list(own), mlp(fields, bias=fields.flag("mlp_bias", False)))
 
 
 def _attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> Attention:
@@ -40,9 +45,8 @@ def _attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> Attentio
     return attention(fields, rope, scale=fields.number("attention_multiplier", 1.0), biases=has, **more)
 
 
-def _stack(fields: Fields, own: Sequence[Attention]) -> Stack:
-    norm, inner = rms_norm(fields), mlp(fields, bias=fields.flag("mlp_bias", False))
-    share = fields.number("residual_multiplier", 1.0)
+def _stack(fields: Fields, own: Sequence[Attention], inner: MLP | Experts) -> Stack:
+    norm, share = rms_norm(fields), fields.number("residual_multiplier", 1.0)
     return Stack(
         tuple(Layer(each, inner, norm, share=share) for each in own),
         norm,
@@ -51,7 +55,8 @@ def _stack(fields: Fields, own: Sequence[Attention]) -> Stack:
     )
 
 
-def _gguf_values(fields: Fields, head_dim: int) -> dict[str, Any]:
+def granite_values(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """What its GGUF files multiply by."""
     return {
         "attention_multiplier": fields.optional_number("attention.scale") or head_dim**-0.5,
         "residual_multiplier": fields.optional_number("residual_scale"),
@@ -60,7 +65,7 @@ def _gguf_values(fields: Fields, head_dim: int) -> dict[str, Any]:
     }
 
 
-_GGUF = Gguf("granite", in_pairs=True, values=_gguf_values)
+_GGUF = Gguf("granite", in_pairs=True, values=granite_values)
 
 _SWA = {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 

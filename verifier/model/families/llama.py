@@ -123,8 +123,13 @@ def smollm3(fields: Fields) -> Stack:
     return Stack(tuple(Layer(each, inner, norm) for each in own), norm)
 
 
+#: Mixtral's files are called Llama's.
+MIXTRAL_ROUTER = "block_sparse_moe.gate"
+
 FAMILIES = {
-    "LlamaForCausalLM": Family("Llama 2, Llama 3, SmolLM", llama, gguf=Gguf("llama", in_pairs=True)),
+    "LlamaForCausalLM": Family(
+        "Llama 2, Llama 3, SmolLM", llama, gguf=Gguf("llama", {"ffn_gate_inp": MIXTRAL_ROUTER}, in_pairs=True)
+    ),
     "MistralForCausalLM": Family(
         "Mistral", mistral, {"num_key_value_heads": 8}, Gguf("llama", in_pairs=True, windowed=True)
     ),

@@ -34,6 +34,10 @@ _IN_LAYERS = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
 #: Its names of families' files, and what each family is called in config.json. Llama's is Mistral's too.
 ARCHITECTURES = {
@@ -129,6 +133,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "vocab_size": _vocab_size(file, fields),
         "hidden_size": hidden,
         "intermediate_size": fields.integer("feed_forward_length"),
+        "moe_intermediate_size": fields.get("expert_feed_forward_length"),
+        "num_experts": fields.get("expert_count"),
+        "num_experts_per_tok": fields.get("expert_used_count"),
         "num_hidden_layers": layer_count(file),
         PREDICTED: fields.get(_BEHIND),
         "num_attention_heads": heads,
@@ -189,18 +196,19 @@ def _own_fields(file: GgufFile) -> Fields:
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): each for key, each in file.metadata.items() if key.startswith(prefix)}
     fields = Fields(own, f"{file.path}, {architecture}")
-    if fields.get("expert_count"):
-        raise fields.error("expert_count: mixtures of experts are not supported")
+    fields.refuse("expert_shared_count", "expert_shared_feed_forward_length", "expert_group_count")
     return fields
 
 
 def _architecture(file: GgufFile, fields: Fields) -> str:
-    """Llama's files may be Mistral's, and OLMo 2's OLMo 3's: those that have a window."""
-    windowed = bool(fields.get("attention.sliding_window"))
+    """Llama's files may be Mistral's, and OLMo 2's OLMo 3's: those that have a window; or Mixtral's."""
+    windowed, mixture = bool(fields.get("attention.sliding_window")), bool(fields.get("expert_count"))
     of = [(name, own.gguf) for name, own in families.FAMILIES.items()]
-    found = [
-        name for name, own in of if own and own.architecture == file.architecture and (own.windowed or not windowed)
-    ]
+    alike = [(name, own) for name, own in of if own and own.architecture == file.architecture]
+    if not any(own.experts == mixture for _, own in alike):
+        what = "mixtures of experts are not" if mixture else "models without experts are not"
+        raise fields.error(f"expert_count: {what} supported for this architecture")
+    found = [name for name, own in alike if own.experts == mixture and (own.windowed or not windowed)]
     if not found:
         raise fields.error("attention.sliding_window is not supported for this architecture")
     return found[-1] if windowed else found[0]
@@ -236,8 +244,8 @@ def _vocab_size(file: GgufFile, fields: Fields) -> int:
 
 def _dtype(file: GgufFile) -> str:
     """What all matrices are in, if they are in one type of 16 bits."""
-    matrices = ((ours(name, file), tensor) for name, tensor in file.tensors.items())
-    found = {tensor.type for name, tensor in matrices if len(shape_of(name, tensor)) == 2}
+    matrices = ((ours(name, file), tensor) for name, tensor in file.tensors.items() if ".ffn_gate_inp." not in name)
+    found = {tensor.type for name, tensor in matrices if len(shape_of(name, tensor)) > 1}  # routers stay fp32
     return _DTYPES.get(found.pop(), "float32") if len(found) == 1 else "float32"
 
 
@@ -297,15 +305,21 @@ def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> I
     found: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for number, layer in enumerate(stack.layers):
         for product in layer.products(hidden):
-            kinds = {types.get(f"model.layers.{number}.{module}", F32).name for module in product.rows}
+            stacks = (one.name.removesuffix(".weight") for one in product.stacked)
+            there = [each for each in stacks if f"model.layers.{number}.{each}" in types] or list(product.rows)
+            kinds = {types.get(f"model.layers.{number}.{module}", F32).name for module in there}
             found.setdefault((tuple(product.rows), tuple(sorted(kinds))), []).append(str(number))
     for (modules, together), where in found.items():
         if _quantised(together):
-            pattern = "|".join(re.escape(module) for module in modules)
+            pattern = "|".join(dict.fromkeys(_EXPERT.sub(r"\\.\\d+\\.", re.escape(module)) for module in modules))
             yield [rf"re:model\.layers\.(?:{'|'.join(where)})\.(?:{pattern})$", list(together)]
     kind = types.get(head.removesuffix(".weight"), F32).name
     if _quantised((kind,)):
         yield ["lm_head", [kind]]
+
+
+#: An expert's number in an escaped name of a module.
+_EXPERT = re.compile(r"\\\.\d+\\\.")
 
 
 def _quantised(kinds: tuple[str, ...]) -> bool:

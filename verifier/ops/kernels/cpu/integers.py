@@ -40,7 +40,8 @@ class PackedIntegers:
     """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: int8, int16 or int32, see above; of e4m3 int8.
     scales: of their own dtype. zeros, minimums: int8 or None; minimums without steps are fp16. steps, minimum_steps:
     fp16 or None, [O / B][S][B]. bias: fp32 or None. pairs: whether pairs of bf16 are multiplied. rounds: whether inputs
-    are rounded, and data lies as :mod:`~foresay.verifier.ops.kernels.cpu.rounded` has it.
+    are rounded, and data lies as :mod:`~foresay.verifier.ops.kernels.cpu.rounded` has it. experts: whose weights lie
+    one behind the other; 0: it is one.
     """
 
     data: Tensor
@@ -57,6 +58,7 @@ class PackedIntegers:
     minimum_steps: Tensor | None = None
     floats: bool = False
     rounds: bool = False
+    experts: int = 0
 
     @property
     def block(self) -> int:
@@ -72,7 +74,13 @@ class PackedIntegers:
 
     @classmethod
     def of(
-        cls, weight: QuantizedMatrix, bias: Tensor | None, gated: Gate, compute: torch.dtype, rounds: bool = False
+        cls,
+        weight: QuantizedMatrix,
+        bias: Tensor | None,
+        gated: Gate,
+        compute: torch.dtype,
+        rounds: bool = False,
+        experts: int = 0,
     ) -> PackedIntegers:
         """Pack it for inputs of this dtype, which are rounded if that is wanted."""
         processor, weight = Processor.here(), _without_ones(weight)
@@ -82,16 +90,17 @@ class PackedIntegers:
         form, numbers = _Form(weight.bits, pairs, weight.floats, rounds), weight.numbers().view(torch.int8)
         if rounds:
             numbers = numbers + _more(weight.bits, weight.signed)
-        data = in_turns(lambda part: _packed(part, form, block), numbers, gated)
-        scales = in_turns(lambda part: in_blocks(part, block), weight.scales, gated)
+        data = in_turns(lambda part: _packed(part, form, block), numbers, gated, experts)
+        scales = in_turns(lambda part: in_blocks(part, block), weight.scales, gated, experts)
         others = (weight.zeros, weight.minimums, weight.steps, weight.minimum_steps)
         zeros, minimums, steps, minimum_steps = (
-            None if one is None else in_turns(lambda part: in_blocks(part, block), one, gated) for one in others
+            None if one is None else in_turns(lambda part: in_blocks(part, block), one, gated, experts)
+            for one in others
         )
         outer, inner = weight.shape
-        packed = packed_bias(bias, block, gated)
+        packed = packed_bias(bias, block, gated, experts)
         kind = weight.bits, inner, outer, gated, pairs
-        return cls(data, scales, zeros, packed, *kind, minimums, steps, minimum_steps, weight.floats, rounds)
+        return cls(data, scales, zeros, packed, *kind, minimums, steps, minimum_steps, weight.floats, rounds, experts)
 
     def plain(self) -> Tensor:
         """fp32[O, K]: the weight that it stands for."""
@@ -103,10 +112,11 @@ class PackedIntegers:
         def rows(blocks: Tensor | None) -> Tensor | None:
             if blocks is None:
                 return None
-            return from_turns(lambda part: part.transpose(1, 2).flatten(0, 1), blocks, self.gated, self.outer)
+            kind = self.gated, self.outer, self.experts
+            return from_turns(lambda part: part.transpose(1, 2).flatten(0, 1), blocks, *kind)
 
         form = _Form(self.bits, self.pairs, self.floats, self.rounds)
-        numbers = from_turns(lambda part: _unpacked(part, form), self.data, self.gated, self.outer)
+        numbers = from_turns(lambda part: _unpacked(part, form), self.data, self.gated, self.outer, self.experts)
         if self.rounds:
             numbers = numbers - _more(self.bits, self.signed)
         elif not self.signed:
@@ -129,7 +139,7 @@ class PackedIntegers:
 
     def plain_bias(self) -> Tensor | None:
         """fp32[O]: the bias as it was."""
-        return plain_bias(self.bias, self.block, self.gated, self.outer)
+        return plain_bias(self.bias, self.block, self.gated, self.outer, self.experts)
 
     def segments(self) -> list[slice]:
         """One: all of K."""
@@ -137,19 +147,22 @@ class PackedIntegers:
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
-        out, compute, piece = room((len(x), self.outer // turns_of(self.gated)), dtype), x.dtype, 0
+        each = turns_of(self.gated) * max(1, self.experts)
+        out, compute, piece = room((len(x), self.outer // each), dtype), x.dtype, 0
         count, more = counted(count, len(x)), list[Tensor]()
         if self.rounds:
             compute, piece = torch.int8, piece_of(self.inner // self.scales.shape[1])
-            x, *more = rounded.round_rows(x, piece, _more(self.bits, self.signed), count)
+            rows = count[2:] if self.experts else count
+            x, *more = rounded.round_rows(x, piece, _more(self.bits, self.signed), rows)
         minimums, steps = self.minimums is not None, self.steps is not None
         has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps
         groups, spans = self.scales.shape[1], 1 if self.steps is None else self.steps.shape[1]
         others = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
-        shape = IntegerShape(self.block, compute, out.dtype, self.gated, *has, self.floats, piece)
+        kind = self.block, compute, out.dtype, self.gated, *has, self.floats, piece
+        shape = IntegerShape(*kind, experts=self.experts > 0)
         (rounded if self.rounds else integer_product).kernel_of(shape)(
             x, self.data, out, 0 if self.bias is None else self.bias, count,
-            len(self.data) // turns_of(self.gated), out.shape[1], x.shape[1],
+            len(self.data) // each, out.shape[1], x.shape[1],
             *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans, *more,
         )  # fmt: skip
         return out

@@ -34,7 +34,7 @@ from foresay.verifier.ops.records import Gate, turns_of
 @dataclass(frozen=True, slots=True)
 class PackedFloats:
     """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: of its own dtype. bias: fp32[O, filled up to
-    blocks] or None. pairs: whether k lies in pairs.
+    blocks] or None. pairs: whether k lies in pairs. experts: whose weights lie one behind the other; 0: it is one.
     """
 
     data: Tensor
@@ -43,6 +43,7 @@ class PackedFloats:
     outer: int
     gated: Gate
     pairs: bool
+    experts: int = 0
 
     @property
     def block(self) -> int:
@@ -55,11 +56,12 @@ class PackedFloats:
         return self.inner * self.outer * self.data.dtype.itemsize
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, gated: Gate) -> PackedFloats:
+    def of(cls, weight: Tensor, bias: Tensor | None, gated: Gate, experts: int = 0) -> PackedFloats:
         """Pack a weight [O, K] of which 16 or 32 bits are kept."""
         pairs, block = weight.dtype is torch.bfloat16, block_of(Processor.here())
-        data = in_turns(lambda part: _packed(part, block, pairs), weight, gated)
-        return cls(data, packed_bias(bias, block, gated), weight.shape[1], len(weight), gated, pairs)
+        data = in_turns(lambda part: _packed(part, block, pairs), weight, gated, experts)
+        packed = packed_bias(bias, block, gated, experts)
+        return cls(data, packed, weight.shape[1], len(weight), gated, pairs, experts)
 
     def plain(self) -> Tensor:
         """[O, K]: the weight as it was."""
@@ -68,14 +70,14 @@ class PackedFloats:
         def rows(blocks: Tensor) -> Tensor:
             return blocks.permute(*inside).flatten(0, 1).flatten(1)
 
-        return from_turns(rows, self.data, self.gated, self.outer)[:, : self.inner]
+        return from_turns(rows, self.data, self.gated, self.outer, self.experts)[:, : self.inner]
 
     def rounded(self, x: Tensor) -> None:
         """Rows are not rounded."""
 
     def plain_bias(self) -> Tensor | None:
         """fp32[O]: the bias as it was."""
-        return plain_bias(self.bias, self.block, self.gated, self.outer)
+        return plain_bias(self.bias, self.block, self.gated, self.outer, self.experts)
 
     def segments(self) -> list[slice]:
         """One: all of K."""
@@ -83,23 +85,25 @@ class PackedFloats:
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
-        out = room((len(x), self.outer // turns_of(self.gated)), dtype)
+        each = turns_of(self.gated) * max(1, self.experts)
+        out = room((len(x), self.outer // each), dtype)
         odd, has_bias = self.pairs and self.inner % 2 == 1, self.bias is not None
-        _kernel(FloatShape(self.block, x.dtype, out.dtype, self.gated, has_bias, self.data.dtype, odd))(
+        shape = self.block, x.dtype, out.dtype, self.gated, has_bias, self.data.dtype, odd
+        _kernel(FloatShape(*shape, experts=self.experts > 0))(
             x, self.data, out, 0 if self.bias is None else self.bias, counted(count, len(x)),
-            len(self.data) // turns_of(self.gated), out.shape[1], x.shape[1],
+            len(self.data) // each, out.shape[1], x.shape[1],
         )  # fmt: skip
         return out
 
 
-def packed_bias(bias: Tensor | None, block: int, gated: Gate) -> Tensor | None:
+def packed_bias(bias: Tensor | None, block: int, gated: Gate, experts: int = 0) -> Tensor | None:
     """fp32, filled up to blocks, in the order of theirs."""
-    return None if bias is None else in_turns(lambda part: filled(part, block), bias.float(), gated).flatten()
+    return None if bias is None else in_turns(lambda part: filled(part, block), bias.float(), gated, experts).flatten()
 
 
-def plain_bias(bias: Tensor | None, block: int, gated: Gate, outer: int) -> Tensor | None:
+def plain_bias(bias: Tensor | None, block: int, gated: Gate, outer: int, experts: int = 0) -> Tensor | None:
     """The reverse."""
-    return None if bias is None else from_turns(Tensor.flatten, bias.view(-1, block), gated, outer)
+    return None if bias is None else from_turns(Tensor.flatten, bias.view(-1, block), gated, outer, experts)
 
 
 def _packed(weight: Tensor, block: int, pairs: bool) -> Tensor:

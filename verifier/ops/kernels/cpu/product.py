@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ from torch.nn import functional
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, LANES, OF_TORCH, Operand, Value, vector
-from foresay.verifier.ops.records import Gate, turns_of
+from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, I64, LANES, OF_TORCH, Operand, Value, vector
+from foresay.verifier.ops.records import READING, SPANS, Gate, turns_of
 
 #: Vectors of sums that are held at once where registers are 32 and wide, and rows where they are not.
 _SUMS, _ROWS = 24, 6
@@ -34,13 +34,15 @@ _SUMS, _ROWS = 24, 6
 
 @dataclass(frozen=True, slots=True)
 class ProductShape:
-    """What a kernel is compiled for. compute, out: dtypes of inputs and of what comes out."""
+    """What a kernel is compiled for. compute, out: dtypes of inputs and of what comes out. experts: the weight is that
+    of several, and rows lie by experts (:class:`~foresay.verifier.ops.records.Sorted`)."""
 
     block: int
     compute: torch.dtype
     out: torch.dtype
     gated: Gate
     bias: bool
+    experts: bool = field(default=False, kw_only=True)
 
 
 def block_of(processor: Processor, vectors: int = 4) -> int:
@@ -48,17 +50,19 @@ def block_of(processor: Processor, vectors: int = 4) -> int:
     return vectors * LANES if processor.wide else LANES
 
 
-def in_turns(part: Callable[[Tensor], Tensor], whole: Tensor, gated: Gate) -> Tensor:
-    """What lies by outputs, in blocks; of gates and what they are for the blocks take turns. part: makes blocks."""
-    turns = turns_of(gated)
-    return torch.stack([part(each) for each in whole.chunk(turns)], dim=1).flatten(0, 1).contiguous()
+def in_turns(part: Callable[[Tensor], Tensor], whole: Tensor, gated: Gate, experts: int = 0) -> Tensor:
+    """What lies by outputs, in blocks; of gates and what they are for the blocks take turns. part: makes blocks.
+    experts: each has blocks of its own."""
+    turns, each = turns_of(gated), max(1, experts)
+    blocks = [torch.cat([part(one) for one in half.chunk(each)]) for half in whole.chunk(turns)]
+    return torch.stack(blocks, dim=1).flatten(0, 1).contiguous()
 
 
-def from_turns(part: Callable[[Tensor], Tensor], blocks: Tensor, gated: Gate, outer: int) -> Tensor:
+def from_turns(part: Callable[[Tensor], Tensor], blocks: Tensor, gated: Gate, outer: int, experts: int = 0) -> Tensor:
     """The reverse. part: makes rows of blocks, those that fill the last block up among them."""
-    turns = turns_of(gated)
-    parts = blocks.unflatten(0, (-1, turns)).unbind(1)
-    return torch.cat([part(each)[: outer // turns] for each in parts])
+    turns, each = turns_of(gated), max(1, experts)
+    halves = blocks.unflatten(0, (-1, turns)).unbind(1)
+    return torch.cat([part(one)[: outer // turns // each] for half in halves for one in half.chunk(each)])
 
 
 def filled(rows: Tensor, block: int) -> Tensor:
@@ -74,7 +78,8 @@ def in_blocks(rows: Tensor, block: int) -> Tensor:
 
 
 class ProductKernel:
-    """Writes a kernel. Arguments: x, weight, out, bias, count, blocks (or pairs of them), widths of out and x."""
+    """Writes a kernel. Arguments: x, weight, out, bias, count, blocks (or pairs of them), widths of out and x. Where
+    there are experts the count is a table, and blocks are those of each."""
 
     #: Bytes: how far ahead of the sums weights are asked for.
     ahead = 2048
@@ -95,13 +100,35 @@ class ProductKernel:
         """All of it."""
         k = self.k
         with (
-            self._some_of(k.constant(0), self.rows, self.far) as (begin, end),
-            self._some_of(*k.part_of(self.blocks), self._in_strip()) as (first, behind),
+            self._work() as (all_rows, blocks, base),
+            self._some_of(*all_rows, self.far) as (begin, end),
+            self._some_of(*blocks, self._in_strip()) as (first, behind),
             self._some_of(begin, end, self.near) as rows,
             k.loop(first, behind) as block,
         ):
-            self._blocks(block, *rows)
+            self._blocks(base, block, *rows)
         return k
+
+    @contextmanager
+    def _work(self) -> Iterator[tuple[tuple[Value, Value], tuple[Value, Value], Value]]:
+        """Rows, which of the blocks of outputs are this thread's, and the first block of the weight that they have:
+        once, or for each expert that has rows. A thread's share counts rows, and what reading a block costs as some."""
+        k = self.k
+        if not self.shape.experts:
+            yield (k.constant(0), self.rows), k.part_of(self.blocks), k.constant(0)
+            return
+        table = k.pointer(4)
+        mine = k.part_of(k.load(table, I64, 1) * self.blocks)
+        with k.loop(0, self.rows) as number:
+            expert, begin, end, before = (k.load(table, I64, number * 4 + (SPANS + at)) for at in range(4))
+            cost = end - begin + READING
+            first, behind = (self._cut(at - before * self.blocks, cost) for at in mine)
+            yield (begin, end), (first, behind), expert * self.blocks * turns_of(self.shape.gated)
+
+    def _cut(self, share: Value, cost: Value) -> Value:
+        """The first of an expert's blocks behind so much of its cost."""
+        k = self.k
+        return k.smallest((k.select(share > 0, share, 0) + cost - 1) // cost, self.blocks)
 
     @contextmanager
     def _some_of(self, begin: Value, end: Value, count: Operand) -> Iterator[tuple[Value, Value]]:
@@ -113,22 +140,21 @@ class ProductKernel:
         """Blocks of a strip."""
         return self.far
 
-    def _blocks(self, block: Value, begin: Value, end: Value) -> None:
-        """A block of outputs of some rows."""
+    def _blocks(self, base: Value, block: Value, begin: Value, end: Value) -> None:
+        """A block of outputs of some rows. base: the weight's block that it is counted from."""
         k = self.k
         with k.loop(begin, end, self.at_once) as row:
+            left = k.smallest(end - row, self.at_once)
             if turns_of(self.shape.gated) == 2:
-                self._products(block * 2, row, self.gates)
-                self._products(block * 2 + 1, row, self.sums)
+                self._products(base + block * 2, row, left, self.gates)
+                self._products(base + block * 2 + 1, row, left, self.sums)
             else:
-                self._products(block, row, self.sums)
-            left = k.smallest(self.rows - row, self.at_once)
+                self._products(base + block, row, left, self.sums)
             with k.loop(0, left) as number, k.loop(0, self.vectors) as at:
                 self._store(number * self.shape.block + at * LANES, row + number, block * self.shape.block + at * LANES)
 
-    def _products(self, block: Value, row: Value, room: Value) -> None:
-        """The sums of one block of outputs for the rows of a group, into ``room``."""
-        left = self.k.smallest(self.rows - row, self.at_once)
+    def _products(self, block: Value, row: Value, left: Value, room: Value) -> None:
+        """The sums of one block of outputs for the rows of a group, so many, into ``room``."""
         for rows in range(1, self.at_once + 1):
             with self.k.when(left.equals(rows)):
                 self._sum(block, row, rows, room)
@@ -196,6 +222,8 @@ class ProductKernel:
         value = k.load(self.sums, vector(F32), place)
         if not self.shape.gated:
             return value
+        if self.shape.gated == "clamped":
+            return self._clamped(k.rounded(k.load(self.gates, vector(F32), place), of), k.rounded(value, of))
         if self.shape.gated == "relu2":
             kept = k.larger(k.constant(0.0, vector(F32)), k.rounded(value, of))
             return kept * kept
@@ -204,6 +232,14 @@ class ProductKernel:
         if self.shape.gated == "gelu":  # of tanh's form: x * (1 + tanh(y)) / 2 is x * sigmoid(2 y)
             steep = (gate + gate * gate * gate * 0.044715) * 1.5957691216057308
         return k.rounded(gate / (k.exp(steep * -1.0) + 1.0), of) * k.rounded(value, of)
+
+    def _clamped(self, gate: Value, up: Value) -> Value:
+        """gpt-oss's."""
+        k, of, limit = self.k, OF_TORCH[self.shape.out], self.k.constant(7.0, vector(F32))
+        gate, up = k.select(gate > limit, limit, gate), k.select(up > limit, limit, up)
+        up = k.select(up < limit * -1.0, limit * -1.0, up)
+        opened = k.rounded(gate * k.rounded(k.constant(1.0, vector(F32)) / (k.exp(gate * -1.702) + 1.0), of), of)
+        return k.rounded(up + 1.0, of) * opened
 
     def _put_some(self, value: Value, where: Value, lanes: Value) -> None:
         """Lane by lane."""

@@ -111,8 +111,7 @@ class _RoundedProduct(IntegerProduct):
     def _in_strip(self) -> Value:
         return self.k.constant(self.strip) // (self.pieces * self.size * turns_of(self.shape.gated)) + 1
 
-    def _products(self, block: Value, row: Value, room: Value) -> None:
-        left = self.k.smallest(self.rows - row, self.at_once)
+    def _products(self, block: Value, row: Value, left: Value, room: Value) -> None:
         for fewer, rows in zip((0, *self.sizes), self.sizes, strict=False):
             with self.k.when((left > fewer) & (left <= rows)):
                 self._sum(block, row, rows, room)

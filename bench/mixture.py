@@ -1,0 +1,147 @@
+"""What a pass of a mixture costs beside reading what it must: ``python -m bench mixture [--rows 1 2 4]``.
+
+A mixture of OLMoE's layers, fewer of them, with random weights is made in memory: its routing is random too, and wakes
+more experts than texts do. Of each pass the experts that its rows woke are counted as the kernels count them;
+``reading`` is the time to read these, attention and the head, at the bandwidth that is probed in turns with the passes.
+Beside it stands a pass of a dense model whose MLP is as wide as what a row meets.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from bench import record
+from bench.experiment import Case, Experiment, Sample, Variant
+from bench.floor import CONTEXT, Reads, timed
+from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.server.engine.parameters import quantized
+from foresay.spec.protocols import Rows
+from foresay.verifier.model import forward
+from foresay.verifier.model.config import ModelConfig, kv_shapes
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, NormKind, Stack
+from foresay.verifier.model.rope_config import RopeConfig
+from foresay.verifier.model.weights import allocate, places
+from foresay.verifier.model_runner import ModelRunner
+from foresay.verifier.ops import experts
+from foresay.verifier.ops.quantized import QuantizedMatrix
+
+READING, MIXTURE, DENSE = "reading", "mixture", "dense"
+
+
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("--experts", type=int, default=64)
+    parser.add_argument("--chosen", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=4, help="of 2048, each expert 1024 wide (4)")
+    parser.add_argument("--quantize", default="int4", help="int4, int8 or none")
+    parser.add_argument("--rows", nargs="+", type=int, default=(1, 2, 4, 8, 16, 256))
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--no-save", action="store_true")
+
+
+def main(args: Namespace) -> None:
+    inner = Experts(args.experts, args.chosen, 1024)
+    passes = {MIXTURE: Passes(inner, args), DENSE: Passes(MLP(inner.width), args)}
+    reads, mixture = Reads(), passes[MIXTURE]
+
+    def read(case: Case, turn: int) -> Sample:
+        return Sample({"ms": 1e3 * mixture.must_read / reads()})
+
+    def of(name: str) -> Variant:
+        def measure(case: Case, turn: int) -> Sample:
+            milliseconds = 1e3 * timed(lambda: passes[name].run(case.input))
+            woken = {"woken": mixture.woken} if name == MIXTURE else {}
+            return Sample({"ms": milliseconds, **woken})
+
+        return Variant(name, measure)
+
+    experiment = Experiment(
+        variants=[of(MIXTURE), Variant(READING, read), of(DENSE)],
+        cases=[Case(f"{n} rows", "", n) for n in args.rows],
+        figure="ms",
+        bases=(READING, DENSE),
+        rounds=args.repeats,
+        warm=2,
+    )
+    _, found = experiment.run()
+    record.finish("mixture", {"groups": found.groups}, not args.no_save)
+
+
+class Passes:
+    """Passes of a model with this in each of its layers; each begins a text of random tokens anew."""
+
+    def __init__(self, inner: MLP | Experts, args: Namespace) -> None:
+        how = None if args.quantize == "none" else args.quantize
+        self.config = quantized(_config(inner, args.layers), how, "--quantize")
+        self.spans: list[Tensor] = []
+        decoder = Decoder(self.config, _random(self.config), 1024, rounds=how == "int4")
+        pool = PagePool(64, 16)
+        self.runner = ModelRunner(decoder, KVStore(pool, kv_shapes(self.config), decoder.dtype), 1024)
+        self.table = PageTable(pool)
+        self.table.reserve(CONTEXT)
+        self.table.commit(CONTEXT)
+
+    @torch.inference_mode()
+    def run(self, rows: int) -> None:
+        """One pass of so many; what it woke stays to be read."""
+        for each in self.spans:
+            each[0] = 0
+        self.table.reserve(rows)
+        tokens = torch.randint(self.config.vocab_size, (rows,))
+        with _watched(self.spans):
+            self.runner.run([Rows(self.table, tokens, CONTEXT)])
+
+    @property
+    def woken(self) -> float:
+        """Experts that had rows in the last pass, a layer."""
+        return sum(int(each[0]) for each in self.spans) / self.config.num_layers
+
+    @property
+    def must_read(self) -> float:
+        """Bytes of a pass that wakes so many."""
+        layer, head = self.runner.decoder.layers[0], self.runner.decoder.head.nbytes
+        mixture = self.config.first.mlp
+        assert isinstance(mixture, Experts), "it has some"
+        share = self.woken / mixture.count
+        own = layer.qkv.nbytes + layer.output.nbytes + share * (layer.gate_up.nbytes + layer.down.nbytes)
+        return self.config.num_layers * own + head
+
+
+@contextmanager
+def _watched(spans: list[Tensor]) -> Iterator[None]:
+    """A pass that is recorded here leaves where it counts: each replay writes there again."""
+
+    def sort_rows(*arguments: Any) -> Any:
+        copies, rows = experts.sort_rows(*arguments)
+        spans.append(rows.spans)
+        return copies, rows
+
+    with mock.patch.object(forward, "sort_rows", sort_rows):
+        yield
+
+
+def _config(inner: MLP | Experts, layers: int) -> ModelConfig:
+    norm, attention = NormKind(1e-5), Attention(16, 16, 128, 128**-0.5, RopeConfig(10_000.0))
+    stack = Stack((Layer(attention, inner, norm),) * layers, norm)
+    return ModelConfig("OlmoeForCausalLM", 32_000, 2048, stack, False, 4096, "bfloat16", ())
+
+
+def _random(config: ModelConfig) -> Any:
+    """Weights of the size at which activations keep theirs."""
+    weights, generator = allocate(config, torch.bfloat16), torch.Generator().manual_seed(0)
+    for name, place in places(config, weights):
+        if isinstance(place, QuantizedMatrix):
+            place.put(torch.randint(-7, 8, place.shape, dtype=torch.int8, generator=generator))
+            place.scales.fill_(0.25 / place.inner**0.5)
+        elif name.endswith("norm.weight"):
+            place.fill_(1.0)
+        else:
+            place.normal_(0.0, place.shape[-1] ** -0.5, generator=generator)
+    return weights

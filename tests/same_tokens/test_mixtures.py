@@ -1,0 +1,54 @@
+"""The same tokens where rows go to experts: in batches and chunks, behind reused prefixes, quantised; what would break
+that is seen.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foresay.verifier.model import forward
+from foresay.verifier.ops.experts import route
+from tests.same_tokens import mutations
+from tests.same_tokens.runs import assert_same, drafting, expected, jobs_of, returning, whole
+from tests.same_tokens.test_mutations import compare
+from tests.same_tokens.witness import run
+
+LENGTHS = (9, 60, 17, 1, 33, 3)
+#: A softmax of all or of the chosen, sigmoids with corrections and groups, a shared expert, biases and clamped gates.
+FAMILIES = ("qwen3_moe", "glm4_moe", "gpt_oss")
+
+
+@pytest.mark.parametrize("drafter", ["none", "suffix tree", "chain4", "dynamic 8,8", "garbage", "truth"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_four_at_once_in_chunks_with_too_few_pages(pair, family, drafter) -> None:
+    models = pair(family, torch.bfloat16)
+    jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 30), expected(models, LENGTHS, 30)
+    engine = drafting(models, drafter, whole(jobs, wanted), page_size=8, chunk=16, prefix=True, tokens=200)
+    assert_same(wanted, run(engine, jobs))
+
+
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8", "int4 rounded", "int8 rounded"])
+def test_quantised(pair, how) -> None:
+    models = pair("qwen3_moe", layers=2).quantized(how)
+    jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 20), expected(models, LENGTHS, 20)
+    for drafter in ("truth", "dynamic 8,8"):
+        assert_same(wanted, run(drafting(models, drafter, whole(jobs, wanted), chunk=16), jobs))
+
+
+@pytest.mark.parametrize("drafter", ["none", "truth"])
+def test_texts_that_come_back(pair, drafter) -> None:
+    models = pair("glm4_moe")
+    first, later, texts = returning(models)
+    engine = drafting(models, drafter, whole([*first, *later], texts), page_size=8, prefix=True, tokens=2048)
+    found = run(engine, [*first, *later])
+    assert_same({job.id: texts[job.id] for job in [*first, *later]}, found)
+    assert sum(found[job.id].cached_tokens > 0 for job in later) >= 9
+
+
+@pytest.mark.parametrize("mutation", [mutations.experts_weighed_by_rows, mutations.experts_of_few_rows])
+def test_experts_that_see_other_rows_are_seen(pair, monkeypatch, mutation) -> None:
+    models = pair("qwen3_moe")
+    assert compare(models, "truth") == []
+    monkeypatch.setattr(forward, "route", mutation(route))
+    assert compare(models, "truth")

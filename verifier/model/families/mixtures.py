@@ -1,0 +1,180 @@
+"""Mixtures of experts: layers of attention and of MLPs of which each row goes through a few."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from foresay.verifier.model.families.family import (
+    Family,
+    Gguf,
+    attention,
+    biases,
+    every,
+    layer_count,
+    mlp,
+    rms_norm,
+    uniform_window,
+    window,
+)
+from foresay.verifier.model.families.granite import granite_stack, granite_values
+from foresay.verifier.model.families.llama import MIXTRAL_ROUTER, window_by_layer
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.nodes import (
+    DOWN,
+    GATE_UP,
+    GGUF_STACKS,
+    MLP,
+    OUTPUT,
+    QKV,
+    Experts,
+    HeadNorm,
+    Layer,
+    Router,
+    Stack,
+    Stacked,
+)
+from foresay.verifier.model.rope_config import read_rope
+
+#: What config.json files call the number of experts.
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+#: The width of an expert where dense layers have another.
+_OWN_WIDTH = "moe_intermediate_size"
+#: More than any model has: each has names of its own.
+_MOST_EXPERTS = 4096
+
+
+def experts(fields: Fields, router: Router, width: str = "intermediate_size", **more: Any) -> Experts:
+    """As most config.json files have them, and whatever ``more`` says of them. width: the key of that of each."""
+    key = next((each for each in _COUNTS if fields.get(each) is not None), _COUNTS[0])
+    count = fields.integer(key, most=_MOST_EXPERTS)
+    chosen = fields.integer("num_experts_per_tok", most=count)
+    return Experts(count, chosen, fields.integer(width), router, **{"activation": mlp(fields).activation, **more})
+
+
+def sparse(fields: Fields, inside: Experts) -> list[MLP | Experts]:
+    """Of each layer: all have experts but those that ``mlp_only_layers`` and ``decoder_sparse_step`` leave out."""
+    layers, step = layer_count(fields), fields.integer("decoder_sparse_step", 1)
+    dense, only = mlp(fields), fields.get("mlp_only_layers") or []
+    if not isinstance(only, list):
+        raise fields.error(f"mlp_only_layers must be a list of layers, got {only!r}")
+    return [inside if layer not in only and not (layer + 1) % step else dense for layer in range(layers)]
+
+
+def qwen3_moe(fields: Fields) -> Stack:
+    """Qwen 3's attention."""
+    norm, rope = rms_norm(fields), read_rope(fields)
+    has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
+    inside = experts(fields, Router(normalised=fields.flag("norm_topk_prob", False)), _OWN_WIDTH)
+    own = (attention(fields, rope, window=seen, biases=has, norm=HeadNorm(norm)) for seen in window_by_layer(fields))
+    both = zip(own, sparse(fields, inside), strict=True)
+    return Stack(tuple(Layer(each, inner, norm) for each, inner in both), norm)
+
+
+def olmoe(fields: Fields) -> Stack:
+    """OLMoE: queries and keys are normed over all heads."""
+    fields.refuse("clip_qkv")
+    norm, has = rms_norm(fields), biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
+    own = attention(fields, read_rope(fields), biases=has, norm=HeadNorm(norm, whole=True))
+    inside = experts(fields, Router(normalised=fields.flag("norm_topk_prob", False)))
+    return Stack((Layer(own, inside, norm),) * layer_count(fields), norm)
+
+
+_MIXTRAL_EXPERTS = tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2"))
+
+
+def mixtral(fields: Fields) -> Stack:
+    """Mixtral: Mistral's attention."""
+    norm = rms_norm(fields)
+    own = attention(fields, read_rope(fields), window=uniform_window(fields, absent=None))
+    inside = experts(fields, Router(MIXTRAL_ROUTER), modules=_MIXTRAL_EXPERTS)
+    return Stack((Layer(own, inside, norm),) * layer_count(fields), norm)
+
+
+_GRANITE_ROUTER = "block_sparse_moe.router.layer"
+_GRANITE_STACKS: Mapping[str, tuple[Stacked, ...]] = {
+    name: (Stacked(f"block_sparse_moe.{theirs}.weight", turns), *GGUF_STACKS[name])
+    for name, theirs, turns in ((GATE_UP, "input_linear", (0, 1)), (DOWN, "output_linear", (0,)))
+}
+
+
+def granite_moe(fields: Fields) -> Stack:
+    """Granite 3's mixtures."""
+    return granite_stack(fields, experts(fields, Router(_GRANITE_ROUTER), stacked=_GRANITE_STACKS))
+
+
+def glm4_moe(fields: Fields) -> Stack:
+    """GLM-4.5: the first layers are dense, scores are sigmoids, one expert is shared."""
+    norm, router = rms_norm(fields), _corrected(fields)
+    qk = HeadNorm(norm) if fields.flag("use_qk_norm", False) else None
+    has = biases(fields, **{QKV: "attention_bias"})
+    own = attention(fields, read_rope(fields, partial=True), biases=has, norm=qk)
+    inside = experts(fields, router, _OWN_WIDTH, shared=_shared(fields), shared_module="mlp.shared_experts")
+    dense = fields.integer("first_k_dense_replace", 1, minimum=0)
+    layers = [mlp(fields) if layer < dense else inside for layer in range(layer_count(fields))]
+    return Stack(tuple(Layer(own, each, norm) for each in layers), norm)
+
+
+def _corrected(fields: Fields) -> Router:
+    """DeepSeek's: scores are sigmoids, to which something is added for the choice."""
+    groups = fields.integer("n_group", 1), fields.integer("topk_group", 1)
+    if groups[0] > 1 and fields.integer("n_routed_experts") % groups[0]:
+        raise fields.error(f"n_group {groups[0]} does not divide the number of experts")
+    return Router(
+        sigmoid=True,
+        correction="mlp.gate.e_score_correction_bias",
+        groups=groups,
+        normalised=fields.flag("norm_topk_prob", True),
+        scale=fields.number("routed_scaling_factor", 1.0),
+    )
+
+
+def _shared(fields: Fields) -> MLP | None:
+    count = fields.integer("n_shared_experts", 1, minimum=0)
+    return MLP(fields.integer(_OWN_WIDTH) * count) if count else None
+
+
+_OSS_STACKS: Mapping[str, tuple[Stacked, ...]] = {
+    name: (
+        Stacked(f"mlp.experts.{theirs}", turns, transposed=True, interleaved=len(turns) > 1),
+        Stacked(f"mlp.experts.{theirs}_bias", turns, interleaved=len(turns) > 1, bias=True),
+        *GGUF_STACKS[name],
+    )
+    for name, theirs, turns in ((GATE_UP, "gate_up_proj", (0, 1)), (DOWN, "down_proj", (0,)))
+}
+
+
+def gpt_oss(fields: Fields) -> Stack:
+    """gpt-oss: sinks, layers that slide in turns, biases everywhere, gates that are kept below 7."""
+    if (limits := (fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702))) != (7.0, 1.702):
+        raise fields.error(f"swiglu_limit and swiglu_alpha {limits} are not supported; supported: 7, 1.702")
+    norm, rope = rms_norm(fields, wide=True), read_rope(fields)
+    has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
+    inside = experts(fields, Router("mlp.router", bias=True), activation="clamped", bias=True, stacked=_OSS_STACKS)
+    own = (
+        attention(fields, rope, window=window(fields) if sliding else None, biases=has, sinks=True)
+        for sliding in every(fields, 2)
+    )
+    return Stack(tuple(Layer(each, inside, norm) for each in own), norm)
+
+
+_QWEN = {"head_dim": 128, "num_key_value_heads": 4, "num_experts_per_tok": 8}
+_OLMOE = {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8}
+_MIXTRAL = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "num_experts_per_tok": 2}
+_GLM = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "num_experts_per_tok": 8}
+_OSS = {
+    "head_dim": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "attention_bias": True, "sliding_window": 128,
+    "num_experts_per_tok": 4, "rope_theta": 150_000.0,
+}  # fmt: skip
+
+_QWEN_GGUF = Gguf("qwen3moe", experts=True, values=lambda fields, head_dim: {"norm_topk_prob": True})
+_GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": _GRANITE_ROUTER}, True, experts=True, values=granite_values)
+
+FAMILIES = {
+    "Qwen3MoeForCausalLM": Family("Qwen3 and Qwen3-Coder mixtures", qwen3_moe, _QWEN, _QWEN_GGUF),
+    "OlmoeForCausalLM": Family("OLMoE", olmoe, _OLMOE, Gguf("olmoe", experts=True)),
+    "MixtralForCausalLM": Family("Mixtral", mixtral, _MIXTRAL, Gguf("llama", in_pairs=True, experts=True)),
+    "GraniteMoeForCausalLM": Family("Granite 3 mixtures", granite_moe, {"num_experts_per_tok": 2}, _GRANITE_GGUF),
+    "Glm4MoeForCausalLM": Family("GLM-4.5, GLM-4.6, GLM-4.7", glm4_moe, _GLM),
+    "GptOssForCausalLM": Family("gpt-oss", gpt_oss, _OSS),
+}

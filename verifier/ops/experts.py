@@ -1,0 +1,121 @@
+"""Mixtures of experts: which rows go to which expert, and the sum of what these make of a row.
+
+::
+
+    logits ── route ── experts of each row, in the order of their numbers, and what each counts
+    rows ──── sort_rows ── copies, those of an expert side by side ── expert_linear, twice ── mixed: a row's sum
+
+A row's experts follow from its own logits, each makes a vector of fp32 of its own of it, and these are added up in the
+order of the experts' numbers, a shared expert's last. So a row has the same bits in any company.
+
+Legend: R rows, E experts, k of them chosen for a row, P places of copies, H hidden width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foresay.verifier.ops.eager import compiled, op
+from foresay.verifier.ops.linear import PackedWeight, finish
+from foresay.verifier.ops.records import READING, SPANS, TILE, Routing, Sorted, SplitKSums, turns_of
+
+
+def places_of(rows: int, how: Routing) -> int:
+    """P: room for the copies of so many rows."""
+    return rows * how.chosen + min(how.experts, rows * how.chosen) * (TILE - 1)
+
+
+@op(cpu="experts")
+def route(
+    logits: Tensor, how: Routing, correction: Tensor | None = None, count: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The experts of each row, int32[R, k], in the order of their numbers, and their weights, fp32[R, k].
+
+    logits: fp32[R, E or more], those of experts first. correction: fp32[E]. count: int64[1], of how many rows, read
+    when it runs (of compiled kernels; None: all). Of equal scores the lowest number's is chosen.
+    """
+    own = logits[:, : how.experts]
+    scores = own.sigmoid() if how.sigmoid else own.softmax(1)
+    ranked = own if not how.sigmoid else scores if correction is None else scores + correction
+    groups, best = how.groups
+    if groups > 1:
+        whole = ranked.unflatten(1, (groups, -1))
+        kept = whole.topk(2, 2).values.sum(2).sort(dim=1, descending=True, stable=True).indices[:, :best]
+        aside = torch.ones(len(own), groups, dtype=torch.bool).scatter_(1, kept, False)
+        ranked = whole.masked_fill(aside.unsqueeze(2), -torch.inf).flatten(1)
+    chosen = ranked.sort(dim=1, descending=True, stable=True).indices[:, : how.chosen].sort(1).values
+    weights = scores.gather(1, chosen)
+    if how.normalised:
+        weights = weights / (weights.sum(1, keepdim=True) + (1e-20 if how.sigmoid else 0.0))
+    return chosen.int(), weights * how.scale
+
+
+@op(cpu="experts")
+def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = None) -> tuple[Tensor, Sorted]:
+    """Copies of the rows [P, K], those of an expert side by side in the order of the rows, and where they are.
+
+    x: [R, K]. chosen: int32[R, k]. Between two experts places are left out. count: see :func:`route`.
+    """
+    copies, places, spans = x.new_zeros(places_of(len(x), how), x.shape[1]), torch.empty_like(chosen), list[int]()
+    at = cost = 0
+    for expert in range(how.experts):
+        rows, slots = (chosen[: len(x) if count is None else int(count)] == expert).nonzero(as_tuple=True)
+        if not len(rows):
+            continue
+        spans += [expert, at, at + len(rows), cost]
+        copies[at : at + len(rows)] = x[rows]
+        places[rows, slots] = torch.arange(at, at + len(rows), dtype=torch.int32)
+        at, cost = -(-(at + len(rows)) // TILE) * TILE, cost + len(rows) + READING
+    return copies, Sorted(places, torch.tensor([len(spans) // 4, cost, at, *spans]))
+
+
+def expert_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, rows: Sorted) -> Tensor:
+    """Each copy times the weight of its expert, [P, O] (or [P, O / 2] of halves): a row has the bits that
+    :func:`~foresay.verifier.ops.linear.packed_linear` gives it with that expert's weight alone.
+
+    x: [P, K]. weight: [E * O, K], of all experts; of gates and what they are for, all gates first. rows: where whose
+    are. What stands between two experts' rows is not defined.
+    """
+    if compiled(x):
+        made = weight.product(x, dtype, rows.spans)
+        assert isinstance(made, Tensor), "a CPU leaves no sums"
+        return made
+    turns, experts = turns_of(weight.gated), weight.experts
+    out = x.new_zeros(len(x), weight.outer // turns // experts, dtype=dtype)
+    for expert, begin, end, _ in rows.spans[SPANS:].view(-1, 4)[: int(rows.spans[0])].tolist():
+        sums = _of_all(x[begin:end], weight).unflatten(1, (turns, experts, -1))[:, :, expert].flatten(1)
+        out[begin:end] = finish(SplitKSums(sums.unsqueeze(0), None), dtype, weight.gated)
+    return out
+
+
+def _of_all(x: Tensor, weight: PackedWeight) -> Tensor:
+    """fp32[R, E * O]."""
+    if (whole := weight.rounded(x)) is not None:
+        return whole
+    bias, sums = weight.plain_bias(), x.float() @ weight.plain().to(x.dtype).float().T
+    return sums if bias is None else sums + bias
+
+
+@op(cpu="experts")
+def mixed(
+    parts: Tensor,
+    weights: Tensor,
+    places: Tensor,
+    dtype: torch.dtype,
+    shared: Tensor | None = None,
+    gate: Tensor | None = None,
+    count: Tensor | None = None,
+) -> Tensor:
+    """[R, H] of ``dtype``: what a row's experts made of it, times their weights, added up in the order in which they
+    stand; then what the shared expert did. All in fp32, and rounded once.
+
+    parts: fp32[P, H]. weights: fp32[R, k]. places: int32[R, k]. shared: fp32[R, H]. gate: fp32[R, N], whose last
+    column's sigmoid that is multiplied by. count: see :func:`route`.
+    """
+    total = parts.new_zeros(len(places), parts.shape[1])
+    for weight, place in zip(weights.unbind(1), places.unbind(1), strict=True):
+        total = torch.addcmul(total, weight.unsqueeze(1), parts[place.long().clamp(0, len(parts) - 1)])
+    if shared is not None:
+        total = total + (shared if gate is None else shared * gate[:, -1:].sigmoid())
+    return total.to(dtype)
