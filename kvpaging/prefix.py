@@ -126,6 +126,11 @@ class PrefixIndex:
         """Drop a page's entry. For the pool, which takes the reference over."""
         del self._entries[self._digests.pop(page)]
 
+    def page_of(self, digest: bytes) -> int | None:
+        """The page that a text up to there is found by; None if it is not."""
+        entry = self._entries.get(digest)
+        return None if entry is None else entry.page
+
     def _add(self, digest: bytes, entry: _Entry) -> None:
         assert entry.page not in self._digests, "a page says one thing"
         self._entries[digest] = entry
