@@ -16,6 +16,7 @@ NAMES = {
     "budget": "whether the budget ever loses",
     "peers": "Foresay and llama.cpp over HTTP",
     "floor": "the least that a step costs here; what quantised weights and KV gain",
+    "vocabulary": "what a head gains that drafts few of many tokens",
     "streaming": "streamed answers and whole ones",
     "pause": "how long a stream waits when its engine is killed",
     "quality": "what quantising costs in quality",

@@ -24,6 +24,7 @@ from foresay.verifier.model.errors import ModelError, WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.config import CONFIGURATION, ours, theirs
 from foresay.verifier.model.gguf.file import LINK, TYPES, GgufFile, parts_of
+from foresay.verifier.model.predicting import prefixes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
@@ -36,8 +37,6 @@ BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
            "model.vision_adapter.", "model.vision_projection.", "model.visual.")  # fmt: skip
-#: What predicts further tokens and is a drafter's.
-PREDICTS = "mtp."
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers that old checkpoints carry and every decoder computes itself; scales by which activations would be rounded,
@@ -91,7 +90,8 @@ class Checkpoint:
                 wrapped = wrapped or name != own
         if wrapped:  # a model of texts and images
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_IMAGES)}
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREDICTS)}
+        drafters = prefixes(tensors)
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(drafters)}
         return cls(directory, files, tensors, index)
 
     @classmethod
@@ -221,17 +221,15 @@ def _header(file: Path) -> Iterator[tuple[str, str, StoredTensor]]:
         raise WeightsError(f"{file}: not a complete safetensors file ({error})") from error
 
 
-def predicts(directory: Path) -> bool:
-    """Whether a model's safetensors hold a layer that predicts further tokens; from headers alone."""
+def header_names(directory: Path) -> list[str]:
+    """The names of a model's tensors, from the headers of safetensors alone; none where those cannot be read."""
     try:
-        if (directory / SINGLE).exists():
-            with (directory / SINGLE).open("rb") as file:
-                names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        else:
-            names = _index(directory)
+        if not (directory / SINGLE).exists():
+            return list(_index(directory))
+        with (directory / SINGLE).open("rb") as file:
+            return list(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
     except (ModelError, OSError, ValueError, MemoryError, OverflowError):  # whoever loads it says what is wrong
-        return False
-    return any(name.startswith(PREDICTS) for name in names)
+        return []
 
 
 _NAME, _GGUF_NAME = "model.norm.weight", "output_norm.weight"
