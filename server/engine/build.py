@@ -44,7 +44,7 @@ from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
-from foresay.verifier.graphs.capture import Capture
+from foresay.verifier.graphs.capture import Capture, Eager
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig, matrices, stored_parameters
 from foresay.verifier.model_runner import ModelRunner
@@ -245,7 +245,9 @@ def _drafting(
     """Who drafts, by what that was measured to cost, and who runs the steps. capture: a GPU's."""
     config, say = loading.config, loading.say
     if capture is None:
-        return Drafting.of(config, drafters, profile_run), None
+        drafting = Drafting.of(config, drafters, profile_run)
+        capture_levels(verifier, drafting, 1, 1, Eager, say)  # what the first request needs: a CPU records it
+        return drafting, None
     say("compiling kernels")  # first: what is measured is not to be a compiler's time
     shape = pinned(config)
     shapes = COMPILED if shape is None else (shape,)

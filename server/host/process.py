@@ -103,6 +103,7 @@ def serve(link: Link) -> int:
     from foresay.verifier.ops.kernels.cpu import threads
 
     start, witness, progress = started(link), Witness(), threads.share()
+    threads.keep_apart()
     parts = built(start, link, witness)
     if parts is None:
         return 2

@@ -26,6 +26,7 @@ _REREAD, _MOVED_TOKENS = 16, 128
 #: Variances of logs: of a part that was measured once (two deviations are a factor of three), of the pace of all of
 #: them, and of what steps differ by that are alike; what a step adds to that of the pace, and of a part not seen again.
 _UNSURE, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 0.6, 0.02, 0.002, 2e-5
+_MOST_UNSURE = _UNSURE + _PACE
 #: What is farther off than so many deviations counts as less sure: something else may have held the step up.
 _MOST_OFF = 2.0
 #: Costs are hoped to be lower by so many deviations, as far as they are less sure than this.
@@ -66,8 +67,11 @@ class Parts:
         since, self._drifted = self.steps - self._drifted, self.steps
         if since:
             self.covariance += min(_PACE_DRIFT * since, _PACE)
-            diagonal = np.einsum("ii->i", self.covariance)
-            np.minimum(diagonal + _DRIFT * since, _UNSURE + _PACE, out=diagonal)
+            variances = np.einsum("ii->i", self.covariance)
+            variances += _DRIFT * since
+            # Whole rows and columns: with the diagonal alone made smaller, some sum would have a variance below zero.
+            scale = np.sqrt(np.minimum(1.0, _MOST_UNSURE / variances))
+            self.covariance *= np.outer(scale, scale)
 
 
 class Group:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from foresay.spec.budget.weigh import CandidatePlan
 
-#: The share of the time that may be lost by asking models in vain, and by choosing in vain.
-PROBING, CHOOSING = 0.003, 0.01
+#: The share of the time that may be lost by asking models in vain, by choosing in vain, and by doing that more often
+#: while a text is new.
+PROBING, CHOOSING, BEGINNING = 0.003, 0.01, 0.01
 #: So many choices in vain are spared; how far one step moves what is known of what they take and bring.
 _SPARED, _MOVED = 4, 1 / 16
 
@@ -51,18 +52,19 @@ class Looks:
     """Whether to look things up and choose anew in the next step, or to do what was chosen last. Choosing takes a tenth
     of a millisecond or two: nothing beside a step of 10 ms, and most of one of 0.2. So where a few looks in a row
     brought less than they took, the next ones come after 1, 2, 4, .. steps, as seldom as the share of the time that
-    choosing in vain may take asks for. Where looking pays, and where another text begins, it begins anew. share: what
-    choosing takes, over all else in a step."""
+    choosing in vain may take asks for. Where looking pays it begins anew, and where another text begins, unless too
+    much time went into the beginnings of those before. share: what choosing takes, over all else in a step."""
 
     def __init__(self) -> None:
         self.now = True
-        self.share = self._brought = 0.0
+        self.share = self._brought = self._saved = 0.0  # saved: steps
         self._vain = self._left = 0
 
     def due(self) -> bool:
         """Whether to choose in the step that is planned."""
         self.now = self._left <= 0
         self._left -= 1
+        self._saved = min(self._saved + CHOOSING + BEGINNING, 1.0)
         return self.now
 
     def saw(self, seconds: Mapping[str, float], right: float) -> None:
@@ -72,9 +74,11 @@ class Looks:
         share = chosen / max(sum(seconds.values()) - chosen, 1e-9)
         self.share += _MOVED * (share - self.share)
         self._brought += _MOVED * (right - self._brought)
-        self._vain = 0 if right and self._brought >= self.share else self._vain + 1
+        vain = not right or self._brought < self.share
+        self._vain, self._saved = (self._vain + 1, self._saved - share) if vain else (0, 1.0)
         self._left = min(1 << min(self._vain, 16) >> _SPARED, int(self.share / CHOOSING))
 
     def begin(self) -> None:
         """Another text is written now."""
-        self._vain = self._left = 0
+        if self._saved >= 0.0:
+            self._vain = self._left = 0

@@ -17,7 +17,7 @@ import torch
 from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, borrowed, recording, room
-from foresay.verifier.ops.kernels.cpu.threads import Threads, give_way, use, wanted
+from foresay.verifier.ops.kernels.cpu.threads import Team, Threads, give_way, use, wanted
 from foresay.verifier.ops.kernels.cpu.traced import ReadsNumbers
 from foresay.verifier.ops.kernels.cpu.values import I64
 from foresay.verifier.ops.kernels.cpu.walk import PLACES, walker
@@ -287,3 +287,28 @@ def test_what_is_borrowed_does_not_keep_memory() -> None:
     assert numbers.tolist() == [8, 14]
     assert seen.data_ptr() == place
     assert second.data_ptr() != place, "an op of torch reads it still"
+
+
+def test_threads_with_a_core_each_stay_on_it_until_they_stop() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    made = Threads(len(cores), cores=cores)
+    try:
+        assert [os.sched_getaffinity(id) for id in made.ids()] == [{core} for core in cores]
+    finally:
+        made.stop()
+    assert os.sched_getaffinity(0) == set(cores)
+
+
+def test_threads_have_a_core_each_where_they_are_as_many() -> None:
+    team, cores = Team(), os.sched_getaffinity(0)
+    team.keep_apart()
+    for count in (len(cores), 1 + len(cores)):
+        team.use(count)
+        team.run(0, 0)
+        assert team._threads is not None
+        try:
+            alone = [len(os.sched_getaffinity(id)) == 1 for id in team._threads.ids()]
+        finally:
+            team._threads.stop()
+        assert all(alone) if count == len(cores) else os.sched_getaffinity(0) == cores
+        team.forget()

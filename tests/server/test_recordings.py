@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from foresay.drafters import levels
 from foresay.drafters.combined import members_of
 from foresay.drafters.proposer import on_device
 from foresay.server.engine import memory
@@ -83,3 +84,16 @@ def test_no_pass_of_a_model_is_recorded_in_mid_stream(draft, monkeypatch) -> Non
             if not engine.has_work:
                 break
             engine.step()
+
+
+def test_the_first_request_records_no_drafts(monkeypatch) -> None:
+    engine = build_engine(EngineConfig(draft="auto", device="cpu", max_model_len=1024, kv_tokens=4096))
+    monkeypatch.setattr(levels, "recorded", lambda work: pytest.fail("levels were recorded"))
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=60, seed=1, temperature=temperature, ignore_eos=True)
+        engine.add(Request(id=str(temperature), prompt=list(range(5, 30)), params=params))
+        drafted = 0
+        while engine.has_work:
+            engine.step()
+            drafted += engine.trace.drafted if engine.trace else 0
+        assert drafted

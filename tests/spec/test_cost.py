@@ -240,3 +240,16 @@ def test_parts_stay_as_they_are_where_a_step_takes_what_was_expected() -> None:
     for _ in range(10):
         group.saw(np.array((1.0, 1.0)), 3.0)
     assert group.now == pytest.approx([1.0, 2.0])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_sum_of_parts_is_surer_than_sure(seed: int) -> None:
+    """However seldom steps are learnt from, and whichever of them."""
+    draw, parts = random.Random(seed), Parts()
+    groups = [parts.group([draw.uniform(1e-4, 1e-2) for _ in range(4)]) for _ in range(3)]
+    for _ in range(200):
+        parts.steps += draw.choice((1, 20, 2000))
+        group = draw.choices(groups, (100, 10, 1))[0]
+        amounts = of_draft(draw.randint(1, 8), draw.randint(0, 9), draw.random() < 0.5)
+        group.saw(amounts, float(amounts @ group.now) * draw.choice((0.3, 0.9, 1.1, 3.0)), draw.random() < 0.8)
+        assert np.linalg.eigvalsh(parts.covariance)[0] > -1e-9

@@ -88,7 +88,7 @@ def run(looks: Looks, steps: int, plan: float, right: float = 0.0) -> list[int]:
     for step in range(steps):
         if looks.due():
             looked.append(step)
-        looks.saw({"plan": plan if looks.now else 0.0, "forward": 0.001}, right if looks.now else 0.0)
+            looks.saw({"plan": plan, "forward": 0.001}, right)
     return looked
 
 
@@ -106,14 +106,23 @@ def test_in_vain_it_takes_a_small_share_of_the_time() -> None:
 @pytest.mark.parametrize("anew", ["right", "begin"])
 def test_something_right_and_another_text_begin_anew(anew: str) -> None:
     looks = Looks()
-    run(looks, 200, plan=0.0003)
+    run(looks, 1000, plan=0.0003)
     if anew == "right":
         while not looks.due():
-            looks.saw({"plan": 0.0, "forward": 0.001}, right=0.0)
+            pass
         looks.saw({"plan": 0.0003, "forward": 0.001}, right=8.0)
     else:
         looks.begin()
     assert run(looks, 4, plan=0.0003) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("plan", [0.0001, 0.0003, 0.003])
+def test_short_texts_one_after_the_other_do_not_take_much_more(plan: float) -> None:
+    looks, looked = Looks(), 0
+    for _ in range(200):
+        looks.begin()
+        looked += len(run(looks, 50, plan))
+    assert plan * looked / (200 * 50 * 0.001) < 0.025
 
 
 def test_what_is_right_is_asked_at_every_step() -> None:

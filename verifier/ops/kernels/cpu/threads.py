@@ -6,6 +6,10 @@ for every thread how long it could run and did not (run delay: proc(5), ``/proc/
 not say, all threads are always used. A row's bits do not depend on how many there are, so they may change between two
 lists.
 
+In a process that wants it (:func:`keep_apart`) threads that are as many as the cores have one each. Linux likes to wake
+a thread up on the core of the one that wakes it: then two take turns on it, at every barrier, each after the other has
+looked for long enough, and some passes take ten times as long.
+
 ::
 
     all ──a look finds cores missing──> so many fewer ──patience is over──> all, for a short look ──> ...
@@ -17,7 +21,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -93,9 +97,10 @@ MOST = max(os.cpu_count() or 1, 4)
 
 class Threads:
     """So many threads, the caller's among them. One list at a time: see :class:`Team`. state: where they wait for each
-    other, int64[8 * places], if that is to be in some certain memory."""
+    other, int64[8 * places], if that is to be in some certain memory. cores: one for each thread, if they are to stay
+    on them until they are stopped."""
 
-    def __init__(self, count: int, state: np.ndarray | None = None) -> None:
+    def __init__(self, count: int, state: np.ndarray | None = None, cores: Sequence[int] = ()) -> None:
         self.count = count
         self._state = np.empty(len(PLACES) * 8, dtype=np.int64) if state is None else state
         self._state[:] = 0
@@ -107,6 +112,9 @@ class Threads:
         ]
         for thread in self._others:
             thread.start()
+        self._cores = cores
+        for id, core in zip(self.ids(), cores, strict=False):
+            os.sched_setaffinity(id, (core,))
 
     def ids(self) -> list[int]:
         """The kernel's numbers of the threads, the caller's first."""
@@ -123,6 +131,8 @@ class Threads:
         self._walker.run(self._at, 0, 0)
         for thread in self._others:
             thread.join()
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)
 
 
 def _serve(state: np.ndarray, number: int) -> None:
@@ -140,6 +150,7 @@ class Team:
     def __init__(self) -> None:
         self._asked: int | None = None
         self._gives_way = True
+        self._cores: Sequence[int] = ()
         self.forget()
 
     def forget(self) -> None:
@@ -148,6 +159,11 @@ class Team:
         self._threads: Threads | None = None
         self._crowding: Crowding | None = None
         self._state: np.ndarray | None = None
+
+    def keep_apart(self) -> None:
+        """Let threads have a core each where there are as many. For a process in which one thread calls and does little
+        else: what that starts later has its core alone."""
+        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
 
     def share(self) -> str:
         """Have the state of threads that are yet to be started in a file, which changes with every kernel that ends: so
@@ -194,11 +210,11 @@ class Team:
         if self._threads is None or self._threads.count != count:
             if self._threads is not None:
                 self._threads.stop()
-            self._threads = Threads(count, self._state)
+            self._threads = Threads(count, self._state, self._cores if count == len(self._cores) else ())
         return self._threads
 
 
 _team = Team()
 use, wanted, give_way, crowded, run = _team.use, _team.wanted, _team.give_way, _team.crowded, _team.run
-share = _team.share
+share, keep_apart = _team.share, _team.keep_apart
 os.register_at_fork(after_in_child=_team.forget)
