@@ -21,14 +21,15 @@ from bench import record
 from bench.drive import Options, build, request, run, target_of
 from bench.experiment import Case, Experiment, Sample, Variant
 from bench.perplexity import tokens_of
+from foresay.drafters.combined import RoutedDrafter
+from foresay.drafters.eagle import MtpDrafter
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
-from foresay.spec.engine import Engine
+from foresay.server.settings.resolved import target_directory
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.heads import vocabulary
+from foresay.verifier.heads.paged import EagleHead
+from foresay.verifier.heads.reader import read_beside
 from foresay.verifier.heads.vocabulary import DRAFTED, DraftVocabulary
-
-_ALL = 1 << 40
 
 
 def options(parser: ArgumentParser) -> None:
@@ -52,41 +53,33 @@ def main(args: Namespace) -> None:
 
 
 def steps(args: Namespace) -> Any:
-    """Milliseconds of a step of each kind."""
-    engines = {
-        "plain": engine_of(args, "none"),
-        "all tokens": engine_of(args, "mtp", _ALL),
-        "some": engine_of(args, "mtp"),
-    }
-    generator = torch.Generator().manual_seed(0)
+    """Milliseconds of a step of each kind, of one engine that is given one drafter or another."""
+    sizes: dict[str, Any] = {"max_seqs": 1, "max_model_len": 1024, "kv_tokens": 2048, "prefix_cache": False}
+    config = EngineConfig(target=args.target, draft="mtp", draft_tokens=args.levels, **sizes)
+    engine = build_engine(config)
+    routed, directory, decoder = engine.drafter, target_directory(config), target_of(engine).decoder
+    assert isinstance(routed, RoutedDrafter)
+    whole = MtpDrafter(EagleHead(*read_beside(directory, decoder), decoder.max_positions), engine.pool)
+    kinds = {"plain": None, "all tokens": whole, "some": routed.configured}
+    prompt = torch.randint(5, engine.info.vocab_size, (100,), generator=torch.Generator().manual_seed(0)).tolist()
 
-    def measured(engine: Engine, case: Case) -> Sample:
-        done = run(engine, request(case.input, SamplingParams(max_tokens=args.tokens, ignore_eos=True)))
+    def measured(name: str) -> Sample:
+        routed.configured = kinds[name]
+        routed.needs = None if kinds[name] is None else whole.needs
+        # No prefix of another drafter's: who finds one without its own states does not draft.
+        done = run(engine, request(prompt, SamplingParams(max_tokens=args.tokens, ignore_eos=True)))
+        assert done.statistics.drafted or kinds[name] is None
         return Sample({"ms": 1e3 * done.decoding / (done.statistics.steps - 1)})
 
-    prompt = torch.randint(5, engines["plain"].info.vocab_size, (100,), generator=generator).tolist()
     experiment = Experiment(
-        variants=[Variant(name, lambda case, turn, one=one: measured(one, case)) for name, one in engines.items()],  # type: ignore[misc]
-        cases=[Case(f"chains of {args.levels}", "", prompt)],
+        variants=[Variant(name, lambda case, turn, name=name: measured(name)) for name in kinds],  # type: ignore[misc]
+        cases=[Case(f"chains of {args.levels}", "")],
         figure="ms",
         bases=("plain", "all tokens"),
         rounds=args.repeats,
         warm=1,
     )
     return experiment.run()[1].groups
-
-
-def engine_of(args: Namespace, draft: str, most: int = DRAFTED) -> Engine:
-    """most: tokens that are drafted at once."""
-    vocabulary.DRAFTED = most
-    made = build_engine(
-        EngineConfig(
-            target=args.target, draft=draft, draft_tokens=None if draft == "none" else args.levels, max_seqs=1,
-            max_model_len=1024, kv_tokens=2048,
-        )
-    )  # fmt: skip
-    vocabulary.DRAFTED = DRAFTED
-    return made
 
 
 def covered(model: str, files: list[Path], share: float) -> dict[str, float]:
