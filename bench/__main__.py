@@ -15,6 +15,7 @@ NAMES = {
     "drafters": "what each drafter guesses right",
     "budget": "whether the budget ever loses",
     "peers": "Foresay and llama.cpp over HTTP",
+    "agents": "coding agents' sessions: first tokens, and prompts found again",
     "floor": "the least that a step costs here; what quantised weights and KV gain",
     "vocabulary": "what a head gains that drafts few of many tokens",
     "streaming": "streamed answers and whole ones",

@@ -2,8 +2,9 @@
 
 A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft_model:4`` (a chain of four) or
 ``draft_model:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written as ``ngram`` is; the heads ``medusa``,
-``eagle3`` and ``dflash`` take chains and trees as ``draft_model`` does, which old records call ``draft``. ``auto``
-chooses at every step among suffix and all that have a directory.
+``eagle3`` and ``dflash`` take chains and trees as ``draft_model`` does, which old records call ``draft``, and so does
+the target itself (``self``, ``self:int8``, ``draft_model>self``). ``auto`` chooses at every step among suffix and all
+that have a directory.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from foresay.server.engine.build import build_engine
 from foresay.server.engine.drafters.registry import LOOKUPS
 from foresay.server.engine.drafting import DEFAULT_TOKENS
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import AUTO, target_directory
+from foresay.server.settings.resolved import AUTO, stages, target_directory
 from foresay.spec.engine import Engine
-from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, canonical
+from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, SELF, canonical
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
@@ -75,8 +76,8 @@ class Options:
 
     def has(self, mode: str) -> bool:
         """Whether the directory that a way of decoding needs is given."""
-        name = mode.partition(":")[0]
-        return name not in FROM_DIRECTORY or self.directory(name) is not None
+        names = [stage.partition(":")[0] for stage in stages(mode)]
+        return all(name not in FROM_DIRECTORY or self.directory(name) is not None for name in names)
 
     def directory(self, name: str) -> str | None:
         """Where a drafter is loaded from; None if that is not given."""
@@ -87,6 +88,8 @@ class Options:
         """What the engine calls the drafter of a way of decoding."""
         if name == "auto":
             return ",".join([*(self.drafter(one) for one in FROM_DIRECTORY if self.directory(one)), *AUTO])
+        if len(chain := stages(name)) > 1:
+            return " > ".join(self.drafter(stage) for stage in chain)
         return f"{name}:{self.directory(name)}" if name in FROM_DIRECTORY else name
 
     @property
@@ -130,21 +133,27 @@ class Run:
 
 def mode_of(text: str) -> str:
     """A way of decoding as a flag names it, by the drafter's one name."""
-    name, colon, size = text.partition(":")
-    return canonical(name) + colon + size
+    name, size = sized(text)
+    return ":".join(filter(None, (canonical(name), size)))
+
+
+def sized(mode: str) -> tuple[str, str]:
+    """A way of decoding's drafter, and its size; "" where none is given."""
+    name, _, size = mode.rpartition(":")
+    return (name, size) if name and size.replace(",", "").isdigit() else (mode, "")
 
 
 def engine_config(mode: str, options: Options) -> EngineConfig:
     """The configuration that decodes in the way ``mode`` says."""
-    name, _, size = mode.partition(":")
-    known = name in (NONE, *LOOKUPS, "auto", *FROM_DIRECTORY) and not (name == "auto" and size)
-    if not known or (size and not size.replace(",", "").isdigit()):
+    name, size = sized(mode)
+    known = name in (NONE, *LOOKUPS, "auto", *FROM_DIRECTORY) or stages(name)[-1].partition(":")[0] == SELF
+    if not known or (name == "auto" and size):
         raise BadMode(
             f"{mode!r} is none of: none, auto, ngram, ngram:8, suffix:8, draft_model:4, draft_model:3,2,1, "
-            "medusa:6,8,6, eagle3:4,6,6"
+            "medusa:6,8,6, eagle3:4,6,6, self:4, self:int8:4"
         )
     if not options.has(mode):
-        raise BadMode(f"{mode!r} needs --{FROM_DIRECTORY[name]} DIR")
+        raise BadMode(f"{mode!r} needs --{FROM_DIRECTORY[stages(name)[0].partition(':')[0]]} DIR")
     config = EngineConfig(
         target=options.target,
         draft=options.drafter(name),

@@ -54,7 +54,8 @@ def started(
 
     errors: where its stderr goes; None: to ours. environment: variables beside ours.
     """
-    port, env = free_port(), os.environ | (environment or {})
+    # What a run reads, the next one is to read too.
+    port, env = free_port(), {"FORESAY_KV_DISK": "off", **os.environ, **(environment or {})}
     process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=errors, env=env)
     try:
         _wait_until_ready(process, port, patience, path)
@@ -83,7 +84,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, patience: flo
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A completion. arrivals: seconds from the request to each line with an event (one, of an answer that is not
-    streamed). first: to the first text; whole: to the event that ends the text; seconds: to the last byte."""
+    streamed). first: to the first text; whole: to the event that ends the text; seconds: to the last byte. cached:
+    tokens of the prompt that were found."""
 
     text: str
     tokens: int
@@ -91,6 +93,7 @@ class Answer:
     first: float
     whole: float
     seconds: float
+    cached: int = 0
 
     @property
     def speed(self) -> float:
@@ -125,4 +128,5 @@ def exchange(port: int, body: Mapping[str, Any], heard: Callable[[int], None] | 
         raise ServerFailed(f"the answer ended with {lines[-1:]}")
     text = "".join(choice.get("text") or "" for _, choice in choices)
     arrivals = [at for at, _ in events]
-    return Answer(text, usage[-1]["completion_tokens"], arrivals, (texts or ends)[0], ends[0], seconds)
+    cached = (usage[-1].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return Answer(text, usage[-1]["completion_tokens"], arrivals, (texts or ends)[0], ends[0], seconds, cached)

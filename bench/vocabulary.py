@@ -21,7 +21,6 @@ from bench import record
 from bench.drive import Options, build, request, run, target_of
 from bench.experiment import Case, Experiment, Sample, Variant
 from bench.perplexity import tokens_of
-from foresay.drafters.combined import RoutedDrafter
 from foresay.drafters.eagle import MtpDrafter
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
@@ -57,8 +56,8 @@ def steps(args: Namespace) -> Any:
     sizes: dict[str, Any] = {"max_seqs": 1, "max_model_len": 1024, "kv_tokens": 2048, "prefix_cache": False}
     config = EngineConfig(target=args.target, draft="mtp", draft_tokens=args.levels, **sizes)
     engine = build_engine(config)
-    routed, directory, decoder = engine.drafter, target_directory(config), target_of(engine).decoder
-    assert isinstance(routed, RoutedDrafter)
+    routed: Any = engine.drafter
+    directory, decoder = target_directory(config), target_of(engine).decoder
     whole = MtpDrafter(EagleHead(*read_beside(directory, decoder), decoder.max_positions), engine.pool)
     kinds = {"plain": None, "all tokens": whole, "some": routed.configured}
     prompt = torch.randint(5, engine.info.vocab_size, (100,), generator=torch.Generator().manual_seed(0)).tolist()

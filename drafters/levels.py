@@ -29,7 +29,7 @@ from foresay.drafters.calibration import Calibration, Curves, kind_of
 from foresay.drafters.growth import Growth, GrowthPlan, Level, Passes, levels, on_host
 from foresay.drafters.prices import WrittenBars
 from foresay.drafters.tree_builder import TreeBuilder, adjusts, by_path
-from foresay.kvpaging import PagePool
+from foresay.kvpaging import PagePool, WindowPages
 from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sampling import SamplingParams
@@ -117,7 +117,7 @@ class TreeDrafter(ABC):
     dynamic: see :mod:`foresay.drafters.growth`. free: whether expanding a node costs nothing. ahead: whether the first
     pass has rows of its own for all levels, so that there is no room for more of them than are drafted. shared_noise:
     whether drafts are sampled with the target's own noise; False is for comparison. first: the first position of which
-    it has a row.
+    it has a row. windows: the window pages, of one that reads layers which keep their rows in those.
     """
 
     free: bool = False
@@ -125,6 +125,7 @@ class TreeDrafter(ABC):
     first: int = 0
     shared_noise: bool = True
     needs: FeatureRequest | None = None
+    windows: WindowPages | None = None
 
     def __init__(
         self, name: str, dynamic: bool, device: torch.device, pool: PagePool, token_ids: Tensor | None = None
@@ -168,7 +169,7 @@ class TreeDrafter(ABC):
 
     def state(self, sequences: int, pages: int, reach: int) -> StepState:
         """What its levels read of so many sequences."""
-        return StepState(sequences, pages, self._page_size, reach, self.device)
+        return StepState(sequences, pages, self._page_size, reach, self.device, self.windows)
 
     def able(self, sequence: SequenceState) -> bool:
         """Whether it can draft for a sequence now."""

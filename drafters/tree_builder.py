@@ -114,7 +114,7 @@ class TreeBuilder:
         if self.over:
             return
         if level.parents is None or level.scores is None:
-            self._lengthen(tokens[0])
+            self.lengthen(tokens[0])
             return
         assert level.children is not None and level.chances is not None, "a tree's level has them"
         # Copies: the next tree grows in the same place.
@@ -124,10 +124,11 @@ class TreeBuilder:
         if all(score == _NONE for score in level.front[place].tolist()):
             self.over = True
 
-    def _lengthen(self, token: int) -> None:
+    def lengthen(self, token: int) -> None:
+        """A chain's next token, unless it is over."""
         if token == BROKEN:
             self.over = True
-        else:
+        elif not self.over:
             self._extend([token], self.front, [0.0], np.array([[token]]), _UNKNOWN)
 
     def _extend(

@@ -44,7 +44,9 @@ class Store(Protocol):
 
 
 class Cache(Protocol):
-    """What the pool asks of the prefix index."""
+    """What the pool asks of the prefix index. held: pages that it holds beside those of its entries."""
+
+    held: list[int]
 
     def __contains__(self, page: object) -> bool: ...
     def __iter__(self) -> Iterator[int]: ...
@@ -214,6 +216,7 @@ class PagePool:
         tables = list(tables)
         cached = set(self._cache or ())
         held = Counter(cached)
+        held.update(() if self._cache is None else self._cache.held)
         for table in tables:
             held.update(table.pages)
             self._check_table(table, at_rest)

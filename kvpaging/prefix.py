@@ -10,29 +10,38 @@ their pages last to first, so the tail of a text goes before its head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 
-from foresay.kvpaging.pool import PagePool
+from foresay.kvpaging.disk import DiskPages, Text
+from foresay.kvpaging.pool import PADDING_PAGE, OutOfPages, PagePool
 from foresay.kvpaging.table import PageTable
 
 _TOKEN = np.dtype("<i8")  # tokens are hashed as little-endian 64-bit integers, on every machine
 
 
+#: Files are asked for so many pages ahead.
+_AHEAD = 16
+
+
 class _Entry(NamedTuple):
+    """depth: pages before it in its text."""
+
     page: int
     parent: bytes
     tokens: bytes
+    depth: int
 
 
 class PrefixIndex:
     """Finds the pages of texts seen before.
 
     queries, hits: tokens asked for and tokens found, since the start. known: tokens of the text asked for last whose
-    pages are there, though it could not go on from their end.
+    pages are there, though it could not go on from their end. disk: where pages are kept too; None: nowhere. held: what
+    :meth:`fetch` has a reference of.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -40,6 +49,9 @@ class PrefixIndex:
         self.queries = 0
         self.hits = 0
         self.known = 0
+        self.disk: DiskPages | None = None
+        self.held: list[int] = []
+        self._unkept: dict[int, None] = {}  # what is new since the disk was told, or was used
         self._entries: dict[bytes, _Entry] = {}
         self._digests: dict[int, bytes] = {}
         pool.attach_cache(self)
@@ -77,6 +89,7 @@ class PrefixIndex:
             del pages[states.reach(pages) :]
         for page in pages:
             self.pool.retain(page)
+            self._unkept[page] = None
         self.queries += len(tokens)
         self.hits += len(pages) * self.pool.page_size
         return pages
@@ -103,11 +116,12 @@ class PrefixIndex:
                 self.pool.replace(entry.page)
                 entry = None
             if entry is None:
-                entry = _Entry(page, parent, said)
+                entry = _Entry(page, parent, said, len(chain))
                 self._add(digest, entry)
             chain.append(digest)
             if self.pool.states is not None and (own := marks.get(len(chain) * self.pool.page_size)) is not None:
                 self.pool.states.keep(entry.page, own)
+                self._unkept[entry.page] = None
 
     def keep_warm(self, tokens: Sequence[int], salt: str = "") -> int:
         """Make the known pages of `tokens` the last ones to be evicted; returns how many tokens they hold."""
@@ -125,6 +139,72 @@ class PrefixIndex:
     def forget(self, page: int) -> None:
         """Drop a page's entry. For the pool, which takes the reference over."""
         del self._entries[self._digests.pop(page)]
+        self._unkept.pop(page, None)
+
+    # -- on disk -------------------------------------------------------------------------------------------------------
+
+    def fetch(self, disk: DiskPages, tokens: Sequence[int], salt: str = "") -> Generator[None]:
+        """Read the pages of a text that are on disk and not here, one each time the next is asked for, until one is
+        nowhere. All pages of the text stay here until the generator is closed, or at its end."""
+        texts = self._texts(tokens, salt)
+        try:
+            for text in texts:
+                if not self._hold(text):
+                    if disk.has(text):
+                        yield from self._read(disk, [text, *texts])
+                    return
+        finally:
+            while self.held:
+                self.pool.release(self.held.pop())
+
+    def _read(self, disk: DiskPages, texts: Sequence[Text]) -> Iterator[None]:
+        for place, text in enumerate(texts):
+            if self._hold(text):
+                continue
+            if not self._fetched(disk, text):
+                return
+            if place + _AHEAD < len(texts):
+                disk.soon(texts[place + _AHEAD])
+            yield
+
+    def _texts(self, tokens: Sequence[int], salt: str) -> Iterator[Text]:
+        """All pages but one that has the last token."""
+        parent = _root(salt)
+        for depth, said in enumerate(self._split(tokens, 0, max(len(tokens) - 1, 0) // self.pool.page_size)):
+            yield (text := Text(_digest(parent, said), parent + said, depth))
+            parent = text.digest
+
+    def _hold(self, text: Text) -> bool:
+        """Whether the page is here, and stays now."""
+        if (entry := self._entries.get(text.digest)) is not None:
+            self.pool.retain(entry.page)
+            self.held.append(entry.page)
+        return entry is not None
+
+    def _fetched(self, disk: DiskPages, text: Text) -> bool:
+        """Whether the page was on disk, and is held now."""
+        if not disk.has(text):
+            return False
+        try:
+            self.held += self.pool.allocate(1, self.held[-1] if self.held else PADDING_PAGE)
+        except OutOfPages:
+            return False
+        if not disk.read(self.held[-1], text):
+            return False
+        parent = len(text.digest)
+        self._add(text.digest, _Entry(self.held[-1], text.said[:parent], text.said[parent:], text.depth))
+        return True
+
+    def keep_one(self) -> bool:
+        """Tell the disk of one page that is new or was used; whether there are more."""
+        if self.disk is None or not self._unkept:
+            return False
+        page = next(iter(self._unkept))
+        del self._unkept[page]
+        digest = self._digests[page]
+        entry = self._entries[digest]
+        self.disk.write(page, Text(digest, entry.parent + entry.tokens, entry.depth))
+        return bool(self._unkept)
 
     def page_of(self, digest: bytes) -> int | None:
         """The page that a text up to there is found by; None if it is not."""
@@ -135,6 +215,7 @@ class PrefixIndex:
         assert entry.page not in self._digests, "a page says one thing"
         self._entries[digest] = entry
         self._digests[entry.page] = digest
+        self._unkept[entry.page] = None
         self.pool.retain(entry.page)
 
     def _is_better(self, page: int, known: int) -> bool:

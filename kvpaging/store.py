@@ -257,6 +257,15 @@ class KVStore:
                 as_bytes(found[-1])[:seen] = 0
         return found
 
+    def views(self, page: int, windowed: bool) -> list[Tensor]:
+        """What a page holds in the layers that have window pages, or in the others: [L, page_size, ..] of each part."""
+        found, size = [], self.pool.page_size
+        for arrays in self.arrays:
+            if (arrays.windows is not None) == windowed:
+                own = page if arrays.windows is None else int(arrays.windows.of[page])
+                found += [part[:, own * size : (own + 1) * size] for part in arrays.tensors if part.numel()]
+        return found
+
     def reset(self, page: int) -> None:
         """Start a page's new life: none of its rows are valid."""
         self.marks[page] = 0

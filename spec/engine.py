@@ -162,6 +162,10 @@ class Engine:
         if self.prefix is not None:
             self.prefix.keep_warm(tokens, salt)
 
+    def keep_one(self) -> bool:
+        """Keep a page of a text on disk, if that is wanted and there is a new one; whether there are more."""
+        return self.prefix is not None and self.prefix.keep_one()
+
     def tell(self) -> None:
         """Tell the observers what happened. To be called when what a step emitted is on its way; if nobody does, it is
         done before anything else happens."""
@@ -306,6 +310,7 @@ class Engine:
             choice=self.scheduler.choice,
             news=self.scheduler.news,
             crowded=self._crowded(),
+            disk={} if self.prefix is None or self.prefix.disk is None else self.prefix.disk.news(),
         )
 
     def check(self) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: Whose tokens: of the request's own prediction, found in texts, of a smaller model, of heads, forced by a grammar.
+#: Whose tokens: of the request's own prediction, found in texts, of a smaller model, of the target
+#: in fewer bits, of heads, forced by a grammar.
 PREDICTION, SUFFIX, NGRAM = "prediction", "suffix", "ngram"
-DRAFT_MODEL, MEDUSA, EAGLE, EAGLE3 = "draft_model", "medusa", "eagle", "eagle3"
+DRAFT_MODEL, SELF, MEDUSA, EAGLE, EAGLE3 = "draft_model", "self", "medusa", "eagle", "eagle3"
 PEAGLE, DFLASH, DSPARK, MTP = "peagle", "dflash", "dspark", "mtp"
 GRAMMAR = "grammar"
 #: That nobody drafts.
 NONE = "none"
 
-DRAFTERS = (PREDICTION, SUFFIX, NGRAM, DRAFT_MODEL, MEDUSA, EAGLE, EAGLE3, PEAGLE, DFLASH, DSPARK, MTP, GRAMMAR)
+DRAFTERS = (PREDICTION, SUFFIX, NGRAM, DRAFT_MODEL, SELF, MEDUSA, EAGLE, EAGLE3, PEAGLE, DFLASH, DSPARK, MTP, GRAMMAR)
 #: What one of them was called, for whoever still says so.
 ALIASES = {"draft": DRAFT_MODEL}
 

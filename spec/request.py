@@ -154,10 +154,12 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     in words; empty if nobody said.
     footprint: the same in bytes, as planned. kv_dtype: of the target's KV cache. kv_token_bytes: what that and the
     drafters' take for each further token; 0 if nobody said.
+    layers, hidden_size, trained_length: of the target; the last is the context that it was made for.
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured. drafter:
     who drafts, by name; draft: the same as ``--draft`` takes it, with where it was loaded from; drafters: each. chosen:
     whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then. drafter_doubts: what
-    speaks against those who draft. warnings: what whoever started it should know, a sentence each.
+    speaks against those who draft. kv_disk: how much KV is kept on disk, in words; "" if
+    nobody said. warnings: what whoever started it should know, a sentence each.
     """
 
     target: str
@@ -176,6 +178,9 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     architecture: str = ""
+    layers: int = 0
+    hidden_size: int = 0
+    trained_length: int = 0
     parameters: int = 0
     quantization: str = ""
     activations: str = ""
@@ -190,4 +195,10 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     draft: str = ""
     chosen: bool = False
     drafter_doubts: tuple[str, ...] = ()
+    kv_disk: str = ""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def family(self) -> str:
+        """The architecture as GGUF calls it: ``llama`` for ``LlamaForCausalLM``; empty if nobody said."""
+        return self.architecture.removesuffix("ForCausalLM").lower()

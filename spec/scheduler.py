@@ -25,6 +25,7 @@ from foresay.kvpaging import OutOfPages, PagePool, PrefixIndex
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.plan import Plan
+from foresay.spec.reading import Reading
 from foresay.spec.sequence import SequenceState
 from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.step import ScheduledSequence
@@ -65,6 +66,7 @@ class Scheduler:
         self.forks: list[SequenceState] = []
         self.preempted: list[SequenceState] = []
         self.choice = self.news = ""
+        self._reading = None if prefix is None else Reading(prefix, cost, max_chunk)
 
     def plan(self) -> list[ScheduledSequence]:
         """Admit, choose which sequences run and how large each tree may be, reserve pages. Sequences preempted on the
@@ -160,8 +162,13 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_seqs:
-            promised = sum(self._pages_wanted(sequence) for sequence in self.running)
-            if self.running and promised + self._pages_wanted(self.waiting[0]) > self.pool.available:
+            sequence, reading = self.waiting[0], self._reading
+            if reading is None or not reading.of(sequence):
+                promised = sum(self._pages_wanted(each) for each in self.running)
+                if self.running and promised + self._pages_wanted(sequence) > self.pool.available:
+                    return
+            decoding = any(not each.pending for each in self.running)
+            if reading is not None and self._reuses(sequence) and not reading.go_on(sequence, decoding):
                 return
             self._start(self.waiting.popleft())
 
@@ -171,10 +178,14 @@ class Scheduler:
         copied = bool(table.length % pool.page_size) and pool.references(table.pages[-1]) > 1
         return pool.pages_for(len(sequence.tokens) + self._shape_of(sequence).nodes) - len(table.pages) + copied
 
+    @staticmethod
+    def _reuses(sequence: SequenceState) -> bool:
+        """Whether it takes KV that others left. Rows whose logits are wanted have to be computed all the
+        same."""
+        return not (sequence.table.length or sequence.scoring or sequence.aside)
+
     def _start(self, sequence: SequenceState) -> None:
-        # Rows whose logits are wanted have to be computed, even if their KV is there.
-        reusing = not sequence.scoring and not sequence.aside
-        if self.prefix is not None and not sequence.table.length and reusing:
+        if self.prefix is not None and self._reuses(sequence):
             pages = self.prefix.match(sequence.tokens, sequence.salt)
             found = len(pages) * self.pool.page_size
             sequence.table.adopt(pages, found)
@@ -199,7 +210,10 @@ class Scheduler:
                 return
 
     def _take_from_the_queue(self) -> bool:
-        """Take its shared prompt from the last fork in the queue that has one: it will be computed again."""
+        """Take what was read for the first one in the queue, or its shared prompt from the last fork there that has
+        one: it will be read or computed again."""
+        if self._reading is not None and self._reading.stop():
+            return True
         for sequence in reversed(self.waiting):
             if sequence.table.pages:
                 sequence.table.release()
@@ -216,6 +230,8 @@ class Scheduler:
 
     def remove(self, sequence: SequenceState) -> None:
         """The sequence is over: its pages go back to the pool (and stay findable, where published)."""
+        if self._reading is not None and self._reading.of(sequence):
+            self._reading.stop()
         for place in (self.running, self.waiting, self.forks):
             if sequence in place:
                 place.remove(sequence)

@@ -90,7 +90,8 @@ class StepTrace(msgspec.Struct, kw_only=True):
     beside the traffic. root_seconds: what it would have taken without drafts, of a step that read no prompt; 0 if it is
     not known; doubt: why that may be wrong. choice: which drafter, where a budget chooses. news: in words, if it is
     another one now than for some time before, and why. crowded: of the time in which the engine's threads could have
-    run lately, the share that they waited for a core; 0 where that is not known.
+    run lately, the share that they waited for a core; 0 where that is not known. disk: tokens whose KV was read or
+    written there since the step before, by what came of it.
     """
 
     number: int
@@ -113,6 +114,7 @@ class StepTrace(msgspec.Struct, kw_only=True):
     choice: str = ""
     news: str = ""
     crowded: float = 0.0
+    disk: dict[str, int] = {}
 
 
 class ShadowReport(msgspec.Struct, frozen=True):

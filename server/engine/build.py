@@ -10,9 +10,10 @@ import msgspec
 import torch
 
 from foresay.kvpaging import PagePool, PrefixIndex
+from foresay.server.engine import kept_kv
 from foresay.server.engine.calibrate import COMPILED, ProfileRun
 from foresay.server.engine.costs import Costs, digest
-from foresay.server.engine.device import Device, Loading, Progress, find_device, give_back
+from foresay.server.engine.device import Device, Loading, Progress, choose_activations, find_device, give_back
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.drafters.registry import drafts
 from foresay.server.engine.drafting import (
@@ -46,11 +47,9 @@ from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import Capture, Eager
 from foresay.verifier.model import kept_weights
-from foresay.verifier.model.config import ModelConfig, matrices, stored_parameters
+from foresay.verifier.model.config import ModelConfig, stored_parameters
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu import threads
-from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.ops.linear import GROUP
 from foresay.verifier.probe import Exactness, probe
 
 
@@ -70,6 +69,21 @@ def plan(
     return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device.total)
 
 
+def fitting(
+    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: list[Entry], device: Device
+) -> tuple[MemoryPlan, list[Entry]]:
+    """The plan, and the drafters: what ``auto`` chose may be left out, where it has no room or was not measured."""
+    needed = [one for one in drafters if config.draft != "auto" or not one.spared]
+    if device.is_gpu:
+        drafters = needed
+    try:
+        return plan(config, length, dtype, target, drafters, device), drafters
+    except Unfit:
+        if len(needed) == len(drafters):
+            raise
+        return plan(config, length, dtype, target, needed, device), needed
+
+
 #: A prompt and an answer of one token each.
 LEAST_TOKENS = 2
 
@@ -85,38 +99,6 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Re
     if device.has_bf16:
         return Resolved("bfloat16", "the GPU multiplies bf16")
     return Resolved("float16", "the GPU has no bf16 instructions")
-
-
-def choose_activations(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
-    """``auto``: int8 where weights of 4 bits have kernels for it (docs/quantization.md has what it costs and gains)."""
-    bits = _rounded_bits(model)
-    against = _against_rounding(bits, device)
-    if config.activations == "int8" and against:
-        raise Unfit(f"--activations int8: {against}", "leave --activations out")
-    if config.activations != "auto":
-        return Resolved(config.activations, "asked for")
-    if against or 4 not in bits:
-        return Resolved("model", against or "rounding them would cost more accuracy than 8-bit weights do")
-    return Resolved("int8", "weights of 4 bits are multiplied as whole numbers")
-
-
-def _rounded_bits(model: ModelConfig) -> set[int]:
-    """How many bits the weights have that there are kernels for: whole numbers, in whole groups of activations."""
-    if (found := model.quantization) is None:
-        return set()
-    schemes = (found.scheme(module, inner) for module, inner, _ in matrices(model) if inner % GROUP == 0)
-    return {each.bits for each in schemes if each is not None and not each.floats}
-
-
-def _against_rounding(bits: set[int], device: Device) -> str:
-    """Why activations cannot be rounded; "" if they can."""
-    if device.is_gpu:
-        return "there are kernels for rounded activations for a CPU alone"
-    if not Processor.here().multiplies_bytes:
-        return "the processor has none of the instructions that multiply bytes (AVX2, AVX-VNNI, AVX512-VNNI)"
-    if not bits:
-        return "no weights are whole numbers (int8, int4, GGUF's types) in rows of a multiple of 32"
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +122,14 @@ def build_engine(
     beside: Mapping[str, int] | None = None,
     costs: Costs | None = None,
     witness: Witness | None = None,
+    keeps: bool = False,
 ) -> Engine:
     """Load the models, plan the memory, prove exactness, measure the step cost. observers: of the engine. beside: bytes
     that other engines of the server hold, by device; :class:`foresay.server.engine.memory.NoRoom` if this one does not
     fit beside them. costs: what an engine before this one measured, which is not measured again if it is of the same,
     and is kept on disk for servers that start later; gets what was measured. Without them all is measured. witness: may
-    know from an earlier start that rows are equal, and is to probe later then; without it they are probed now.
+    know from an earlier start that rows are equal, and is to probe later then; without it they are probed now. keeps:
+    whether KV is kept on disk as the settings say; who steps the engine has it kept when nothing else is to be done.
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
@@ -160,7 +144,8 @@ def build_engine(
     names = _placed([drafter.name for drafter in drafters], chosen.named)
     capture = _capture(loading, verifier, drafters)
     exactness = _exactness(chosen, verifier, witness)
-    info = _info(chosen, exactness, names, _doubts(chosen, drafters, verifier))
+    disk, on_disk = kept_kv.opened(loading, verifier, chosen.named) if keeps else (None, "")
+    info = _info(chosen, exactness, names, _doubts(chosen, drafters, verifier), on_disk)
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
     if measured := costs.given(chosen.of) or (kept and costs.recall()):
         say("taking over the previous engine's measurements")
@@ -172,7 +157,8 @@ def build_engine(
     verifier.record(drafting.drafter.needs)
     if kept and not measured:
         costs.keep()
-    prefix = PrefixIndex(pool) if config.prefix_cache else None
+    if (prefix := PrefixIndex(pool) if config.prefix_cache else None) is not None:
+        prefix.disk = disk
     most = config.max_seqs, chosen.loading.device.chunk
     scheduler = Scheduler(pool, prefix, shape, drafting.cost, *most, budget=budget)
     give_back()
@@ -201,9 +187,9 @@ def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _
     pinned(config)  # a shape that cannot be should be refused before anything is loaded
     named = [drafter.checked(directory, model) for drafter in named]
     if others := beside.get(device.name, 0):  # free if they have to go, so what is free now says nothing
-        by_itself = plan(config, length, dtype.value, model, named, replace(device, free=None))
+        by_itself, named = fitting(config, length, dtype.value, model, named, replace(device, free=None))
         check_beside(footprint(by_itself, device), others)
-    memory = plan(config, length, dtype.value, model, named, device)
+    memory, named = fitting(config, length, dtype.value, model, named, device)
     pool = PagePool(memory.pages, config.page_size)
     if memory.window_pages and model.sliding_window:
         pool.attach_windows(memory.window_pages, model.sliding_window)
@@ -307,8 +293,10 @@ def _nobody(phase: str, share: float | None = None) -> None:
     pass
 
 
-def _info(chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubts: Sequence[str]) -> EngineInfo:
-    """names: of the drafters, each with how ``--draft`` would name it. doubts: about each."""
+def _info(
+    chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubts: Sequence[str], on_disk: str
+) -> EngineInfo:
+    """names: of the drafters, each with how ``--draft`` would name it. doubts: about each. on_disk: as it is told."""
     loading, memory = chosen.loading, chosen.memory
     config, model = loading.config, loading.model
     kept, scratch = kv_kind(model, config.kv_dtype), config.max_seqs * (MAX_NODES + config.page_size)
@@ -336,6 +324,9 @@ def _info(chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubt
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         architecture=model.architecture,
+        layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        trained_length=model.max_positions,
         parameters=stored_parameters(model),
         quantization=in_words(model, loading.dtype, chosen.activations.value),
         activations=chosen.activations.value,
@@ -345,4 +336,5 @@ def _info(chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubt
         kv_dtype=loading.dtype if kept == "auto" else kept,
         kv_token_bytes=memory.token_bytes,
         footprint=footprint(memory, loading.device),
+        kv_disk=on_disk,
     )

@@ -17,17 +17,19 @@ from foresay.kvpaging import KVStore, PagePool, StatePages
 from foresay.server.engine.machine import free_bytes, machine_bytes, multiplies_bf16
 from foresay.server.engine.parameters import kv_kind, state_pages, wanted_rows
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import Resolved, Unfit
 from foresay.spec.errors import ForesayError
 from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import Sizes
 from foresay.verifier.model import kept_weights
-from foresay.verifier.model.config import ModelConfig, kv_shapes, window_shapes
+from foresay.verifier.model.config import ModelConfig, kv_shapes, matrices, window_shapes
 from foresay.verifier.model.decoder import Decoder, Packed
 from foresay.verifier.model.weights import load
 from foresay.verifier.model_runner import ModelRunner
+from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
+from foresay.verifier.ops.linear import GROUP
 
 #: GPUs multiply bf16 from this compute capability on.
 _BF16_SINCE = (8, 0)
@@ -106,6 +108,38 @@ def find_device(config: EngineConfig) -> Device:
     return Device.cpu()
 
 
+def choose_activations(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
+    """``auto``: int8 where weights of 4 bits have kernels for it (docs/quantization.md has what it costs and gains)."""
+    bits = _rounded_bits(model)
+    against = _against_rounding(bits, device)
+    if config.activations == "int8" and against:
+        raise Unfit(f"--activations int8: {against}", "leave --activations out")
+    if config.activations != "auto":
+        return Resolved(config.activations, "asked for")
+    if against or 4 not in bits:
+        return Resolved("model", against or "rounding them would cost more accuracy than 8-bit weights do")
+    return Resolved("int8", "weights of 4 bits are multiplied as whole numbers")
+
+
+def _rounded_bits(model: ModelConfig) -> set[int]:
+    """How many bits the weights have that there are kernels for: whole numbers, in whole groups of activations."""
+    if (found := model.quantization) is None:
+        return set()
+    schemes = (found.scheme(module, inner) for module, inner, _ in matrices(model) if inner % GROUP == 0)
+    return {each.bits for each in schemes if each is not None and not each.floats}
+
+
+def _against_rounding(bits: set[int], device: Device) -> str:
+    """Why activations cannot be rounded; "" if they can."""
+    if device.is_gpu:
+        return "there are kernels for rounded activations for a CPU alone"
+    if not Processor.here().multiplies_bytes:
+        return "the processor has none of the instructions that multiply bytes (AVX2, AVX-VNNI, AVX512-VNNI)"
+    if not bits:
+        return "no weights are whole numbers (int8, int4, GGUF's types) in rows of a multiple of 32"
+    return ""
+
+
 # -- what is loaded ----------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +183,7 @@ class Loading:
         role: what it is called while it loads. columns: int64[V'], the only tokens of which logits are wanted; None for
         all. kv_dtype: as ``--kv-dtype`` names it.
         """
-        decoder = Decoder(model, self._packed(role, directory, model, columns), self.length + MAX_NODES)
+        decoder = Decoder(model, self.packed(role, directory, model, columns), self.length + MAX_NODES)
         kept = KV_DTYPES.get(kv_kind(model, kv_dtype), decoder.dtype)
         # A draft model may rest, and read what it missed of a text later: nothing is out of its sight.
         shapes = window_shapes(model) if role == "target" else kv_shapes(model)
@@ -160,7 +194,7 @@ class Loading:
         room = Sizes(self.device.chunk + wanted, most, self.pool.pages_for(self.length), wanted)
         return ModelRunner(decoder, store, self.length, room)
 
-    def _packed(self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> Packed:
+    def packed(self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None = None) -> Packed:
         """The weights as an earlier start packed them, else read and packed."""
         key = self._key(directory, model, columns)
         if key is not None and (found := kept_weights.find(key)) is not None:

@@ -14,10 +14,11 @@ from foresay.spec.trace import Statistics
 
 #: The page's colours (server/api/about/static/theme.css), and that of any other drafter.
 COLOURS = {
-    "prediction": "#746206",
+    "prediction": "#706602",
     "suffix": "#f153da",
     "ngram": "#c08747",
     "draft_model": "#137766",
+    "self": "#764034",
     "medusa": "#671bb2",
     "eagle": "#2f5272",
     "eagle3": "#132864",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from foresay.server.host import frames
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from foresay.server.engine.witness import Witness
 
 log = logging.getLogger("foresay.engine")
+
+#: How long an engine that is told to go keeps pages on disk before: it is killed after 5.
+_LAST_SECONDS = 4.0
 
 
 class Loop:
@@ -39,12 +43,19 @@ class Loop:
         self._shadow, self._witness = shadow, witness
         self._link = link
         self._pending = Pending(grammars, link.wake)
-        self._stopped = False
+        self._stopped = self._keeping = False
 
     def run(self) -> None:
-        """Step while there is work, sleep in the socket while there is none, until stopped."""
+        """Step while there is work, keep pages on disk while there is none and sleep in the socket after that, until
+        stopped."""
+        self._go_round()
+        until = monotonic() + _LAST_SECONDS
+        while self._engine.keep_one() and monotonic() < until:
+            pass
+
+    def _go_round(self) -> None:
         while not self._stopped:
-            for frame in self._link.receive(wait=not (self._engine.has_work or self._trying)):
+            for frame in self._link.receive(wait=not (self._engine.has_work or self._trying or self._keeping)):
                 self._rest(asked=False, of=frame)
                 self._apply(frame)
             for request, compiled in self._pending.ready():
@@ -57,6 +68,7 @@ class Loop:
             if self._witness is not None and not (self._engine.has_work or self._stopped):
                 self._witness.go_on()
             self._observe()
+            self._keeping = not self._engine.has_work and self._engine.keep_one()
 
     def _rest(self, asked: bool, of: object = None) -> None:
         if self._witness is not None and not isinstance(of, frames.Ping):

@@ -68,7 +68,7 @@ def built(start: frames.Start, link: Link, witness: Witness) -> tuple[Engine, En
 
     try:
         watchers = EngineObservers.of(start.config)
-        given = start.config, link.loading, watchers.observers, start.beside, start.costs, witness
+        given = start.config, link.loading, watchers.observers, start.beside, start.costs, witness, True
         return build_engine(*given), watchers
     except NoRoom as error:
         link.send(frames.Failed(str(error), building=True, footprint=error.footprint))

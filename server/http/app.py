@@ -11,7 +11,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from types import ModuleType
 
 from aiohttp import web
@@ -23,9 +24,10 @@ from foresay.server.api.about.dashboard import Feed
 from foresay.server.api.admin import routes as admin
 from foresay.server.api.anthropic import messages
 from foresay.server.api.common import route
-from foresay.server.api.common.route import json_response
+from foresay.server.api.common.route import Route, json_response
+from foresay.server.api.llamacpp import routes as llamacpp
 from foresay.server.api.ollama import routes as ollama
-from foresay.server.api.openai import chat, completions, tokens
+from foresay.server.api.openai import chat, completions, stored, tokens
 from foresay.server.api.responses import routes as responses
 from foresay.server.gateway.caller import CONTEXT, RequestContext, serve, usable_id
 from foresay.server.host.models.models import MODELS, Models
@@ -43,10 +45,12 @@ ROUTE_MODULES: tuple[ModuleType, ...] = (
     about,
     completions,
     chat,
+    stored,
     responses,
     tokens,
     messages,
     ollama,
+    llamacpp,
     dashboard,
     metrics,
     openapi,
@@ -73,7 +77,18 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
     app.on_response_prepare.extend([route.begin, _name_request, auth.mark])
     for module in ROUTE_MODULES:
         app.add_routes(module.ROUTES)
+        app.add_routes(without_version(module.ROUTES))
     return app
+
+
+#: What many clients ask for without /v1, where it is the root of their address.
+_UNVERSIONED = tuple(f"/v1/{name}" for name in ("chat/completions", "responses", "messages", "models"))
+
+
+def without_version(routes: Sequence[web.AbstractRouteDef]) -> list[Route]:
+    """The same routes under paths without ``/v1``."""
+    found = (one for one in routes if isinstance(one, Route) and one.path.startswith(_UNVERSIONED))
+    return [replace(one, path=one.path.removeprefix("/v1")) for one in found]
 
 
 # -- every request ---------------------------------------------------------------------------------------------------

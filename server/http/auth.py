@@ -31,7 +31,7 @@ from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import InvalidRequest
 
 #: The routes that open WebSockets.
-SOCKET_PATHS = frozenset({"/v1/responses"})
+SOCKET_PATHS = frozenset({"/v1/responses", "/responses"})
 #: Browsers can set no header on a WebSocket; OpenAI's idiom for them is a sub-protocol that is no protocol.
 KEY_PROTOCOL = "openai-insecure-api-key."
 

@@ -56,6 +56,14 @@ TOO_DEEP = f"nested too deeply: at most {MOST_DEPTH} levels of lists and objects
 TOO_MANY = f"too many parts: at most {MOST_PARTS:,} texts, lists and objects are allowed"
 
 
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Raise for more than OpenAI's metadata may be."""
+    check_count(metadata, 16, "metadata")
+    for key, value in (metadata or {}).items():
+        if len(key) > 64 or len(value) > 512:
+            raise InvalidRequest("metadata", ": keys have at most 64 characters, values at most 512")
+
+
 def largest_body(longest: int) -> int:
     """Bytes that hold any prompt that fills a context of so many tokens, as text and as token ids."""
     return max(LARGEST_BODY, BYTES_A_TOKEN * longest)

@@ -8,7 +8,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from foresay.server.schemas.bounds import shown
-from foresay.server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage, not_done
+from foresay.server.schemas.shared import (
+    FinishReason,
+    GenerationRequest,
+    Metrics,
+    RequestWarning,
+    Timings,
+    Usage,
+    not_done,
+)
 from foresay.server.schemas.tokens import ChatLogprobs, PromptLogprobs, Provenance
 from foresay.spec.sampling import Positive
 
@@ -142,6 +150,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
 
     echo: Annotated[Any, not_done(False)] = None
     functions: Annotated[Any, not_done([])] = None
@@ -157,12 +167,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
-    """The answer. content: null where there is none beside calls or reasoning."""
+    """The answer. content: null where there is none beside calls or reasoning. reasoning: what vLLM and others call
+    reasoning_content."""
 
     role: str = "assistant"
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -175,12 +187,12 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     seed: int | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
     provenance: Provenance | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """A whole chat completion."""
+    """A whole chat completion. metadata: of one that is stored."""
 
     id: str
     object: str = "chat.completion"
@@ -188,10 +200,12 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    metadata: dict[str, str] | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     metrics: Metrics | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
     warnings: list[RequestWarning] | UnsetType = UNSET
 
 
@@ -201,6 +215,7 @@ class ChatDelta(msgspec.Struct, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
@@ -230,4 +245,5 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
     warnings: list[RequestWarning] | UnsetType = UNSET

@@ -8,7 +8,15 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from foresay.server.schemas.bounds import shown
-from foresay.server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage, not_done
+from foresay.server.schemas.shared import (
+    FinishReason,
+    GenerationRequest,
+    Metrics,
+    RequestWarning,
+    Timings,
+    Usage,
+    not_done,
+)
 from foresay.server.schemas.tokens import CompletionLogprobs, PromptLogprobs, Provenance
 from foresay.spec.sampling import Logprobs
 
@@ -26,7 +34,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One text, or a piece of one. seed: gives the same text again; once it is finished."""
+    """One text, or a piece of one. seed: gives the same text again; once it is finished. What a whole answer has no
+    value for is null, since clients of vLLM's look for it."""
 
     index: int
     text: str
@@ -34,9 +43,9 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     seed: int | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     provenance: Provenance | UnsetType = UNSET
 
 
@@ -51,4 +60,5 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
     warnings: list[RequestWarning] | UnsetType = UNSET

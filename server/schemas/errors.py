@@ -13,6 +13,7 @@
         ├── NotNow              409  invalid_request_error  not_now
         ├── TooLarge            413  invalid_request_error  body_too_large
         ├── Compressed          415  invalid_request_error  unsupported_encoding  (Accept-Encoding)
+        ├── NotJson             415  invalid_request_error  unsupported_media_type
         ├── QueueFull           429  rate_limit_error       queue_full        (Retry-After)
         ├── TooManyWaiting      429  rate_limit_error       too_many_waiting  (Retry-After)
         ├── RateLimited         429  rate_limit_error       rate_limit_exceeded  (Retry-After)
@@ -20,6 +21,7 @@
         ├── EngineFailed        500  engine_error           engine_error
         │   └── KillsEngine     500  engine_error           kills_engine    (X-Should-Retry: false)
         ├── SlowReader          500  engine_error           slow_reader       (only ever seen inside a stream)
+        ├── NotSupported        501  not_supported_error    not_supported   (X-Should-Retry: false)
         ├── Unavailable         503  unavailable_error      loading | unloaded | engine_down | draining   (Retry-After)
         │   └── LoadFailed      503  unavailable_error      load_failed     (Retry-After)
         ├── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
@@ -128,6 +130,15 @@ class Compressed(ApiError):
     more = PLAIN
 
 
+class NotJson(ApiError):
+    """The body says that it is something else than JSON."""
+
+    status, type, code, param = 415, "invalid_request_error", "unsupported_media_type", "Content-Type"
+
+    def __init__(self, given: str) -> None:
+        super().__init__(f"The body must be JSON (Content-Type: application/json), not {given[:100]}")
+
+
 class Busy(ApiError):
     """Not now. retry_after: when to try again, in seconds; None if that would not help."""
 
@@ -160,6 +171,12 @@ class WaitedTooLong(Busy):
     """The request waited so long for its first token that it was given up."""
 
     code = "first_token_timeout"
+
+
+class NotSupported(ApiError):
+    """This model cannot do it, whatever the request says."""
+
+    status, type, code, more = 501, "not_supported_error", "not_supported", NO_RETRY
 
 
 class EngineFailed(ApiError):

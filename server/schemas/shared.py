@@ -41,6 +41,12 @@ def renamed_to(name: str) -> Meta:
     return _refused((), f" is no longer a field; use {name}")
 
 
+def not_followed(*harmless: object, said: str) -> Meta:
+    """The annotation of a field that does not change the text and is not followed: a warning says so. harmless: values
+    that ask for what is done anyway."""
+    return Meta(extra={"harmless": [(type(value), value) for value in harmless], "said": said})
+
+
 def _refused(harmless: tuple[object, ...], wrong: str) -> Meta:
     values = [value for at, value in enumerate(harmless) if value not in harmless[:at]]  # 1 is 1.0
     words = {"enum": [None, *values], "default": None, "description": NOT_DONE}
@@ -58,10 +64,12 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """What the answer must be. type: ``text``, ``json_object`` or ``json_schema``."""
+    """What the answer must be. type: ``text``, ``json_object`` or ``json_schema``. schema: what an object must match,
+    as llama.cpp and others take it."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
@@ -93,6 +101,9 @@ WarningCode = Literal[
     "hint_left_out",
     "system_moved",
     "client_noise_left_out",
+    "compacted",
+    "not_followed",
+    "generic_tools",
     "resumed",
 ]
 
@@ -183,6 +194,14 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
+    samplers: Annotated[str | list[str] | None, not_followed([], said="filters have one order on this server")] = None
+    cache_prompt: Annotated[bool | None, not_followed(True, said="prefixes are always reused")] = None
+    return_progress: Annotated[bool | None, not_followed(False, said="there are no reports about the prompt")] = None
+    timings_per_token: Annotated[bool | None, not_followed(False, said="timings come at the end")] = None
+
+    logprob_token_ids: Annotated[Any, not_done([])] = None
+    dynatemp_range: Annotated[Any, not_done(0, 0.0)] = None
+    top_n_sigma: Annotated[Any, not_done(-1, -1.0, 0, 0.0)] = None
     use_beam_search: Annotated[Any, not_done(False)] = None
     length_penalty: Annotated[Any, not_done(1, 1.0)] = None
     guided_json: Annotated[Any, renamed_to("structured_outputs.json")] = None
@@ -272,14 +291,31 @@ class Metrics(msgspec.Struct, kw_only=True):
     speculative_decoding: SpeculativeDecoding | None
 
 
+class Timings(msgspec.Struct, kw_only=True):
+    """How long the answer took, as llama.cpp tells it: of the prompt, of which the last cache_n tokens were there
+    already, and of what was written; drafted tokens, and accepted ones. Times in milliseconds."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: int | UnsetType = UNSET
+    draft_n_accepted: int | UnsetType = UNSET
+
+
 class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
     """What is done otherwise than the request asks. param: the field; message: a sentence that names it.
 
     tool_left_out: of a type that cannot be run here. format_not_enforced: the grammar of a tool is told to the model
     only. max_tokens_clamped: to what the context leaves. model_renamed: another model was asked for. hint_left_out: the
     model has no word for it. system_moved: a system message is told as the user's. client_noise_left_out: what its
-    client adds and changes each time (:mod:`foresay.server.text.client_noise`). resumed: another engine process went on
-    with an answer that is not exact; param is the number of the choice.
+    client adds and changes each time (:mod:`foresay.server.text.client_noise`). compacted: what a window lacks.
+    resumed: another engine process went on with an answer that is not exact; param is the number of the choice.
     """
 
     code: WarningCode
@@ -313,9 +349,9 @@ class UsualSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One entry of ``GET /v1/models``, as OpenAI, vLLM and Anthropic have it. loaded: only where there are several
-    models. max_model_len: left out of a model that was never loaded, unless its files tell. sampling: left out until
-    its tokenizer is loaded."""
+    """One entry of ``GET /v1/models``, as OpenAI, vLLM, Anthropic, llama.cpp and others have it. loaded: only where
+    there are several models. max_model_len, which others call context_length or max_input_tokens: left out of a
+    model that was never loaded, unless its files tell. sampling: left out until its tokenizer is loaded."""
 
     id: str
     object: str = "model"
@@ -323,9 +359,13 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "foresay"
     root: str
     max_model_len: int | UnsetType = UNSET
+    context_length: int | UnsetType = UNSET
+    max_input_tokens: int | UnsetType = UNSET
+    meta: dict[str, int] | UnsetType = UNSET
     loaded: bool | UnsetType = UNSET
     sampling: UsualSampling | UnsetType = UNSET
     type: str = "model"
+    lifecycle: str = "active"
     display_name: str
     created_at: str
 

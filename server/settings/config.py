@@ -28,6 +28,7 @@ from foresay.spec.sampling import MinP, MinTokens, Penalty, Positive, Repetition
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Span = Annotated[str, Meta(pattern=units.SPAN, extra={"expected": units.EXPECTED})]
+KVDisk = Annotated[str, Meta(pattern=rf"^(off|{units.BYTES})$", extra={"expected": f"off or {units.BYTES_EXPECTED}"})]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
 Quantize = Literal["int8", "int4", "fp8"]
 KVDtype = Literal["auto", "int8", "fp8"]
@@ -109,7 +110,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             "what proposes tokens: auto (suffix, and a head or draft model that ships with the target), none, ngram, "
-            "suffix, mtp (the layer for that in Qwen3.5's checkpoints), the directory or hub id of a draft model or of "
+            "suffix, self (the target in fewer bits, on its own KV cache; self:int4, self:int8), mtp (the layer for "
+            "further tokens in Qwen3.5's checkpoints), the directory or hub id of a draft model or of "
             "heads (eagle3:PATH, dflash:PATH, medusa:PATH and such), the kind alone of one that ships with the target "
             "(draft_model, eagle3), a class of your own (package.module:Class, see docs/drafters.md), or several "
             "separated by commas",
@@ -234,6 +236,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _about("share of the GPU's memory that the engine may hold: models, KV cache and all (0.9)", "memory", "SHARE"),
     ] = None
     prefix_cache: Annotated[bool, _about("reuse the KV of prompts that start alike", "memory")] = True
+    kv_disk: Annotated[
+        KVDisk | None,
+        _about(
+            "how much of the user's cache directory the KV of prompts and answers may take, so that servers started "
+            "later need not compute it; off: none. The least recently used goes first (a tenth of what is free, at "
+            "most 8GiB; off on a GPU)",
+            "memory",
+            "SIZE",
+        ),
+    ] = None
     weight_cache: Annotated[
         bool, _about("keep packed weights on disk, so that later starts on a CPU read and pack nothing", "memory")
     ] = True

@@ -11,7 +11,7 @@ import msgspec
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.fields import closest
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, MTP, NGRAM, NONE, SUFFIX
+from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, MTP, NGRAM, NONE, SELF, SUFFIX
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError, ModelNotFound
 from foresay.verifier.model.hub import cached, is_local, resolve
@@ -25,6 +25,11 @@ FIRST_HEADS = (EAGLE3, DFLASH)
 BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
 #: Drafters that every target has, of those that bring something beside the others: ngram finds what suffix finds too.
 AUTO = (SUFFIX,)
+
+
+#: Weights of a target that ``auto`` lets draft for itself: a smaller one's steps are mostly overhead, and the copy of a
+#: larger one takes minutes to be made, and gigabytes: it has to be asked for.
+_LEAST, _MOST = 50_000_000, 4_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ def cached_target(config: EngineConfig) -> Path | None:
 def check_names(config: EngineConfig) -> None:
     """Before a second of importing: fetch a target of the catalog, and raise ModelNotFound where it cannot be had, or
     where a path leads nowhere; and ConfigurationError for a name that is not on disk and nearly one that we know."""
-    for part in () if config.draft == "auto" else named_in(config.draft):
+    for part in () if config.draft == "auto" else (one for each in named_in(config.draft) for one in stages(each)):
         _check_spelling(f"--draft {part}", part, {name: name for name in (*DRAFTERS, NONE, "auto", "bundled")})
         place = part.partition(":")[2] or part
         if is_local(place) and not Path(place).expanduser().exists():
@@ -127,6 +132,8 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
     kind = next((kind for kind in FIRST_HEADS if kind in heads), None)
     if kind is not None:
         return Resolved(",".join((f"{kind}:{heads[kind]}", *AUTO)), "the head that ships with it, and earlier text")
+    if _may_draft(config):
+        return Resolved(",".join((SELF, *AUTO)), "the target itself in fewer bits, and earlier text")
     return Resolved(
         ",".join(AUTO), "copied from earlier text; to gain more, give a smaller model of the same family: --draft"
     )
@@ -144,6 +151,23 @@ def _predicts(config: EngineConfig) -> bool:
         return beside(names, ModelConfig.from_directory(directory)) is not None
     except ModelError:  # whoever loads it says what is wrong
         return False
+
+
+def _may_draft(config: EngineConfig) -> bool:
+    """Whether the target is here, and worth a copy in fewer bits."""
+    from foresay.verifier.model.config import parameters
+
+    try:
+        place = cached_target(config)
+        model = None if place is None or config.quantize else ModelConfig.from_directory(resolve(place))
+    except ModelError:  # whoever loads it says what is wrong
+        return False
+    return (
+        model is not None
+        and model.quantization is None
+        and model.stack.recurrence is None
+        and _LEAST <= parameters(model) <= _MOST
+    )
 
 
 def _heads(config: EngineConfig) -> dict[str, Path]:
@@ -169,12 +193,15 @@ def _the_target(config: EngineConfig) -> str:
 
 def nothing_to_fetch(draft: str) -> bool:
     """Whether all drafters of a resolved ``--draft`` need no files, or lie in a directory of this machine."""
-    places = [part.partition(":")[2] or part for part in draft.split(",") if part not in (NONE, NGRAM, SUFFIX, MTP)]
+    named = (stage.partition(":") for part in draft.split(",") for stage in stages(part))
+    places = [place or word for word, _, place in named if word not in (NONE, NGRAM, SUFFIX, MTP, SELF)]
     return all(Path(place).exists() for place in places)
 
 
 def _found_draft(config: EngineConfig, part: str) -> str:
     """What one name stands for."""
+    if len(chain := stages(part)) > 1:
+        return " > ".join(_found_draft(config, stage) for stage in chain)
     if part not in BUNDLED_HEADS:
         return BUNDLED_MODEL if part in ("bundled", DRAFT_MODEL) else part
     head = _heads(config).get(part)
@@ -194,6 +221,11 @@ def named_in(draft: str) -> tuple[str, ...]:
             f"--draft {draft}: name each drafter once, with a comma between two, such as ngram,suffix"
         )
     return parts
+
+
+def stages(part: str) -> tuple[str, ...]:
+    """The drafters of which each drafts for the next one, ``a > b``; one alone otherwise."""
+    return tuple(stage.strip() for stage in part.split(">"))
 
 
 def short_name(name: str) -> str:

@@ -14,6 +14,16 @@ def bytes_in_words(count: int) -> str:
     return f"{amount:.0f} {units[0]}" if units[0] == "bytes" or amount >= 100 else f"{amount:.1f} {units[0]}"
 
 
+#: A number of bytes as a setting has it, and in words.
+BYTES, BYTES_EXPECTED = r"[0-9]{1,9}(?:\.[0-9]{1,9})?[KMGT]i?B", "a size such as 8GiB or 500MB"
+
+
+def bytes_of(size: str) -> int:
+    """The bytes in a size: ``8GiB``, ``1.5GB``."""
+    number, unit = re.fullmatch(r"([0-9.]+)(.+)", size).groups()  # type: ignore[union-attr]
+    return int(float(number) * (1024 if "i" in unit else 1000) ** ("KMGT".index(unit[0]) + 1))
+
+
 def count_in_words(count: int) -> str:
     """A number of weights: ``7.3M``, ``8.0B``."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):

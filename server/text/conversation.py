@@ -5,6 +5,7 @@ Templates want a call's arguments as an object and no content as an empty text; 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from typing import Any, Literal
@@ -87,6 +88,42 @@ def folded(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[i
         else:
             told.append(message)
     return told, moved
+
+
+#: How a model whose chat template has no tools is told of them. Its calls are of the format ``hermes``.
+_TOOLS = """You can call functions. To call one, write nothing but its name and arguments, as JSON between tags:
+<tool_call>
+{"name": "function", "arguments": {"parameter": "value"}}
+</tool_call>
+The functions are:
+"""
+
+
+def spelled_out(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation for a template without tools: these stand in the system message, or in the first one if there is
+    none, and calls and results in the text of messages; results are the user's.
+    """
+    told: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool":
+            result = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if told and told[-1].get("results"):
+                told[-1]["content"] += f"\n{result}"
+            else:
+                told.append({"role": "user", "content": result, "results": True})
+            continue
+        calls = [f"<tool_call>\n{_spelled(call['function'])}\n</tool_call>" for call in message.get("tool_calls", ())]
+        content = "\n".join(filter(None, [message["content"], *calls]))
+        told.append({name: value for name, value in message.items() if name != "tool_calls"} | {"content": content})
+    if tools:
+        listed = _TOOLS + "\n".join(json.dumps(tool["function"]) for tool in tools)
+        order = (told[0]["content"], listed) if told[0]["role"] == "system" else (listed, told[0]["content"])
+        told[0] = told[0] | {"content": "\n\n".join(filter(None, order))}
+    return [{name: value for name, value in message.items() if name != "results"} for message in told]
+
+
+def _spelled(function: dict[str, Any]) -> str:
+    return json.dumps({"name": function["name"], "arguments": function["arguments"]})
 
 
 def _check_arguments(messages: list[Message]) -> None:

@@ -206,6 +206,12 @@ class Tokenizer:
             raise ConfigurationError(f"the tokenizer's response_template cannot be used: {error}") from error
 
     @property
+    def config(self) -> dict[str, Any]:
+        """Its class and its special tokens by name, as the vocabulary spells them; those there are."""
+        named = {name: str(token) for name, token in self._templates.special_tokens_map.items() if token}
+        return {"tokenizer_class": type(self._templates).__name__} | named
+
+    @property
     def has_template(self) -> bool:
         """Whether chat messages can be rendered."""
         return self._templates.chat_template is not None

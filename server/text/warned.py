@@ -21,6 +21,8 @@ MOST_TOOLS_NAMED = 16
 #: Agents send the same tools with every request: the log tells of a field once in so many seconds.
 QUIET_SECONDS = 60.0
 _LONGEST_WORD = 64
+#: What a sentence needs and no client wrote.
+_OURS = ("name", "why")
 log = logging.getLogger("foresay.server")
 
 
@@ -35,6 +37,9 @@ _SENTENCES: dict[WarningCode, str] = {
     "format_not_enforced": "the model sees this grammar, but its calls are not constrained to it",
     "system_moved": "this model's chat template refuses system messages here; it is sent as the user's",
     "client_noise_left_out": "the model does not see {name} (--keep-client-noise shows it)",
+    "compacted": "{results} results of tools, {thoughts} thoughts and {earlier} earlier items were left out",
+    "not_followed": "not followed: {why}",
+    "generic_tools": "this model's chat template has no tools; they are described in the prompt in a general format",
     "resumed": "the engine was replaced after output token {at_token:,}; the text may differ from there on",
 }
 
@@ -58,9 +63,11 @@ class Warned(msgspec.Struct, frozen=True):
 
 
 def warning(code: WarningCode, field: str | Path, **said: object) -> Warned:
-    """What is done otherwise than ``field`` asks. said: what the sentence needs; texts are shortened and quoted, except
-    ``name``."""
-    words = {name: _quoted(word) if isinstance(word, str) and name != "name" else word for name, word in said.items()}
+    """What is done otherwise than ``field`` asks. said: what the sentence needs; texts that may be a client's are
+    shortened and quoted."""
+    words = {
+        name: _quoted(word) if isinstance(word, str) and name not in _OURS else word for name, word in said.items()
+    }
     return Warned(code, path_of(field), _SENTENCES[code].format(**words))
 
 

@@ -99,8 +99,8 @@ class Budget(Observer):
         """Correct the costs of a model by what drafting took."""
         for name, member in self._models.items():
             pairs = [(part, tree) for tree in trees for part in tree.parts or (tree,) if part.drafter == name]
-            if pairs and member.costs.due(seconds):
-                levels = max(part.levels for part, _ in pairs)
+            levels = max([part.levels for part, _ in pairs], default=0)
+            if levels and member.costs.due(seconds, levels):
                 # Nodes that were not worth their rows were hardly rows of the draft either.
                 more = sum(min(len(part), len(tree)) - 1 for part, tree in pairs) - levels + self._unread.get(name, 0)
                 grown = any(member.grows(part) for part, _ in pairs)

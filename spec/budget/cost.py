@@ -10,6 +10,7 @@ looks dear is tried, and known a step later.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache
@@ -27,11 +28,12 @@ _REREAD, _MOVED_TOKENS = 16, 128
 #: them, and of what steps differ by that are alike; what a step adds to that of the pace, and of a part not seen again.
 _UNSURE, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 0.6, 0.02, 0.002, 2e-5
 _MOST_UNSURE = _UNSURE + _PACE
-#: What is farther off than so many deviations counts as less sure: something else may have held the step up.
+#: What took longer by more than so many deviations counts as less sure: something else may have held the step up.
 _MOST_OFF = 2.0
 #: Costs are hoped to be lower by so many deviations, as far as they are less sure than this.
 _HOPE, _SURE = 2.0, 0.1
-#: Learning takes a tenth of a millisecond: after the first so many times it is done once in so many seconds of steps.
+#: Learning takes a tenth of a millisecond: after the first so many times it is done once in so many seconds of steps,
+#: of each size of these.
 _AT_FIRST, _LEARNING = 64, 0.05
 #: A pace so many times that of the last plain step is another one; a plain step is recent for so many seconds.
 _ANOTHER, _RECENT = 1.5, 3600.0
@@ -79,7 +81,8 @@ class Group:
     learnt: how often from one. told: what was last read of drafts."""
 
     def __init__(self, parts: Parts, at: slice) -> None:
-        self.parts, self.at, self.learnt, self._since = parts, at, 0, 0.0
+        self.parts, self.at, self.learnt, self._spent = parts, at, 0, 0.0
+        self._last: dict[int, float] = {}
         self.told: tuple[list[float], list[float]] | None = None
 
     @property
@@ -87,9 +90,14 @@ class Group:
         """Seconds of each."""
         return self.parts.now[self.at]
 
-    def seconds(self, amounts: Floats, hope: bool = False) -> Floats:
-        """What each sum is expected to take; hope: at best."""
-        each = amounts * self.now
+    @property
+    def variances(self) -> Floats:
+        """Of the log of each."""
+        return np.diagonal(self.parts.covariance)[self.at]
+
+    def seconds(self, amounts: Floats, hope: bool = False, now: Floats | None = None) -> Floats:
+        """What each sum is expected to take; hope: at best. now: another belief of what each part takes."""
+        each = amounts * (self.now if now is None else now)
         sums: Floats = each.sum(-1)
         if hope:
             self.parts.drift()
@@ -98,16 +106,21 @@ class Group:
             sums = sums * np.exp(-_HOPE * np.maximum(0.0, np.sqrt(np.maximum(spread, 0.0)) - _SURE))
         return sums
 
-    def due(self, seconds: float) -> bool:
-        """Whether to learn from what took so many."""
-        self._since += seconds
-        return seconds > 0.0 and (self.learnt < _AT_FIRST or self._since >= _LEARNING)
+    def due(self, seconds: float, size: int) -> bool:
+        """Whether to learn from what took so many. size: of what is alike; what is seldom seen is learnt from when it
+        is."""
+        self._spent += seconds
+        since = self._spent - self._last.get(size, -math.inf)
+        if not seconds or (self.learnt >= _AT_FIRST and since < _LEARNING * (1 - 1e-9)):
+            return False
+        self._last[size] = self._spent
+        return True
 
     def saw(self, amounts: Floats, seconds: float, first: bool = True) -> None:
         """A sum took so many seconds: a Kalman filter of logs, in which each part counts by its share. first: whether
         it tells of the first part too; else the second counts for both."""
         parts, expected = self.parts, float(amounts @ self.now)
-        self.learnt, self._since, parts.moves = self.learnt + 1, 0.0, parts.moves + 1
+        self.learnt, parts.moves = self.learnt + 1, parts.moves + 1
         if expected <= 0.0:  # what was never measured is what it takes at first
             parts.now[self.at.start] = parts.measured[self.at.start] = seconds
             return
@@ -118,7 +131,7 @@ class Group:
         gains = parts.covariance[:, self.at] @ shares
         whole = _NOISE + float(gains[self.at] @ shares)
         off = math.log(seconds / expected)
-        whole *= max(1.0, abs(off) / (_MOST_OFF * math.sqrt(whole)))
+        whole *= max(1.0, off / (_MOST_OFF * math.sqrt(whole)))
         parts.now *= np.exp(gains * off / whole)
         parts.covariance -= np.outer(gains, gains / whole)
 
@@ -234,7 +247,9 @@ class CostModel:
                 (_weights(self._rows, most), self._added(np.arange(most + 1) / sequences, context))
             )
             self._read_for = read_for
-            self._table = np.maximum.accumulate(self.group.seconds(amounts, hope)).tolist()
+            now, variances = self.group.now[:-1], self.group.variances[:-1]
+            ordered = np.append(in_order(now, 1.0 / variances), self.group.now[-1])
+            self._table = np.maximum.accumulate(self.group.seconds(amounts, hope, ordered)).tolist()
         return self._table
 
     def behind(self, rows: float, context: float) -> float:
@@ -264,7 +279,7 @@ class CostModel:
             told = sum(phases.values()) - phases.get("propose", 0.0)  # looking in vain is not plain decoding's time
         elif self._plain[1] > -math.inf:
             told = own * self._share(rows, sequences, context)
-        if self.group.due(own):
+        if self.group.due(own, bisect(self._rows, rows)):
             # Costs may climb in stairs: what a plain step takes is not read off a line from it to larger ones.
             first = rows <= self._rows[0] or len(self._rows) == 1 or rows >= self._rows[1]
             self.group.saw(self._amounts(rows, sequences, context), own, first)
@@ -287,6 +302,23 @@ class CostModel:
         if self._clock() - at > _RECENT:
             return OLD if at > -math.inf else FEW
         return CHANGED if abs(self._pace - pace) > math.log(_ANOTHER) else ""
+
+
+def in_order(values: Floats, weights: Floats) -> Floats:
+    """None less than the one before, each as near to what it was as its weight says: of those in the wrong order the
+    mean (of logs), so that one that is too large does not make all behind it dear (pooling of adjacent violators,
+    Ayer et al. 1955)."""
+    if (values[1:] >= values[:-1]).all():
+        return values
+    pools: list[tuple[float, float, int]] = []
+    for log, weight in zip(np.log(values).tolist(), weights.tolist(), strict=True):
+        count = 1
+        while pools and pools[-1][0] > log:
+            other, more, others = pools.pop()
+            log, weight, count = (log * weight + other * more) / (weight + more), weight + more, count + others
+        pools.append((log, weight, count))
+    ordered: Floats = np.exp(np.repeat([log for log, _, _ in pools], [count for _, _, count in pools]))
+    return ordered
 
 
 @lru_cache(maxsize=16)

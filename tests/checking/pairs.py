@@ -69,7 +69,7 @@ class Case:
         prefix, _, name = self.draft.rpartition(":")
         directory = _copy(models / name, space / "draft", self.broken) if (models / name).exists() else None
         target = _copy(models / "target", space / "target", self.target_broken)
-        draft = name if directory is None else f"{prefix}:{directory}".lstrip(":")
+        draft = self.draft if directory is None else f"{prefix}:{directory}".lstrip(":")
         base: dict[str, Any] = {"dtype": "float32", "kv_tokens": 640, "max_model_len": 256, "threads": 1}
         return EngineConfig(**{**base, "target": str(target), "draft": draft, **self.changes})
 
@@ -145,6 +145,8 @@ SOUND = {
     "none": Case("none"),
     "ngram": Case("ngram"),
     "suffix": Case("suffix"),
+    "self": Case("self"),
+    "self_int8": Case("self:int8", changes={"draft_tokens": 3}),
     "draft": Case("draft"),
     "draft_tree": Case("draft", changes={"draft_tree": "3,2,1"}),
     "half": Case("draft", changes={"dtype": "bfloat16"}),
@@ -194,6 +196,7 @@ def tie(directory: Path) -> None:
 
 
 _FILE = "model.safetensors"
+FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 FAULTY = {
     "no_target": Case("ngram", ("/nowhere: no such file or directory",), {"target": "/nowhere"}),
     "cut_target": Case("none", (f"{_FILE}: not a complete safetensors file",), target_broken=cut(_FILE)),
@@ -212,6 +215,11 @@ FAULTY = {
     ),
     "cut_config": Case("draft", ("config.json: not valid JSON",), target_broken=cut("config.json")),
     "no_draft": Case("/nowhere", ("/nowhere: no such file or directory",)),
+    "self_in_no_fewer_bits": Case("self:int8", ("no larger than its copy's",), {"quantize": "int8"}),
+    "self_quantised": Case("self", ("files are quantised",), target_broken=says(quantization_config=FP8)),
+    "chain_of_a_lookup": Case("suffix > self", ("expected a draft model before >, not suffix",)),
+    "chain_before_another": Case("self > suffix", ("expected a draft model, >, and self",)),
+    "self_in_what": Case("self:int2", ("expected self, or self:int4",)),
     "no_medusa": Case("medusa:draft", ("holds no head",)),
     "wrong_kind": Case("medusa:safeailab", ("holds eagle heads",)),
     "draft_of_another_kind": Case(

@@ -10,17 +10,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from foresay.server.cli.check.pair import check
-from foresay.server.engine.build import plan
+from foresay.server.engine.build import fitting, plan
 from foresay.server.engine.device import Device
 from foresay.server.engine.drafters.heads import Eagle
+from foresay.server.engine.drafters.registry import drafts
 from foresay.server.engine.machine import free_bytes, machine_bytes
 from foresay.server.engine.memory import MemoryPlan
+from foresay.server.settings import resolved
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import Unfit, choose_draft
 from foresay.server.settings.units import bytes_in_words
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.weights import allocate, places
@@ -168,3 +171,18 @@ def test_this_machine_has_memory() -> None:
 )
 def test_bytes_in_words(count, words) -> None:
     assert bytes_in_words(count) == words
+
+
+def test_auto_lets_a_target_of_floats_draft_for_itself_where_there_is_room(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(resolved, "_LEAST", 1)
+    make_model(tmp_path)
+    config = EngineConfig(target=str(tmp_path), kv_tokens=640, max_model_len=256)
+    chosen, model = choose_draft(config).value, ModelConfig.from_directory(tmp_path)
+    assert chosen == "self,suffix"
+    assert choose_draft(msgspec.structs.replace(config, quantize="int4")).value == "suffix"
+    named = drafts(config, chosen)
+    enough = plan(config, 256, "float32", model, named, Device("cpu", 1 << 40)).total
+    for room, found in ((enough, ["self", "suffix"]), (enough - 1, ["suffix"])):
+        assert [one.asked for one in fitting(config, 256, "float32", model, named, Device("cpu", room))[1]] == found
+    with pytest.raises(Unfit):
+        fitting(msgspec.structs.replace(config, draft=chosen), 256, "float32", model, named, Device("cpu", enough - 1))

@@ -88,3 +88,5 @@ def test_it_is_drafted_with_where_it_is(directory, tmp_path) -> None:
     for name in ("without", "qwen3"):
         with pytest.raises(Unfit, match=f"{name} has no layer that predicts"):
             find("mtp").checked(tmp_path / name, ModelConfig.from_directory(tmp_path / name))
+    with pytest.raises(Unfit, match="cannot draft for another"):
+        find(f"{directory} > self").checked(tmp_path / "qwen3", ModelConfig.from_directory(tmp_path / "qwen3"))

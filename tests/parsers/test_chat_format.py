@@ -26,13 +26,13 @@ OFFER = Offer(listed=(Function(name="f"),), functions=(Function(name="f"),))
         ("qwen3_coder", "qwen3_coder", None),
         ("llama3", "llama3", None),
         ("mistral", "mistral", None),
-        ("plain", None, None),
+        ("plain", "hermes", None),
     ],
 )
 def test_the_template_shows_the_dialect(tokenizer, calls, thinks):
     chat_format = ChatFormat.of(tokenizer)
     assert (chat_format.calls, chat_format.thinks) == (calls, thinks)
-    assert ("tools" in chat_format.words) == (calls is not None)
+    assert ("tools" in chat_format.words) != chat_format.generic
 
 
 def test_settings_have_the_last_word():

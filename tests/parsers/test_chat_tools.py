@@ -42,6 +42,8 @@ async def test_a_stream_of_calls_obeys_the_chunk_rules(tokenizer, run):
     assert (last["delta"], last["finish_reason"]) == ({}, "tool_calls")
     kinds = [next(iter(choice["delta"])) for choice in middle]
     assert kinds == sorted(kinds, key=["reasoning_content", "content", "tool_calls"].index)
+    assert all(choice["delta"].pop("reasoning", text) == text for choice in middle
+               for text in [choice["delta"].get("reasoning_content")])  # fmt: skip
     assert all(len(choice["delta"]) == 1 and choice["finish_reason"] is None for choice in middle)
     deltas = [call for choice in middle for call in choice["delta"].get("tool_calls", [])]
     heads = [call for call in deltas if "id" in call]
@@ -314,20 +316,22 @@ async def test_errors_name_the_field(tokenizer, param, fields):
 
 
 @pytest.mark.parametrize("family", ["plain"])
-@pytest.mark.parametrize(
-    ("param", "fields"),
-    [
-        ("tools", {"tools": [TOOL]}),
-        ("messages[1].tool_calls", {"messages": [USER, CALLED]}),
-        ("messages[2].role", {"messages": [USER, CALLED | {"tool_calls": None, "content": ""}, RESULT]}),
-        (None, {"tools": [TOOL], "tool_choice": "none"}),
-    ],
-)
-async def test_a_template_that_knows_no_tools_refuses_them(tokenizer, param, fields):
-    async with served(engine_saying(tokenizer, "ok"), tokenizer) as client:
-        status, body = await ask(client, **({"messages": [USER]} | fields))
-    assert (status, body.get("error", {}).get("param")) == ((200, None) if param is None else (400, param))
-    assert param != "tools" or "such as Qwen3 (docs/agents.md)" in body["error"]["message"]
+@pytest.mark.parametrize("choice", ["auto", "required", "none"])
+async def test_a_template_that_knows_no_tools_is_told_of_them_in_a_general_format(tokenizer, choice):
+    engine = engine_saying(tokenizer, TWO)
+    asked = {"messages": [USER, CALLED, RESULT, RESULT], "tools": [TOOL], "tool_choice": choice}
+    async with served(engine, tokenizer) as client:
+        _, body = await ask(client, **asked)
+    message, prompt = body["choices"][0]["message"], prompt_of(engine, tokenizer)
+    assert [call["function"]["arguments"] for call in message.get("tool_calls", ())] == (
+        [] if choice == "none" else [ARGUMENTS, ARGUMENTS]
+    )
+    assert (message["content"].strip() == "Sure.") == (choice != "none")
+    assert (engine.requests[-1].grammar is not None) == (choice == "required")
+    assert ('"get_weather", "description"' in prompt or '{"name": "get_weather", "para' in prompt) == (choice != "none")
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>' in prompt
+    assert prompt.count("<tool_response>\nsunny\n</tool_response>") == 2
+    assert [one["code"] for one in body.get("warnings", ())] == ([] if choice == "none" else ["generic_tools"])
 
 
 async def test_only_some_of_the_tools_may_be_allowed(tokenizer):

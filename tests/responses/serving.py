@@ -10,7 +10,8 @@ from typing import Any
 import openai
 from aiohttp.test_utils import TestClient, TestServer, get_port_socket
 
-from foresay.server.api.responses.store import Limits, Responses, SocketLimits
+from foresay.server.api.common.kept import Limits
+from foresay.server.api.responses.store import Responses, SocketLimits
 from foresay.server.host.service import Service, Text
 from foresay.server.host.state import ServerState
 from foresay.server.http.app import create_app

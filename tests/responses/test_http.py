@@ -270,13 +270,12 @@ async def test_a_get_without_upgrade_says_what_is_missing(tokenizer):
         assert (await answer.json())["error"]["type"] == "invalid_request_error"
 
 
-async def test_the_stream_has_named_events_and_no_done(tokenizer):
+async def test_the_stream_has_named_events_and_an_end(tokenizer):
     async with serving(saying(tokenizer), tokenizer) as (http, _):
         answer = await http.post("/v1/responses", json={"input": "Tell", "stream": True})
         lines = (await answer.text()).splitlines()
     assert lines[0] == "event: response.created" and lines[1].startswith('data: {"type":"response.created"')
-    assert not any("[DONE]" in line for line in lines)
-    assert lines[-3] == "event: response.completed"
+    assert lines[-5] == "event: response.completed" and lines[-2:] == ["data: [DONE]", ""]
 
 
 async def test_fewer_and_longer_deltas_on_request(tokenizer):
@@ -317,7 +316,8 @@ async def test_a_follower_that_reads_slowly_is_told_when_it_cannot_have_all_even
             async with http.post(f"{url}/cancel"):
                 pass
             lines = [line async for line in following.content if line.startswith(b"data: ")]
-    *events, last = [json.loads(line.removeprefix(b"data: ")) for line in lines]
+    *events, last = [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
+    assert lines[-1] == b"data: [DONE]\n" and last["error"]["code"] == last["code"]
     numbers = [event["sequence_number"] for event in events]
     assert numbers == list(range(first, first + len(events)))
     assert (last["type"], last["code"], last["sequence_number"]) == ("error", "slow_reader", numbers[-1] + 1)

@@ -6,9 +6,10 @@ import re
 from typing import get_args
 
 import foresay.server.api.responses.socket as socket_module
+from foresay.server.api.common.kept import Limits
 from foresay.server.api.responses.events import ClientEvent, ResponseEvent, SocketError
 from foresay.server.api.responses.socket import Closing
-from foresay.server.api.responses.store import MOST_EVENTS, Limits, SocketLimits
+from foresay.server.api.responses.store import MOST_EVENTS, SocketLimits
 from foresay.server.host.state import MOST_BODIES
 from foresay.server.schemas.tokens import Source, StepProvenance, TokenProvenance
 from tests.provenance.transcript import BEGIN, telling

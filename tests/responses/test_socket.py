@@ -90,7 +90,7 @@ async def test_the_events_are_those_of_http(tokenizer):
     async with serving(saying(tokenizer, run=2), tokenizer) as (http, _), http.ws_connect(PATH) as socket:
         over_socket = await answer(socket, {"input": "Tell"})
         streamed = await (await http.post(PATH, json={"input": "Tell", "stream": True})).text()
-    over_http = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: ")]
+    over_http = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     assert [event["type"] for event in over_socket] == [event["type"] for event in over_http]
     assert [event["sequence_number"] for event in over_socket] == list(range(len(over_socket)))
     assert [event.keys() for event in over_socket] == [event.keys() for event in over_http]

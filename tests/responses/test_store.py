@@ -5,10 +5,11 @@ import random
 
 import msgspec
 
+from foresay.server.api.common.kept import Limits
 from foresay.server.api.responses.events import ResponseCompleted
 from foresay.server.api.responses.items import given_items
 from foresay.server.api.responses.schemas import OutputMessage, OutputText, Reasoning, Response, TextOptions
-from foresay.server.api.responses.store import Limits, Record, ResponseStore
+from foresay.server.api.responses.store import Record, ResponseStore
 
 
 def record(tenant: str, id: str, text: str = "x") -> Record:

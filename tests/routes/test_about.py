@@ -51,11 +51,14 @@ async def test_keys_are_not_shown(tokenizer):
 async def test_load_counts_who_runs_and_who_waits(tokenizer):
     engine = ScriptedEngine([5], pause=0.05)
     async with served(engine, tokenizer) as client:
-        assert await told(client, "/load") == (200, {"running": 0, "waiting": 0})
+        assert await told(client, "/load") == (200, {"running": 0, "waiting": 0, "server_load": 0})
         ask = {"prompt": ["a"] * (INFO.max_seqs + 2), "max_tokens": 50, "ignore_eos": True}
         running = asyncio.create_task(client.post("/v1/completions", json=ask))
         while len(engine.requests) < INFO.max_seqs + 2:
             await asyncio.sleep(0.01)
-        assert await told(client, "/load") == (200, {"running": INFO.max_seqs, "waiting": 2})
+        assert await told(client, "/load") == (
+            200,
+            {"running": INFO.max_seqs, "waiting": 2, "server_load": INFO.max_seqs + 2},
+        )
         await running
-        assert await told(client, "/load") == (200, {"running": 0, "waiting": 0})
+        assert await told(client, "/load") == (200, {"running": 0, "waiting": 0, "server_load": 0})

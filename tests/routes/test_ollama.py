@@ -183,6 +183,7 @@ async def test_errors_raise_in_ollamas_client(tokenizer, script):
         with pytest.raises(ollama.ResponseError, match="was not found") as caught:
             await client.chat(model="llama3", messages=ASK)
         assert caught.value.status_code == 404
-        with pytest.raises(ollama.ResponseError, match="/api/pull") as caught:
-            await client.pull("toy")
+        assert (await client.pull("toy")).status == "success", "it is served"
+        with pytest.raises(ollama.ResponseError, match="/api/create") as caught:
+            await client.create("toy", from_="toy")
         assert caught.value.status_code == 404

@@ -28,15 +28,19 @@ async def test_a_text_and_back(client, tokenizer):
     assert body["count"] == len(body["tokens"]) == len(body["token_strs"])
     assert body["token_strs"][0].startswith("On")
     assert body["max_model_len"] == INFO.max_model_len
-    assert await said(client, "/detokenize", model="toy", tokens=body["tokens"]) == (200, {"prompt": "Once 🦊"})
+    assert await said(client, "/detokenize", model="toy", tokens=body["tokens"]) == (
+        200,
+        {"prompt": "Once 🦊", "content": "Once 🦊"},
+    )
 
 
 async def test_token_strings_only_when_asked_for(client):
-    assert "token_strs" not in (await said(client, "/tokenize", prompt="Once"))[1]
+    assert (await said(client, "/tokenize", prompt="Once"))[1]["token_strs"] is None
+    assert (await said(client, "/tokenize", content="Once"))[1]["count"] == 1, "as llama.cpp's clients ask"
 
 
 async def test_special_tokens_are_written_out(client):
-    assert await said(client, "/detokenize", tokens=[2, 0]) == (200, {"prompt": "<|user|><|end|>"})
+    assert (await said(client, "/detokenize", tokens=[2, 0]))[1]["prompt"] == "<|user|><|end|>"
 
 
 async def test_a_conversation_has_the_tokens_of_its_rendering(client, tokenizer):

@@ -30,6 +30,11 @@ def draft_model(pair: Pair) -> MakeDrafter:
     return lambda pool: DraftModelDrafter(paged(pair.draft, pool), dynamic=False)
 
 
+def copy(pair: Pair) -> MakeDrafter:
+    """The same weights on the target's pages."""
+    return lambda pool: pair.copy(pool, dynamic=True)
+
+
 def captured_engine(
     pair: Pair,
     drafter: MakeDrafter,

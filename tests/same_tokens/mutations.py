@@ -6,6 +6,7 @@ Each function takes pytest's ``monkeypatch``, which also undoes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -13,20 +14,27 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.self_draft import SelfDrafter
+from foresay.kvpaging import PagePool
 from foresay.spec import step
 from foresay.spec.adjust import Adjustment
 from foresay.spec.constrain import Guarded
 from foresay.spec.logits import logprobs_of_run
 from foresay.spec.protocols import Rows
+from foresay.spec.sequence import SequenceState
 from foresay.verifier import model_runner
 from foresay.verifier.forward_batch import ForwardBatch
+from foresay.verifier.graphs.state import BatchSlot
 from foresay.verifier.model import forward
+from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.kernels.cpu import attention, integer_product, linear, rounded
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted
 from foresay.verifier.ops.kernels.cpu.values import F32, I64, Value
 from foresay.verifier.ops.trees import move_paths
+from tests.same_tokens.models import Pair
 
 
 def rewritten(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, kernel: type) -> None:
@@ -165,6 +173,25 @@ def _largest_scales() -> Kernel:
 def scales_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows move down without their scales."""
     monkeypatch.setattr(model_runner, "move_paths", lambda parts, *rows: move_paths(parts[:2], *rows))
+
+
+def drafts_over_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's copy reads the last committed token too, as a draft model does whose cache is its own."""
+
+    def copy(pair: Pair, pool: PagePool, dynamic: bool = False, staged: bool = False) -> DraftModelDrafter:
+        return DraftModelDrafter(ModelRunner(pair.draft, pool.stores[0], pair.draft.max_positions), dynamic)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Pair, "copy", copy)
+
+
+def drafts_before_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it drafts begins in the last committed token's slot."""
+    joined = SelfDrafter._joined
+
+    def before(self: SelfDrafter, sequence: SequenceState, reach: int) -> BatchSlot:
+        return replace(joined(self, sequence, reach), length=sequence.table.length - 1)
+
+    monkeypatch.setattr(SelfDrafter, "_joined", before)
 
 
 def penalties_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:

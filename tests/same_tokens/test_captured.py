@@ -13,7 +13,7 @@ from foresay.kvpaging import PagePool
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.runner import GraphStepRunner
-from tests.same_tokens.captured import captured_engine, draft_model, run_freely
+from tests.same_tokens.captured import captured_engine, copy, draft_model, run_freely
 from tests.same_tokens.models import Pair, paged
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
 from tests.same_tokens.witness import Text
@@ -68,6 +68,17 @@ def test_a_draft_model_in_every_shape(pair, family, shape, max_seqs, careful) ->
     assert accepted(texts) > 10
 
 
+@pytest.mark.parametrize(
+    ("family", "shape", "max_seqs", "careful"),
+    [("llama3", "chain5", 3, True), ("qwen2_window", "3,2,1", 3, True), ("llama3", "largest", 1, False)],
+)
+def test_the_target_itself_in_every_shape(pair, family, shape, max_seqs, careful) -> None:
+    made = pair(family, layers=2)
+    runner, texts = check(made, copy(made), SHAPES[shape], careful, max_seqs=max_seqs, max_tokens=24)
+    assert isinstance(runner, GraphStepRunner) and runner.counts["launched"] >= 5
+    assert accepted(texts) > 10
+
+
 @pytest.mark.parametrize("max_seqs", [1, 4])
 def test_plain(pair, max_seqs) -> None:
     check(pair("llama3", layers=2), lambda pool: None, ROOT_ONLY, max_seqs=max_seqs)
@@ -104,10 +115,11 @@ def test_page_sizes(pair, page_size) -> None:
     check(made, draft_model(made), TreeShape.parse("3,2,1"), page_size=page_size, max_tokens=30)
 
 
-def test_few_pages(pair) -> None:
+@pytest.mark.parametrize("drafter", [draft_model, copy])
+def test_few_pages(pair, drafter) -> None:
     """Sequences are preempted and come back; steps do without running ahead where there is no page for it."""
     made = pair("llama3", layers=2)
-    runner, _ = check(made, draft_model(made), TreeShape.chain(4), tokens=176, page_size=8, prefix=True, max_tokens=30)
+    runner, _ = check(made, drafter(made), TreeShape.chain(4), tokens=176, page_size=8, prefix=True, max_tokens=30)
     assert runner.counts["launched"]
 
 
@@ -147,15 +159,16 @@ def test_cancelled_and_new_requests_while_a_step_runs_ahead(pair) -> None:
     assert_same(expected(made, 30), texts)
 
 
+@pytest.mark.parametrize("drafter", [draft_model, copy])
 @pytest.mark.parametrize("shape", ["none", "chain4", "3,2,1"])
-def test_grammars_between_two_launches(pair, shape) -> None:
+def test_grammars_between_two_launches(pair, shape, drafter) -> None:
     """Alone a request with a grammar is captured; the masks come from the host between the two parts of a step."""
     made = pair("llama3", layers=2)
     tree = {"none": ROOT_ONLY, "chain4": TreeShape.chain(4)}.get(shape) or TreeShape.parse(shape)
     grammar = Automaton(3, made.vocab_size, forcing=0.1)
     jobs = [replace(job, grammar=grammar) for job in jobs_of(made.vocab_size, LENGTHS, 14)]
     plainly = captured_engine(made, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
-    engine = captured_engine(made, draft_model(made) if tree.levels else lambda pool: None, tree, max_seqs=1)
+    engine = captured_engine(made, drafter(made) if tree.levels else lambda pool: None, tree, max_seqs=1)
     wanted, texts = run_freely(plainly, jobs), run_freely(engine, jobs)
     assert_same(wanted, texts)
     assert isinstance(engine.runner, GraphStepRunner)

@@ -80,10 +80,17 @@ class Changing(Budget):
 
 
 def planned_engine(
-    pair: Pair, models: Sequence[TreeDrafter], pool: PagePool, max_seqs: int, capture: Capture
+    pair: Pair,
+    models: list[TreeDrafter],
+    pool: PagePool,
+    max_seqs: int,
+    capture: Capture,
+    with_copy: bool = False,
 ) -> Engine:
     """An engine whose budget plans so, with what a device captures for it."""
     verifier, cost = paged(pair.target, pool), DraftCost(0.05, 0.05, 0.01)
+    if with_copy:
+        models = [*models, pair.copy(pool, dynamic=True)]
     members = [*(Member.model(model, cost) for model in models), Member.looking(SuffixDrafter(slice_seconds=math.inf))]
     budget, shape = Changing(members, max_seqs), TreeShape.chain(6)
     drafter, info = CombinedDrafter(budget), info_of(pair.target, pool, max_seqs, shape)
@@ -103,17 +110,18 @@ def planned_engine(
 
 
 @pytest.mark.parametrize(
-    ("max_seqs", "heads", "careful"), [(1, False, False), (3, False, True), (1, True, True), (3, True, False)]
+    ("max_seqs", "others", "careful"),
+    [(1, "", False), (3, "", True), (1, "heads", True), (3, "heads", False), (3, "copy", True)],
 )
-def test_the_same_tokens_whatever_is_planned(pair, tmp_path: Path, max_seqs, heads, careful) -> None:
+def test_the_same_tokens_whatever_is_planned(pair, tmp_path: Path, max_seqs, others, careful) -> None:
     made, pool = pair("llama2", layers=3), PagePool(65, 16)
     models: list[TreeDrafter] = [made.draft_model(pool, dynamic=True)]
-    if heads:
+    if others == "heads":
         for kind in ("eagle3", "medusa"):
             head = head_drafter(kind, tmp_path / kind, made.target, "dynamic")(pool)
             assert isinstance(head, TreeDrafter)
             models.append(head)
-    engine = planned_engine(made, models, pool, max_seqs, recorded)
+    engine = planned_engine(made, models, pool, max_seqs, recorded, with_copy=others == "copy")
     jobs = jobs_of(made.vocab_size, LENGTHS, 60, ("greedy", "cool", "warm"))
     texts = run_freely(engine, jobs, careful)
     assert_same(plain(made.target, jobs), texts)

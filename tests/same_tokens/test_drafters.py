@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import CHAINS, DRAFTERS, DYNAMIC, TREES, assert_same, drafting, expected, jobs_of, whole
+from tests.same_tokens.runs import (
+    CHAINS,
+    DRAFTERS,
+    DYNAMIC,
+    SELF,
+    TREES,
+    assert_same,
+    drafting,
+    expected,
+    jobs_of,
+    whole,
+)
 from tests.same_tokens.witness import Text, run
 from tests.verifier.families import FAMILIES
 
@@ -24,15 +35,16 @@ def assert_same_tokens(pair: Pair, drafter: str) -> dict[str, Text]:
 
 
 def _cases() -> list:
-    """Each family with eight drafters, another chain and other trees from family to family. Of the others each family
+    """Each family with nine drafters, another chain and other trees from family to family. Of the others each family
     has a half, which is slow, and its neighbours the other half; `make soak` tries the rest."""
     cases = []
     for number, family in enumerate(FAMILIES):
-        turns = (kind[number % len(kind)] for kind in (CHAINS, TREES, [*DYNAMIC, "template"]))
+        drafters = [drafter for drafter in DRAFTERS if drafter not in SELF or family != "qwen3_5"]
+        turns = (kind[number % len(kind)] for kind in (CHAINS, TREES, [*DYNAMIC, "template"], SELF))
         quick = {"ngram", "suffix", "suffix tree", "garbage", "truth", *turns}
-        others = [drafter for drafter in DRAFTERS if drafter not in quick]
+        others = [drafter for drafter in drafters if drafter not in quick]
         marks = {d: pytest.mark.soak if (number + n) % 2 else pytest.mark.slow for n, d in enumerate(others)}
-        cases += [pytest.param(family, drafter, marks=marks.get(drafter, ())) for drafter in DRAFTERS]
+        cases += [pytest.param(family, drafter, marks=marks.get(drafter, ())) for drafter in drafters]
     return cases
 
 
@@ -41,7 +53,7 @@ def test_every_family_with_every_drafter(pair, family, drafter) -> None:
     assert_same_tokens(pair(family, layers=2), drafter)
 
 
-@pytest.mark.parametrize("drafter", ["truth", "chain3", "4,4,2,2,1", "dynamic 4,4,2,2,1", "garbage"])
+@pytest.mark.parametrize("drafter", ["truth", "chain3", "4,4,2,2,1", "dynamic 4,4,2,2,1", "self 3,2,1", "garbage"])
 @pytest.mark.parametrize("family", ["llama3", "smollm", "qwen2_window"])
 def test_bf16(pair, family, drafter) -> None:
     assert_same_tokens(pair(family, torch.bfloat16, layers=2), drafter)
@@ -49,7 +61,14 @@ def test_bf16(pair, family, drafter) -> None:
 
 @pytest.mark.parametrize(
     ("drafter", "least", "most"),
-    [("chain4", 0.5, 3.0), ("3,2,1", 0.5, 3.0), ("dynamic 8,8", 0.5, 2.0), ("truth", 0.5, 3.0), ("garbage", 0.0, 0.2)],
+    [
+        ("chain4", 0.5, 3.0),
+        ("3,2,1", 0.5, 3.0),
+        ("dynamic 8,8", 0.5, 2.0),
+        ("self chain3", 0.5, 3.0),
+        ("truth", 0.5, 3.0),
+        ("garbage", 0.0, 0.2),
+    ],
 )
 def test_drafts_are_sometimes_accepted_and_sometimes_not(pair, drafter, least, most) -> None:
     """Or this suite would show little. Tokens accepted per step, mean over all requests."""
@@ -57,3 +76,17 @@ def test_drafts_are_sometimes_accepted_and_sometimes_not(pair, drafter, least, m
     totals = [text.statistics for text in texts if text.statistics is not None]
     mean = sum(total.accepted for total in totals) / sum(total.steps for total in totals)
     assert least <= mean <= most
+
+
+def test_a_chain_in_stages_is_the_copys_own(pair) -> None:
+    """Step for step, and both stages proposed some of it."""
+    models, accepted = pair("llama2", layers=2), []
+    for drafter in ("self chain7", "staged chain7"):
+        texts = assert_same_tokens(models, drafter).values()
+        accepted.append([text.statistics and text.statistics.accepted_per_depth for text in texts])
+    assert accepted[0] == accepted[1]
+    engine = drafting(models, "staged chain7", {}, max_seqs=1)
+    (job,) = jobs_of(models.vocab_size, (9,), 40, ["greedy"])
+    engine.add(job.request())
+    deltas = [delta for _ in range(8) for delta in engine.step()]
+    assert {name for delta in deltas if delta.origin for name in delta.origin.sources} >= {"draft_model", "self"}

@@ -13,7 +13,7 @@ import torch
 
 from tests.same_tokens import mutations
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import LARGEST, SAMPLINGS, drafting, plain, replace_params, whole
+from tests.same_tokens.runs import LARGEST, SAMPLINGS, SELF, drafting, plain, replace_params, whole
 from tests.same_tokens.witness import Job, differences, run
 from tests.spec.grammars import Automaton
 from tests.verifier.reading import random_tokens
@@ -97,6 +97,15 @@ def test_reused_noise_is_seen(pair, monkeypatch, sampling, drafter) -> None:
     found = compare(pair("llama2"), drafter, sampling=sampling)
     assert found
     assert "expected" in found[0]
+
+
+@pytest.mark.parametrize("drafter", SELF)
+@pytest.mark.parametrize("mutation", [mutations.drafts_over_the_text, mutations.drafts_before_the_root])
+def test_a_copy_that_writes_over_the_targets_rows_is_seen(pair, monkeypatch, mutation, drafter) -> None:
+    models = pair("llama2")
+    assert compare(models, drafter) == []
+    mutation(monkeypatch)
+    assert compare(models, drafter)
 
 
 def test_rows_left_in_their_tree_slots_are_seen(pair, monkeypatch) -> None:

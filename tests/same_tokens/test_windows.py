@@ -8,8 +8,18 @@ import pytest
 import torch
 
 from foresay.spec.tree import TreeShape
-from tests.same_tokens.captured import captured_engine, draft_model, run_freely
-from tests.same_tokens.runs import assert_same, drafting, expected, jobs_of, plain, replace_params, returning, whole
+from tests.same_tokens.captured import captured_engine, copy, draft_model, run_freely
+from tests.same_tokens.runs import (
+    SELF,
+    assert_same,
+    drafting,
+    expected,
+    jobs_of,
+    plain,
+    replace_params,
+    returning,
+    whole,
+)
 from tests.same_tokens.witness import run
 
 #: Prompts shorter and longer than the window of 24.
@@ -17,7 +27,7 @@ LENGTHS = (9, 60, 17, 90, 33, 40)
 WINDOWED = ["mistral", "qwen2_window", "gemma3"]
 
 
-@pytest.mark.parametrize("drafter", ["none", "chain4", "4,4,2,2,1", "dynamic 8,8", "truth"])
+@pytest.mark.parametrize("drafter", ["none", "chain4", "4,4,2,2,1", "dynamic 8,8", *SELF, "truth"])
 @pytest.mark.parametrize("family", WINDOWED)
 def test_every_drafter(pair, family, drafter) -> None:
     """Four texts at once, with room for their windows and one chunk, but not for the texts."""
@@ -91,9 +101,10 @@ def test_a_text_cut_short_can_be_gone_on_with(pair, family) -> None:
         assert found["rest"].cached_tokens >= (50 + count - cut - 8 if cut == 1 else 0)
 
 
+@pytest.mark.parametrize("drafter", [draft_model, copy])
 @pytest.mark.parametrize(("shape", "max_seqs"), [("chain5", 3), ("1,3,3", 1), ("largest", 4)])
 @pytest.mark.parametrize("family", WINDOWED)
-def test_captured_steps(pair, family, shape, max_seqs) -> None:
+def test_captured_steps(pair, family, shape, max_seqs, drafter) -> None:
     """Ahead of the host, which gives up window pages behind it."""
     models = pair(family)
     jobs = jobs_of(models.vocab_size, LENGTHS, 40)
@@ -101,7 +112,7 @@ def test_captured_steps(pair, family, shape, max_seqs) -> None:
     shapes = {"chain5": TreeShape.chain(5), "largest": TreeShape.parse("6,14,18,14,8,3")}
     engine = captured_engine(
         models,
-        draft_model(models),
+        drafter(models),
         shapes.get(shape) or TreeShape.parse(shape),
         max_seqs=max_seqs,
         page_size=8,

@@ -7,11 +7,17 @@ How busy the machine was while an engine started would otherwise decide what is 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from foresay.server.cli.main import main
 from foresay.server.engine.costs import Costs
 from foresay.server.host import client
+from foresay.server.host.child import Spawned
+from foresay.server.host.engine_process import EngineProcess
+from foresay.server.settings.config import ServeConfig
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.names import DRAFTERS
 
@@ -31,9 +37,19 @@ def known() -> Costs:
 
 
 def give(patch: pytest.MonkeyPatch) -> None:
-    """Engines in this process, and those of clients in it, are given them."""
+    """Engines in this process, and those of clients in it, are given them; and leave no KV on disk for each other,
+    unless they are told to."""
     patch.setattr(client, "Costs", known)
     patch.setattr("foresay.server.engine.build.Costs", known)
+    patch.setattr(EngineProcess, "__init__", _forgetful(EngineProcess.__init__))
+
+
+def _forgetful(begin: Callable[..., None]) -> Callable[..., None]:
+    def begun(process: EngineProcess, spawned: Spawned, config: ServeConfig, receive: Callable[..., None]) -> None:
+        size = config.kv_disk or "off"
+        begin(process, spawned, msgspec.structs.replace(config, kv_disk=size), receive)
+
+    return begun
 
 
 if __name__ == "__main__":

@@ -131,11 +131,13 @@ VISIBLE: dict[str, Any] = {
     "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a+"}, "request_id": "mine",
     "cache_salt": "salt", "spec_decode_metrics": "none", "speculation": {"off": True}, "echo": True, "logprobs": True,
     "prediction": {"type": "content", "content": "Once"}, "prompt": "Tell me", "system": "Be kind",
+    "content": "Tell me",
     "messages": [{"role": "user", "content": "Tell me"}], "max_completion_tokens": 3, "num_predict": 3,
     "add_generation_prompt": False, "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low",
     "tools": [FUNCTION], "thinking": {"type": "disabled"}, "think": False, "format": "json", "raw": True,
     "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}, "options": {"num_predict": 3},
-    "keep_alive": "soon",  # what it does shows in tests/models/test_idle.py
+    "samplers": ["top_k"], "cache_prompt": False, "return_progress": True, "timings_per_token": True, "store": True,
+    "metadata": {"a": "b"}, "keep_alive": "soon",  # what it does shows in tests/models/test_idle.py
     "tool_choice": "none", "stream_options": {"include_usage": True}, "stream_interval": 5, "top_logprobs": 2,
     "include_stop_str_in_output": True, "return_tokens_as_token_ids": True, "continue_final_message": True,
 }  # fmt: skip
@@ -145,6 +147,7 @@ BESIDES: dict[str, dict[str, Any]] = {
     "stream_interval": {"stream": True},
     "stream_pacing": {"stream": True},
     "top_logprobs": {"logprobs": True},
+    "metadata": {"store": True},
     "include_stop_str_in_output": {"stop": "fox"},
     "return_tokens_as_token_ids": {"prompt_logprobs": 0},
     "continue_final_message": {"messages": [{"role": "assistant", "content": "Tell"}]},
@@ -161,7 +164,7 @@ OWN: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
     ("`POST /api/generate`", "stream"): (False, {}),
 }
 #: What is never twice the same.
-TIMES = r'"created_at":"[^"]*"|"created":\d+|"\w+_duration":\d+|"\w+_ms":[\d.]+|"tokens_per_second":[\d.]+'
+TIMES = r'"created_at":"[^"]*"|"created":\d+|"\w+_duration":\d+|"\w+_ms":[\d.e-]+|"\w+_per_second":[\d.e+]+'
 
 
 @pytest.fixture(scope="module")

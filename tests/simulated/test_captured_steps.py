@@ -23,7 +23,7 @@ from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops import rows
 from foresay.verifier.ops.records import Norm
-from tests.same_tokens.captured import MakeDrafter, captured_engine, draft_model, run_freely
+from tests.same_tokens.captured import MakeDrafter, captured_engine, copy, draft_model, run_freely
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
 from tests.same_tokens.test_aside import Aside
@@ -76,16 +76,27 @@ def elsewhere(pair):
 
 @pytest.mark.parametrize(
     ("shape", "max_seqs"),
-    [("none", 1), ("none", 3), ("chain1", 1), ("chain4", 3), ("3,2,1", 1), ("template", 3), ("dynamic", 3)],
+    [
+        ("none", 1),
+        ("none", 3),
+        ("chain1", 1),
+        ("chain4", 3),
+        ("3,2,1", 1),
+        ("template", 3),
+        ("dynamic", 3),
+        ("self", 3),
+    ],
 )
 def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
     made, moved = elsewhere
     shapes = {"none": ROOT_ONLY, "chain1": TreeShape.chain(1), "chain4": TreeShape.chain(4), "template": TEMPLATE}
-    shapes["dynamic"] = TreeShape.parse("3,2,1")
+    shapes["dynamic"] = shapes["self"] = TreeShape.parse("3,2,1")
     tree = shapes.get(shape) or TreeShape.parse(shape)
     drafter: MakeDrafter = draft_model(moved) if tree.levels else lambda pool: None
     if shape == "dynamic":
         drafter = partial(moved.draft_model, dynamic=True)
+    if shape == "self":
+        drafter = copy(moved)
     with simulated():
         engine = captured_engine(moved, drafter, tree, max_seqs=max_seqs, capture=captured)
         texts = run_freely(engine, jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS))

@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from foresay.spec.budget.cost import CHANGED, FEW, OLD, CostModel, DraftCost, DraftSeconds, Parts, of_draft
+from foresay.spec.budget.cost import CHANGED, FEW, OLD, CostModel, DraftCost, DraftSeconds, Parts, in_order, of_draft
 
 
 def saw(cost: CostModel, rows: int, seconds: float, times: int = 1, sequences: int = 1, context: int = 0) -> None:
@@ -94,7 +94,7 @@ def test_what_is_unsure_is_hoped_to_be_low_until_it_was_seen_and_again_after_lon
     assert hoped[1] < 0.5, "which was not seen"
     for _ in range(40):
         saw(cost, 1, 1.0)
-    assert cost.table(1, 0, 8, hope=True)[8] == pytest.approx(3.0, rel=0.15)
+    assert cost.table(1, 0, 8, hope=True)[8] == pytest.approx(3.0, rel=0.25)
     saw(cost, 1, 1.0, 9000)
     cost._read_for = (0, 0, 0)
     assert cost.table(1, 0, 8, hope=True)[8] < 2.2
@@ -127,9 +127,9 @@ def test_a_table_is_what_each_of_its_rows_costs(sequences: int, points: int) -> 
     for _ in range(50):
         own = rng.randrange(1, 20)
         cost.saw(own * sequences, sequences, 500, 0, {"forward": rng.uniform(0.01, 0.06)})
-    most = 0.0
+    most, points_now = 0.0, in_order(cost.group.now[:-1], 1 / cost.group.variances[:-1])
     for row, seconds in enumerate(cost.table(sequences, 700, 64)):
-        near = np.interp(row, rows, cost.group.now[:-1]) * max(1.0, row / rows[-1])
+        near = np.interp(row, rows, points_now) * max(1.0, row / rows[-1])
         most = max(most, near + cost.behind(row / sequences, 700))
         assert seconds == pytest.approx(most)
         assert type(seconds) is float
@@ -196,7 +196,7 @@ def test_what_a_step_would_have_taken_without_drafts_goes_with_the_machine(pace:
     machine.cost.begun(ROOT)
     machine.pace = pace
     machine.run(2000, 2, 5, 9, 16)
-    assert fmean(machine.told) == pytest.approx(1 + 0.03 * 5, rel=0.15)
+    assert fmean(machine.told) == pytest.approx(1 + 0.03 * 5, rel=0.25)
 
 
 def test_a_curve_that_was_mismeasured_is_right_once_plain_steps_came_by_themselves() -> None:
@@ -205,7 +205,7 @@ def test_a_curve_that_was_mismeasured_is_right_once_plain_steps_came_by_themselv
     machine.run(400, 1, 5, 5, 5)
     machine.told = []
     machine.run(400, 5)
-    assert fmean(machine.told) == pytest.approx(1 + 0.03 * 5, rel=0.15)
+    assert fmean(machine.told) == pytest.approx(1 + 0.03 * 5, rel=0.25)
 
 
 def test_it_says_why_it_doubts() -> None:
@@ -233,6 +233,28 @@ def test_of_short_steps_few_are_learnt_from() -> None:
         before = cost.group.learnt
         saw(cost, 1, seconds, 1000)
         assert cost.group.learnt - before == pytest.approx(times, abs=1), "about once in 50 ms"
+
+
+def test_what_is_seldom_seen_is_learnt_from_beside_what_is_always() -> None:
+    """So one step of a size that was held up is soon forgotten."""
+    cost = CostModel([1, 2, 4], [0.002, 0.0022, 0.003])
+    saw(cost, 1, 0.002, 30)
+    saw(cost, 3, 0.025, 3)
+    saw(cost, 1, 0.002, 40)
+    for _ in range(8):
+        saw(cost, 1, 0.002, 30)
+        saw(cost, 3, 0.0026)
+    assert now(cost, 3) == pytest.approx(0.0026, rel=0.25)
+
+
+def test_what_is_out_of_order_becomes_one_by_how_sure_each_is() -> None:
+    draw = np.random.default_rng(1)
+    values, weights = np.exp(draw.normal(size=(2, 50)))
+    ordered = in_order(values, weights)
+    assert (np.diff(ordered) >= 0).all()
+    assert np.log(ordered) @ weights == pytest.approx(np.log(values) @ weights)
+    assert in_order(ordered, weights) is ordered
+    assert in_order(np.array([4.0, 1.0, 5.0]), np.array([1.0, 3.0, 1.0])) == pytest.approx([2**0.5, 2**0.5, 5.0])
 
 
 def test_parts_stay_as_they_are_where_a_step_takes_what_was_expected() -> None:

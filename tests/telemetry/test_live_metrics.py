@@ -118,10 +118,15 @@ def test_vllm_bench_reads_the_counters(scrape: Scrape) -> None:
     assert rates == sorted(rates, reverse=True) and 0 < rates[0] <= 1
 
 
+#: Of ``iteration_tokens_total``, as vLLM calls its histogram.
+VLLMS = 'non-counter metrics should not have "_total" suffix'
+
+
 def test_promtool_has_nothing_to_say_but_that_names_have_colons(scrape: Scrape) -> None:
     said = promtool(scrape.text).splitlines()
-    assert [line for line in said if not line.endswith("metric names should not contain ':'")] == []
-    assert promtool(scrape.text.replace("foresay:", "foresay_").replace("vllm:", "vllm_")) == ""
+    assert [line for line in said if not line.endswith(("metric names should not contain ':'", VLLMS))] == []
+    said = promtool(scrape.text.replace("foresay:", "foresay_").replace("vllm:", "vllm_")).splitlines()
+    assert [line for line in said if not line.endswith(VLLMS)] == []
 
 
 def promtool(text: str) -> str:

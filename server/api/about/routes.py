@@ -11,7 +11,6 @@ from msgspec import UNSET, UnsetType
 import foresay
 from foresay.server.api.about.dashboard import PAGE, served, wants_page
 from foresay.server.api.common.route import Route, json_response
-from foresay.server.engine.generation import unavailable
 from foresay.server.gateway.caller import CONTEXT, Caller
 from foresay.server.gateway.key_store import KeyStore
 from foresay.server.host.models.models import MODELS, Entry, Models
@@ -66,10 +65,11 @@ class Readiness(msgspec.Struct, kw_only=True):
 
 class Load(msgspec.Struct, kw_only=True):
     """``GET /load``. running: sequences that have a place in the engine; waiting: those for which there is none yet.
-    replicas: each engine, where there are several."""
+    server_load: both, as vLLM has it. replicas: each engine, where there are several."""
 
     running: int
     waiting: int
+    server_load: int
     replicas: list[Replica] | UnsetType = UNSET
 
 
@@ -128,6 +128,8 @@ async def index(request: web.Request) -> web.Response:
     """What this is and where things are. Browsers get the dashboard."""
     if wants_page(request):
         return served(request, PAGE)
+    if request.headers.get("User-Agent", "").lower().startswith("ollama"):
+        return web.Response(text="Ollama is running")  # what its clients look for
     models = request.app[MODELS]
     routes = sorted({route.resource.canonical for route in request.app.router.routes() if route.resource})
     model, status = models.first.name, _state(models)
@@ -174,8 +176,9 @@ async def load(request: web.Request) -> web.Response:
     services = [entry.service for entry in request.app[MODELS]]
     running = sum(min(one.running, one.engine.info.max_seqs if one.engine.info else 0) for one in services)
     replicas = [replica for one in services for replica in one.telemetry.replicas()]
-    waiting = sum(one.running for one in services) - running
-    return json_response(Load(running=running, waiting=waiting, replicas=replicas or UNSET))
+    everything = sum(one.running for one in services)
+    waiting = everything - running
+    return json_response(Load(running=running, waiting=waiting, server_load=everything, replicas=replicas or UNSET))
 
 
 async def version(request: web.Request) -> web.Response:
@@ -233,19 +236,25 @@ async def usages(request: web.Request) -> web.Response:
 
 def _card(served: Models, entry: Entry, name: str) -> ModelCard:
     info, created = entry.info, served.server.created
-    if not served.several and info is None:
-        raise unavailable(entry.service.engine.status)
-    longest = entry.model.longest if info is None else info.max_model_len
+    longest = (entry.model.longest if info is None else info.max_model_len) or UNSET
     return ModelCard(
         id=name,
         created=created,
         root=entry.target,
-        max_model_len=longest or msgspec.UNSET,
+        max_model_len=longest,
+        context_length=longest,
+        max_input_tokens=longest,
+        meta=UNSET if info is None else _meta(info),
         loaded=entry.loaded if served.several else msgspec.UNSET,
         sampling=_sampling(entry),
         display_name=name,
         created_at=moment(created),
     )
+
+
+def _meta(info: EngineInfo) -> dict[str, int]:
+    told = {"n_ctx": info.max_model_len, "n_ctx_train": info.trained_length, "n_vocab": info.vocab_size}
+    return told | {"n_embd": info.hidden_size, "n_params": info.parameters, "size": info.weight_bytes}
 
 
 def _sampling(entry: Entry) -> UsualSampling | UnsetType:

@@ -84,8 +84,7 @@ class Conversation:
         request = {"messages": self._messages, **self._tools()}
         if continues:
             request |= {"continue_final_message": True, "add_generation_prompt": False}
-        if body.thinking is not None and (body.thinking.type != "adaptive" or self._chat_format.thinks):
-            request |= thinking(self._chat_format, body.thinking.type != "disabled", "thinking")
+        request |= self._thinking()
         if body.output_config is not None and body.output_config.format is not None:
             shape = {"name": "output", "schema": body.output_config.format.schema, "strict": True}
             request["response_format"] = {"type": "json_schema", "json_schema": shape}
@@ -111,11 +110,15 @@ class Conversation:
 
     def _user(self, blocks: list[Block], path: Path) -> None:
         """Results of tools are messages of their own; text between them is the user's."""
+        texts = False
         for index, block in enumerate(blocks):
             at = (*path, "content", index)
             match block:
                 case TextBlock(text=text):
+                    texts = True
                     self._say("user", text, path)
+                case ToolResultBlock() if texts:
+                    raise InvalidRequest(at, ": tool_result blocks come before the text of their message")
                 case ToolResultBlock(tool_use_id=id, content=content):
                     self._found.update(part.tool_name for part in content or () if isinstance(part, ToolReference))
                     self._add(at, (*at, "content"), role="tool", tool_call_id=id, content=_text(content or ""))
@@ -169,6 +172,17 @@ class Conversation:
             self.names["tools", index, "function", "parameters"] = ("tools", at, "input_schema")
         return {"tools": [_tool(tool, at) for at, tool in shown]} | _choice(body.tool_choice)
 
+    def _thinking(self) -> Json:
+        """Whether the model is to think; one that cannot is not told."""
+        asked = self._body.thinking
+        if asked is None:
+            return {}
+        if asked.type != "disabled" and self._chat_format.thinks is None:
+            if asked.type == "enabled":
+                self.warnings += (warning("hint_left_out", "thinking", value=asked.type),)
+            return {}
+        return thinking(self._chat_format, asked.type != "disabled", "thinking")
+
     def _effort(self) -> Json:
         """How much the model is to think and say."""
         effort = None if self._body.output_config is None else self._body.output_config.effort
@@ -176,7 +190,7 @@ class Conversation:
             return {}
         if effort in EFFORTS and "reasoning_effort" in self._chat_format.words:
             return {"reasoning_effort": effort}
-        self.warnings = (warning("hint_left_out", "output_config.effort", value=effort),)
+        self.warnings += (warning("hint_left_out", "output_config.effort", value=effort),)
         return {}
 
 

@@ -36,6 +36,7 @@ from foresay.server.text.warned import Warned, together, warning
 from foresay.spec.request import TokenLogprobs
 
 #: What carries the fields about its own making.
+T = TypeVar("T")
 Finished = TypeVar("Finished", ChatChunk, ChatCompletion, Completion)
 
 
@@ -46,9 +47,9 @@ class TokenDecoder:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
 
-    def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
-        """As chat completions have them."""
-        return ChatLogprobs([self._chat(entry) for entry in entries])
+    def chat(self, entries: Sequence[TokenLogprobs], chosen_first: bool = False) -> ChatLogprobs:
+        """As chat completions have them. chosen_first: the chosen token leads the likeliest, as vLLM lists them."""
+        return ChatLogprobs([self._chat(_led(entry) if chosen_first else entry) for entry in entries])
 
     def completion(
         self, entries: Sequence[TokenLogprobs | None], tokens: Sequence[int], offsets: Sequence[int], count: int
@@ -71,10 +72,10 @@ class TokenDecoder:
         return ChatTokenLogprob(text(entry.token), entry.logprob, spelled(entry.token).numbers, top)
 
     def _listed(self, entry: TokenLogprobs, count: int) -> dict[str, float]:
-        """The likeliest tokens and the chosen one. Of tokens that are spelled alike the likeliest counts."""
+        """The chosen token and the likeliest. Of tokens that are spelled alike the likeliest counts."""
         listed: dict[str, float] = {}
-        for token, logprob in [*entry.top[:count], (entry.token, entry.logprob)]:
-            listed.setdefault(self._legacy(token), logprob)
+        for token, logprob in [(entry.token, entry.logprob), *entry.top[:count]]:
+            listed[self._legacy(token)] = max(logprob, listed.get(self._legacy(token), logprob))
         return listed
 
     def _ranked(self, entry: TokenLogprobs, count: int) -> dict[str, PromptLogprob]:
@@ -148,15 +149,15 @@ class Answer(ABC):
     def _final(self, chunk: Finished) -> Finished:
         """A chunk that ends the answer, or all of it: with how it was made."""
         chunk.system_fingerprint, chunk.metrics = self.origin.fingerprint, self._metrics()
-        chunk.warnings = self._warnings()
+        chunk.timings, chunk.warnings = statistics.timings(self.choices) or UNSET, self._warnings()
         return chunk
 
     def _usage(self) -> Usage | UnsetType | None:
         """The ``usage`` of a chunk with choices."""
         told = self.body.stream_options
-        if told is not None and told.continuous_usage_stats:
-            return statistics.usage(self.choices)
-        return None if self._tells_usage else UNSET
+        if told is None or not self._tells_usage:
+            return UNSET
+        return statistics.usage(self.choices) if told.continuous_usage_stats else None
 
     @property
     def _tells_usage(self) -> bool:
@@ -209,6 +210,17 @@ class Answer(ABC):
 
     def _prompt_ids(self, index: int) -> list[int] | UnsetType:
         return self.choices[index].request.prompt if self.body.return_token_ids else UNSET
+
+
+def known(value: T | UnsetType) -> T | None:
+    """For whole answers, which have null for what is not known."""
+    return None if value is UNSET else value
+
+
+def _led(entry: TokenLogprobs) -> TokenLogprobs:
+    """The entry with as many of the likeliest, the chosen one first."""
+    others = [one for one in entry.top if one[0] != entry.token]
+    return msgspec.structs.replace(entry, top=[(entry.token, entry.logprob), *others][: len(entry.top)])
 
 
 def parsed_arguments(arguments: str) -> dict[str, Any]:

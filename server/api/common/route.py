@@ -15,7 +15,7 @@ from foresay.server.api.common.validation import decoded
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS
 from foresay.server.schemas.bounds import BODY_PACE
-from foresay.server.schemas.errors import ApiError, Mistake, SlowBody, TooLarge, described
+from foresay.server.schemas.errors import ApiError, Mistake, NotJson, SlowBody, TooLarge, described
 from foresay.server.schemas.shared import ErrorBody
 from foresay.spec.errors import InvalidRequest
 
@@ -56,12 +56,14 @@ def line(chunk: Any) -> bytes:
 
 
 class Framing(msgspec.Struct, frozen=True):
-    """How chunks become bytes. done: behind the last chunk. ping: while there is nothing to say."""
+    """How chunks become bytes. done: behind the last chunk. ping: while there is nothing to say. broken: behind an
+    error that ends a stream."""
 
     content_type: str
     encode: Callable[[Any], bytes]
     done: bytes = b""
     ping: bytes = b""
+    broken: bytes = b""
 
 
 EVENTS = Framing("text/event-stream; charset=utf-8", event, b"data: [DONE]\n\n", b": ping\n\n")
@@ -110,6 +112,10 @@ class EventStream:
                 await asyncio.sleep(0)
         await self.write(b"".join([*data, last]))
 
+    async def break_off(self, chunk: Any) -> None:
+        """Write what tells of an error, the last chunk."""
+        await self.send([chunk], self._framing.broken)
+
     async def write(self, data: bytes) -> None:
         """Write bytes as they are. ConnectionResetError if the client is gone or stalled."""
         if not self.started:
@@ -135,7 +141,7 @@ class EventStream:
         if not self.over:
             self.over = True
             self._response.force_close()
-            await self.send([chunk])
+            await self.break_off(chunk)
 
 
 class Begun:
@@ -171,6 +177,9 @@ def told(error: Exception) -> tuple[int, ErrorBody]:
 
 #: The modules whose routes an application serves.
 ROUTE_MODULES: web.AppKey[tuple[ModuleType, ...]] = web.AppKey("modules", tuple)
+
+#: What a body of JSON is called: rightly, by whoever says nothing, and by curl.
+JSON_TYPES = ("application/json", "application/octet-stream", "application/x-www-form-urlencoded")
 
 #: Of a request, and of its body where there is one.
 Handler = Callable[..., Awaitable[web.StreamResponse]]
@@ -220,6 +229,8 @@ class Route(web.AbstractRouteDef):
     async def _with_body(self, http: web.Request) -> web.StreamResponse:
         if not self.always:
             http.app[MODELS].check_open()
+        if http.content_type not in JSON_TYPES and not http.content_type.endswith("+json"):
+            raise NotJson(http.content_type)
         server = http.app[MODELS].server
         with server.bodies.growing(server.crowded) as hold:
             return await self.handler(http, decoded(await received(http, server.body_timeout, hold), self.body))
@@ -242,11 +253,16 @@ class ErrorShape:
     body: type
     make: Callable[[int, ErrorBody], Any]
 
+    @property
+    def unversioned(self) -> str:
+        """The prefix without ``/v1``."""
+        return self.prefix.removeprefix("/v1")
+
 
 def error_shape(http: web.Request) -> ErrorShape | None:
     """That of the API whose path was called; None for OpenAI's."""
     shapes: list[ErrorShape] = [module.ERRORS for module in http.app[ROUTE_MODULES] if hasattr(module, "ERRORS")]
-    return next((shape for shape in shapes if http.path.startswith(shape.prefix)), None)
+    return next((shape for shape in shapes if http.path.startswith((shape.prefix, shape.unversioned))), None)
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------

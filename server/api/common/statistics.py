@@ -12,6 +12,7 @@ from foresay.server.schemas.shared import (
     MetricsLevel,
     PromptTokensDetails,
     SpeculativeDecoding,
+    Timings,
     Usage,
 )
 from foresay.server.text.choice import Choice
@@ -60,6 +61,36 @@ def metrics(choices: Sequence[Choice], level: MetricsLevel, exact: bool) -> Metr
         resumed=max(len(statistics.resumed) for statistics in known),
         speculative_decoding=speculative_decoding(choices, level),
     )
+
+
+def timings(choices: Sequence[Choice]) -> Timings | None:
+    """The times of all choices together, in llama.cpp's words; None when one ended without statistics."""
+    known = [choice.statistics for choice in choices if choice.statistics is not None]
+    if len(known) < len(choices):
+        return None
+    told = usage(choices)
+    cached, written = told.prompt_tokens_details.cached_tokens, told.completion_tokens
+    read = told.prompt_tokens - cached
+    prompt_ms = 1000 * max(0.0, *(one.time_to_first_token - one.seconds.get("queue", 0.0) for one in known))
+    decode_ms = 1000 * max(one.decode_seconds for one in known)
+    drafting = speculative_decoding(choices, "summary")
+    return Timings(
+        cache_n=cached,
+        prompt_n=read,
+        prompt_ms=round(prompt_ms, 3),
+        prompt_per_token_ms=_ratio(prompt_ms, read),
+        prompt_per_second=_ratio(1000 * read, prompt_ms),
+        predicted_n=written,
+        predicted_ms=round(decode_ms, 3),
+        predicted_per_token_ms=_ratio(decode_ms, written),
+        predicted_per_second=_ratio(1000 * written, decode_ms),
+        draft_n=UNSET if drafting is None else drafting.num_draft_tokens,
+        draft_n_accepted=UNSET if drafting is None else drafting.num_accepted_draft_tokens,
+    )
+
+
+def _ratio(over: float, under: float) -> float:
+    return round(over / under, 3) if under else 0.0
 
 
 def _per_step(choices: Sequence[Choice]) -> float | None:

@@ -181,7 +181,7 @@ class _Telling:
         if not self._events.started or not isinstance(error, Exception) or isinstance(error, ConnectionError):
             return False
         if isinstance(error, ApiError | InvalidRequest):
-            await self._events.send([self._broken(error)])
+            await self._events.break_off(self._broken(error))
             return True
         await self._events.fail(self._broken(error))
         return False

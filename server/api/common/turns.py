@@ -237,10 +237,16 @@ def _rendered(service: Service, body: ChatRequest) -> Told:
     if body.reasoning_effort is not None:
         given = {"reasoning_effort": body.reasoning_effort} | given
 
+    generic = text.chat_format.generic
+    offered = [] if generic else offer.rendered()
+
     def render(messages: list[dict[str, Any]]) -> Rendered:
-        return text.tokenizer.render(messages, opens and not continues, continues, given, offer.rendered())
+        return text.tokenizer.render(messages, opens and not continues, continues, given, offered)
 
     messages, noted = conversation.messages(body), offer.warnings
+    if generic:
+        messages = conversation.spelled_out(messages, offer.rendered())
+        noted += (warning("generic_tools", "tools"),) if offer.listed else ()
     if not service.config.keep_client_noise:
         messages, noise = left_out(messages, lambda: text.tokenizer.hoists_system)
         noted += noise
@@ -265,7 +271,7 @@ def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> l
     count = choices_of(body)
     check_choices(len(prepared.prompts), count)
     check_told(body, prepared.prompts, count)
-    unique, salt = uuid.uuid4().hex, _salt(body)
+    unique, salt, ignored = uuid.uuid4().hex, _salt(body), validation.not_followed(body)
     choices = []
     for index, given in enumerate(prepared.prompts):
         prompt, own, shortened = _fitted(service, body, prepared, params, given)
@@ -279,7 +285,7 @@ def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> l
             **drafted,
         )
         context = prompt if prepared.follows else ()
-        noted = (*prepared.warnings, *shortened)
+        noted = (*prepared.warnings, *shortened, *ignored)
         shown = prepared.words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
         for one in forked(request, count):
             parser = prepared.parser(one.id)

@@ -109,12 +109,24 @@ def refuse(record: msgspec.Struct) -> None:
             raise InvalidRequest(name, wrong)
 
 
-@lru_cache(maxsize=32)
 def refused_fields(kind: type[msgspec.Struct]) -> dict[str, tuple[list[tuple[type, object]], str]]:
     """Of the fields of a struct that are known and not done: the values that ask for nothing, by type, and what
     is wrong with all others."""
+    return marked_fields(kind, "wrong")
+
+
+@lru_cache(maxsize=64)
+def marked_fields(kind: type[msgspec.Struct], mark: str) -> dict[str, tuple[list[tuple[type, object]], str]]:
+    """The fields whose annotation says ``mark``: the values that ask for nothing, by type, and what it says."""
     fields = [(field.name, one.extra) for field in fields_of(kind) for one in getattr(field.type, "__metadata__", ())]
-    return {name: (extra["harmless"], extra["wrong"]) for name, extra in fields if extra and "wrong" in extra}
+    return {name: (extra["harmless"], extra[mark]) for name, extra in fields if extra and mark in extra}
+
+
+def not_followed(request: GenerationRequest) -> tuple[Warned, ...]:
+    """About fields that are known and change nothing, and whose value asks for something."""
+    asked = [(name, getattr(request, name), *told) for name, told in marked_fields(type(request), "said").items()]
+    noted = [(name, said) for name, value, harmless, said in asked if (type(value), value) not in harmless]
+    return tuple(warning("not_followed", name, why=said) for name, said in noted if getattr(request, name) is not None)
 
 
 def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:

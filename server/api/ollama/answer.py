@@ -180,6 +180,8 @@ def model_info(name: str, target: str, info: EngineInfo | None, longest: int | N
         facts |= {
             "general.parameter_count": info.parameters,
             f"{family}.vocab_size": info.vocab_size,
+            f"{family}.embedding_length": info.hidden_size,
+            f"{family}.block_count": info.layers,
             "foresay.drafter": info.drafter,
         }
     return facts
@@ -187,5 +189,4 @@ def model_info(name: str, target: str, info: EngineInfo | None, longest: int | N
 
 def architecture(info: EngineInfo | None) -> str:
     """The architecture as GGUF calls it: ``llama`` for ``LlamaForCausalLM``."""
-    known = "" if info is None else info.architecture.removesuffix("ForCausalLM").lower()
-    return known or _UNKNOWN
+    return (info.family if info is not None else "") or _UNKNOWN

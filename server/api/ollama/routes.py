@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
 import foresay
 from foresay.server.api.common import validation
-from foresay.server.api.common.route import LINES, ErrorShape, Route, Stream, json_response
+from foresay.server.api.common.route import LINES, ErrorShape, EventStream, Route, Stream, json_response
 from foresay.server.api.common.streaming import Answering, leased
 from foresay.server.api.common.turns import answered, chat_choices, completion_choices
 from foresay.server.api.ollama import request as ollama
@@ -33,25 +35,34 @@ from foresay.server.api.ollama.schemas import (
     OllamaProgress,
     OllamaRequest,
     OllamaVersion,
+    PullRequest,
+    PullStatus,
     Running,
     RunningModel,
     Shown,
     ShowRequest,
     Tags,
 )
+from foresay.server.catalog.catalog import of_short_name
+from foresay.server.catalog.fetch import fetched
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS, Entry
 from foresay.server.host.service import Service, Text
 from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.errors import Forbidden
 from foresay.server.schemas.shared import GenerationRequest
+from foresay.server.settings.resolved import check_model_name
 from foresay.server.settings.units import moment
 from foresay.server.text.choice import Choice
 from foresay.server.text.prompt import Room
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
+from foresay.verifier.model.hub import resolve
 
 #: Whose API this is, as far as it goes: log-probabilities came with it. Clients that ask want 0.6.4 at least.
 OLLAMA_VERSION = "0.12.11"
+#: Between two lines that say that a model is still being fetched.
+PULL_SECONDS = 1.0
 #: When a model leaves that stays for ever.
 NEVER = "9999-12-31T23:59:59Z"
 
@@ -196,6 +207,26 @@ def _capabilities(text: Text) -> list[str]:
     return [name for name, there in known.items() if there]
 
 
+async def pull(http: web.Request, body: PullRequest) -> web.StreamResponse:
+    """Fetch a model as ``foresay pull`` does. One that is served is there; others are served by the next server."""
+    name = (body.model or body.name or "").removesuffix(":latest")
+    check_model_name("model", name)
+    lines = EventStream.of(http, LINES)
+    if not any(entry.service.names.has(name) for entry in http.app[MODELS]):
+        if not CONTEXT.get().caller.rate_limiter.alone:
+            raise Forbidden("With several API keys models are fetched on the server only: foresay pull")
+        known = of_short_name(name)
+        fetch = partial(resolve, name) if known is None else partial(fetched, known)
+        fetching = asyncio.ensure_future(asyncio.to_thread(fetch, flag="model"))
+        while not (await asyncio.wait([fetching], timeout=PULL_SECONDS))[0] and body.stream is not False:
+            await lines.send([PullStatus(f"pulling {name}")])
+        await fetching
+    if body.stream is False:
+        return json_response(PullStatus("success"))
+    await lines.send([PullStatus("success")])
+    return await lines.end()
+
+
 async def version(http: web.Request) -> web.Response:
     """The version of Ollama whose API this is; that of Foresay beside it."""
     return json_response(OllamaVersion(version=OLLAMA_VERSION, foresay=foresay.__version__))
@@ -212,6 +243,7 @@ ROUTES = [
         OllamaGenerateLine,
         Stream(LINES, (OllamaGenerateLine, OllamaError)),
     ),
+    Route("POST", "/api/pull", pull, PullRequest, PullStatus, Stream(LINES, (PullStatus, OllamaError))),
     Route("GET", "/api/tags", tags, answer=Tags, errors=(401, 503)),
     Route("GET", "/api/ps", running, answer=Running, errors=(401, 503)),
     Route("POST", "/api/show", show, ShowRequest, Shown),

@@ -113,6 +113,12 @@ class ShowRequest(msgspec.Struct, kw_only=True):
     name: str | None = None
 
 
+class PullRequest(ShowRequest, kw_only=True):
+    """``POST /api/pull``: a model of the catalog, or of the hub."""
+
+    stream: bool | None = None
+
+
 # -- answers -------------------------------------------------------------------------------------------------------
 
 
@@ -161,6 +167,12 @@ class OllamaError(msgspec.Struct):
     """An error, as a body or as the last line of a stream that broke."""
 
     error: str
+
+
+class PullStatus(msgspec.Struct):
+    """A line of ``POST /api/pull``, or its last one alone."""
+
+    status: str
 
 
 class ModelDetails(msgspec.Struct, kw_only=True):

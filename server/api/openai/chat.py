@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common import statistics
-from foresay.server.api.common.answer import Answer
+from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, chat_choices
+from foresay.server.api.openai.stored import StoredChats, keep
 from foresay.server.host.service import Origin, Service
+from foresay.server.schemas.bounds import check_metadata
 from foresay.server.schemas.chat import (
     AssistantMessage,
     CalledFunction,
@@ -34,13 +37,17 @@ from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPar
 
 
 class ChatAnswer(Answer):
-    """``chat.completion`` and its chunks."""
+    """``chat.completion`` and its chunks. store: where it is kept, if it is."""
 
     prefix = "chatcmpl"
 
-    def __init__(self, origin: Origin, choices: Sequence[Choice], body: ChatRequest) -> None:
+    def __init__(
+        self, origin: Origin, choices: Sequence[Choice], body: ChatRequest, store: StoredChats | None = None
+    ) -> None:
         super().__init__(origin, choices, body)
         self._include_reasoning = body.include_reasoning is not False
+        self._store, self._asked = store, body
+        self._pieces: list[list[Piece]] = [[] for _ in choices]
 
     def opening(self, index: int) -> list[msgspec.Struct]:
         """The chunk that names the role."""
@@ -51,6 +58,8 @@ class ChatAnswer(Answer):
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """A chunk for each part, and one more with the finish reason behind the last."""
         self._note_prompt(index, piece)
+        if self._store is not None:
+            self._pieces[index].append(piece)
         deltas = [delta_of(part) for part in self._shown(piece)]
         if not deltas and self._has_token_fields(piece):
             deltas = [ChatDelta(content="")]
@@ -72,6 +81,8 @@ class ChatAnswer(Answer):
 
     def closing(self) -> list[msgspec.Struct]:
         """The usage chunk, if asked for: no choices, so that only clients that asked must expect it."""
+        if self._store is not None:
+            self.whole(self._pieces)
         if not self._tells_usage:
             return []
         usage = statistics.usage(self.choices)
@@ -87,10 +98,13 @@ class ChatAnswer(Answer):
             model=self.model,
             choices=[self._choice(index, of_choice) for index, of_choice in enumerate(pieces)],
             usage=statistics.usage(self.choices),
-            prompt_token_ids=self._prompt_ids(0),
-            prompt_logprobs=self._prompt_logprobs(0),
+            prompt_token_ids=known(self._prompt_ids(0)),
+            prompt_logprobs=known(self._prompt_logprobs(0)),
         )
-        return self._final(whole)
+        whole = self._final(whole)
+        if self._store is not None:
+            keep(self._store, self._asked, whole)
+        return whole
 
     def _shown(self, piece: Piece) -> list[Part]:
         return [part for part in piece.parts if self._include_reasoning or not isinstance(part, ReasoningPart)]
@@ -111,7 +125,7 @@ class ChatAnswer(Answer):
     def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
         if self.listed is None:
             return None
-        return self._token_decoder.chat([entry for piece in pieces for entry in piece.logprobs])
+        return self._token_decoder.chat([entry for piece in pieces for entry in piece.logprobs], chosen_first=True)
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> ChatChoice:
         choice = self.choices[index]
@@ -122,7 +136,7 @@ class ChatAnswer(Answer):
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             seed=choice.seed,
-            token_ids=self._ids(pieces),
+            token_ids=known(self._ids(pieces)),
             provenance=self._provenance(pieces),
         )
 
@@ -140,7 +154,7 @@ def delta_of(part: Part) -> ChatDelta:
         case TextPart(text=text):
             return ChatDelta(content=text)
         case ReasoningPart(text=text):
-            return ChatDelta(reasoning_content=text)
+            return ChatDelta(reasoning_content=text, reasoning=text)
         case ToolCallPart():
             return ChatDelta(tool_calls=[_call_delta(part)])
 
@@ -152,6 +166,7 @@ def message_of(parts: Sequence[Part]) -> AssistantMessage:
     return AssistantMessage(
         content=text or (None if thought or calls else ""),
         reasoning_content=thought or UNSET,
+        reasoning=thought or UNSET,
         tool_calls=calls or UNSET,
     )
 
@@ -173,7 +188,9 @@ async def chat_completions(http: web.Request, body: ChatRequest) -> web.StreamRe
 
 
 async def _chat(http: web.Request, service: Service, body: ChatRequest) -> web.StreamResponse:
-    return await answered(http, service, body, await chat_choices(service, body), ChatAnswer)
+    check_metadata(body.metadata)
+    store = service.server.of(StoredChats) if body.store else None
+    return await answered(http, service, body, await chat_choices(service, body), partial(ChatAnswer, store=store))
 
 
 ROUTES = [

@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec import UnsetType
 
 from foresay.server.api.common import statistics, validation
-from foresay.server.api.common.answer import Answer
+from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, completion_choices
@@ -96,7 +96,7 @@ class CompletionAnswer(Answer):
         for index, of_choice in enumerate(pieces):
             for piece in of_choice:
                 self._note_prompt(index, piece)
-            choices.append(_joined(self._before(index), self._said(index, of_choice)))
+            choices.append(_nulled(_joined(self._before(index), self._said(index, of_choice))))
         return self._final(self._chunk(choices, statistics.usage(self.choices)))
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -168,6 +168,12 @@ def _joined(before: CompletionChoice, said: CompletionChoice) -> CompletionChoic
         for field in CompletionLogprobs.__struct_fields__:
             setattr(said.logprobs, field, getattr(before.logprobs, field) + getattr(said.logprobs, field))
     return said
+
+
+def _nulled(choice: CompletionChoice) -> CompletionChoice:
+    for field in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
+        setattr(choice, field, known(getattr(choice, field)))
+    return choice
 
 
 async def completions(http: web.Request, body: CompletionRequest) -> web.StreamResponse:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from foresay.server.api.common import validation
 from foresay.server.api.common.route import Route, json_response, json_slices
@@ -16,6 +16,7 @@ from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import check_count, shown
 from foresay.server.schemas.chat import ChatRequest, Message, Tool
+from foresay.server.schemas.completions import CompletionRequest
 from foresay.server.schemas.shared import not_done
 from foresay.spec.errors import InvalidRequest
 
@@ -23,14 +24,15 @@ from foresay.spec.errors import InvalidRequest
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """``POST /tokenize``. prompt: a text; or messages: a conversation, and the fields of chat completions that say how
-    it is rendered.
+    """``POST /tokenize``. prompt: a text, which llama.cpp calls content; or messages: a conversation, and the fields
+    of chat completions that say how it is rendered.
 
     add_special_tokens: true unless said otherwise for a text, false for a conversation, whose template writes them.
     """
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
     messages: Annotated[list[Message], shown(minItems=1)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -47,7 +49,7 @@ class Tokenized(msgspec.Struct, kw_only=True):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | UnsetType = UNSET
+    token_strs: list[str] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -58,12 +60,13 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, kw_only=True):
-    """The text of some tokens, special ones written out."""
+    """The text of some tokens, special ones written out. content: the same, as llama.cpp calls it."""
 
     prompt: str
+    content: str
 
 
-class Rendered(msgspec.Struct, kw_only=True):
+class Rendered(msgspec.Struct):
     """What a conversation looks like to the model, before any inference."""
 
     prompt: str
@@ -104,10 +107,12 @@ async def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
 
 
 async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
-    if body.prompt is not None and body.messages is not None:
+    text = body.content if body.prompt is None else body.prompt
+    if text is not None and body.messages is not None:
         raise InvalidRequest("messages", "prompt and messages cannot be combined")
-    if body.prompt is not None:
-        return await service.encode(body.prompt, body.add_special_tokens is not False)
+    if text is not None:
+        special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
+        return await service.encode(text, special)
     if body.messages is None:
         raise InvalidRequest("prompt", " or messages is required")
     fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS}
@@ -121,7 +126,7 @@ async def detokenize(http: web.Request, body: DetokenizeRequest) -> web.Response
         check_count(body.tokens, info.max_model_len, "tokens")
         validation.check_tokens(body.tokens, "tokens", info.vocab_size)
         prompt = await asyncio.to_thread(text.tokenizer.decode, body.tokens, False)
-    return json_response(Detokenized(prompt=prompt))
+    return json_response(Detokenized(prompt=prompt, content=prompt))
 
 
 async def render(http: web.Request, body: ChatRequest) -> web.Response:
@@ -134,9 +139,32 @@ async def render(http: web.Request, body: ChatRequest) -> web.Response:
     return json_response(answer)
 
 
+async def render_completion(http: web.Request, body: CompletionRequest) -> web.Response:
+    """The prompts that a completion would write on from."""
+    async with http.app[MODELS].reading(body.model) as service:
+        text, info = service.opened()
+        special, room = body.add_special_tokens is not False, room_for(service, body, "prompt")
+        told = []
+        for given in validation.prompts(body):
+            tokens = await service.encode(given, special, room=room) if isinstance(given, str) else given
+            prompt = given if isinstance(given, str) else text.tokenizer.decode(given, False)
+            told.append(Rendered(prompt, tokens, len(tokens), info.max_model_len))
+    return json_response(told)
+
+
+async def tokenizer_info(http: web.Request) -> web.Response:
+    """What the tokenizer is, in the words of a tokenizer_config.json."""
+    async with http.app[MODELS].reading(http.query.get("model")) as service:
+        text, info = service.opened()
+        known = text.tokenizer.config | {"chat_template": text.tokenizer.template or None}
+    return json_response(known | {"model_max_length": info.max_model_len})
+
+
 ROUTES = [
     Route("POST", "/tokenize", tokenize, body=TokenizeRequest, answer=Tokenized),
     Route("POST", "/detokenize", detokenize, body=DetokenizeRequest, answer=Detokenized),
     Route("POST", "/v1/chat/completions/render", render, body=ChatRequest, answer=Rendered),
+    Route("POST", "/v1/completions/render", render_completion, body=CompletionRequest, answer=list[Rendered]),
+    Route("GET", "/tokenizer_info", tokenizer_info, answer=dict[str, Any], errors=(400, 401, 404, 503)),
     Route("POST", "/apply-template", render, body=ChatRequest, answer=Rendered),
 ]

@@ -16,7 +16,6 @@ import msgspec
 
 from foresay.server.api.common import statistics
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import NAMED_EVENTS
 from foresay.server.api.responses import events
 from foresay.server.api.responses.answer_items import ResponseItems
 from foresay.server.api.responses.events import ItemDelta, ResponseEvent
@@ -60,7 +59,7 @@ class ResponseAnswer(Answer):
     computes the KV of the conversation, and nothing is said.
     """
 
-    framing = NAMED_EVENTS
+    framing = events.FRAMING
 
     def __init__(
         self,

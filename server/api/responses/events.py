@@ -12,9 +12,14 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from foresay.server.api.common.route import NAMED_EVENTS
 from foresay.server.api.responses.schemas import OutputItem, OutputText, ReasoningText, Response, ResponseRequest
 from foresay.server.schemas.shared import ErrorDetail
 from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance
+
+_DONE = b"data: [DONE]\n\n"
+#: How they travel as server-sent events: the end of a stream is told, however it ended.
+FRAMING = msgspec.structs.replace(NAMED_EVENTS, done=_DONE, broken=_DONE)
 
 # -- server to client ----------------------------------------------------------------------------------------------
 
@@ -143,11 +148,13 @@ class ArgumentsDone(Placed, kw_only=True, tag="response.function_call_arguments.
 
 class StreamError(Event, kw_only=True, tag="error"):
     """The last event of a stream that cannot go on: it began while its model was loaded, and no response came of it; or
-    it follows one, and its client reads so slowly that the next event is no longer kept."""
+    it follows one, and its client reads so slowly that the next event is no longer kept. error: the same once more, as
+    Open Responses has it."""
 
     code: str | None
     message: str
     param: str | None
+    error: ErrorDetail
 
 
 class CustomInputDelta(ItemDelta, kw_only=True, tag="response.custom_tool_call_input.delta"):

@@ -18,7 +18,7 @@ from foresay.server.api.responses.schemas import (
     TextFormat,
 )
 from foresay.server.api.responses.tools import CUSTOM, Toolbox, full_name
-from foresay.server.schemas.bounds import MOST_TOOLS, check_count
+from foresay.server.schemas.bounds import MOST_TOOLS, check_count, check_metadata
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.text.warned import Warned, warning
@@ -119,11 +119,8 @@ def check(body: ResponseRequest) -> None:
         raise InvalidRequest("reasoning.summary", ": reasoning is shown as it is, never summarized")
     if body.truncation not in (None, "disabled", "auto"):
         raise InvalidRequest("truncation", f" must be auto or disabled, got {body.truncation!r}")
-    check_count(body.metadata, 16, "metadata")
+    check_metadata(body.metadata)
     check_count(body.tools, MOST_TOOLS, "tools")
-    for key, value in (body.metadata or {}).items():
-        if len(key) > 64 or len(value) > 512:
-            raise InvalidRequest("metadata", ": keys have at most 64 characters, values at most 512")
 
 
 def _wants_logprobs(body: ResponseRequest) -> bool:
@@ -166,5 +163,5 @@ def _response_format(text: TextFormat | None) -> Any:
     for field in ("name", "schema"):
         if getattr(text, field) is None:
             raise InvalidRequest(("text", "format", field), " is required")
-    schema = {"name": text.name, "schema": text.schema, "strict": text.strict, "description": text.description}
+    schema = {"name": text.name, "schema": text.schema, "strict": text.strict, "description": text.description or None}
     return {"type": "json_schema", "json_schema": {name: value for name, value in schema.items() if value is not None}}

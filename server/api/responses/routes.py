@@ -8,11 +8,21 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from foresay.server.api.common.route import BODY_ERRORS, NAMED_EVENTS, EventStream, Route, Stream, json_response
+from foresay.server.api.common.kept import LIST_QUERY, number, page
+from foresay.server.api.common.route import BODY_ERRORS, EventStream, Route, Stream, json_response
 from foresay.server.api.common.streaming import leased, stream
 from foresay.server.api.responses.answer import CANCELLED
-from foresay.server.api.responses.events import ResponseEvent, StreamError
-from foresay.server.api.responses.schemas import DeletedResponse, InputTokens, ItemList, Response, ResponseRequest
+from foresay.server.api.responses.compact import compacted
+from foresay.server.api.responses.events import FRAMING, ResponseEvent, StreamError
+from foresay.server.api.responses.schemas import (
+    Compaction,
+    CompactRequest,
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    Response,
+    ResponseRequest,
+)
 from foresay.server.api.responses.socket import Socket
 from foresay.server.api.responses.store import Record, ResponseNotFound, Responses
 from foresay.server.api.responses.turn import prepared, prompt_length, whole
@@ -26,12 +36,11 @@ from foresay.spec.errors import InvalidRequest
 
 #: How long a cancel waits for the engine's last words.
 CANCEL_SECONDS = 2.0
-MOST_LISTED = 100
 
 
 async def create(http: web.Request, body: ResponseRequest) -> web.StreamResponse:
     """Answer a conversation given as items, or go on with a former response."""
-    framing = NAMED_EVENTS if body.stream else None
+    framing = FRAMING if body.stream else None
     return await leased(http, body.model, lambda service: _create(http, service, body), framing, _broken)
 
 
@@ -45,7 +54,7 @@ async def _create(http: web.Request, service: Service, body: ResponseRequest) ->
 
 def _broken(status: int, body: ErrorBody) -> StreamError:
     error = body.error
-    return StreamError(code=error.code or error.type, message=error.message, param=error.param)
+    return StreamError(code=error.code or error.type, message=error.message, param=error.param, error=error)
 
 
 async def count(http: web.Request, body: ResponseRequest) -> web.Response:
@@ -54,12 +63,20 @@ async def count(http: web.Request, body: ResponseRequest) -> web.Response:
         return json_response(InputTokens(await prompt_length(service, body)))
 
 
+async def compact(http: web.Request, body: CompactRequest) -> web.Response:
+    """A shorter window of items that stands for a conversation."""
+    async with http.app[MODELS].reading(body.model) as service:
+        answer, warnings = await compacted(service, body)
+        service.warned.note(warnings)
+    return json_response(answer, headers=headers(warnings))
+
+
 async def retrieve(http: web.Request) -> web.StreamResponse:
     """Read a response again, as it is or (``?stream=true``) event by event, following it while it runs."""
     record = _found(http)
     if http.query.get("stream", "false").lower() not in ("true", "1"):
         return json_response(record.response)
-    after = _number(http, "starting_after", -1, -1, None)
+    after = number(http, "starting_after", -1, -1, None)
     ping = http.app[MODELS].find(record.model).service.ping_seconds
     return await follow(http, record, after, ping)
 
@@ -91,21 +108,8 @@ async def cancel(http: web.Request) -> web.Response:
 
 async def input_items(http: web.Request) -> web.Response:
     """List the items that a response answered, those of the conversation before it included."""
-    items, after = list(_found(http).items), http.query.get("after")
-    limit = _number(http, "limit", 20, 1, MOST_LISTED)
-    order = http.query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("order", f" must be asc or desc, got {order!r}")
-    if order == "desc":
-        items.reverse()
-    if after is not None:
-        places = [index for index, item in enumerate(items) if item.id == after]
-        if not places:
-            raise InvalidRequest("after", f": there is no item {after!r}")
-        items = items[places[0] + 1 :]
-    page = items[:limit]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return json_response(ItemList(data=page, first_id=first, last_id=last, has_more=len(items) > limit))
+    entries = [(item.id or "", item) for item in _found(http).items]
+    return json_response(ItemList(**page(http, entries, "desc")))
 
 
 async def connect(http: web.Request) -> web.StreamResponse:
@@ -127,32 +131,17 @@ def _found(http: web.Request) -> Record:
     return record
 
 
-def _number(http: web.Request, name: str, default: int, least: int, most: int | None) -> int:
-    """A number in the query."""
-    given = http.query.get(name)
-    if given is None:
-        return default
-    if not given.lstrip("-").isdecimal() or len(given) > 18 or int(given) < least or (most and int(given) > most):
-        wanted = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise InvalidRequest(name, f" must be a number, {wanted}, got {given!r}")
-    return int(given)
-
-
 RESPONSE_ID = (("response_id", "the id of a response"),)
 READ_ERRORS = (400, 401, 404)
 READ_QUERY = (
     ("stream", "boolean", "stream the response as events"),
     ("starting_after", "integer", "skip the events up to this sequence number"),
 )
-LIST_QUERY = (
-    ("after", "string", "skip the items up to this one"),
-    ("limit", "integer", f"at most this many items, up to {MOST_LISTED}"),
-    ("order", "string", "asc or desc (default: desc)"),
-)
-EVENTS = Stream(NAMED_EVENTS, (ResponseEvent,))
+EVENTS = Stream(FRAMING, (ResponseEvent,))
 ROUTES = [
     Route("POST", "/v1/responses", create, ResponseRequest, Response, EVENTS, (*BODY_ERRORS, 409)),
     Route("POST", "/v1/responses/input_tokens", count, ResponseRequest, InputTokens),
+    Route("POST", "/v1/responses/compact", compact, CompactRequest, Compaction),
     Route("GET", "/v1/responses/{response_id}", retrieve, None, Response, EVENTS, READ_ERRORS, RESPONSE_ID, READ_QUERY),
     Route("DELETE", "/v1/responses/{response_id}", delete, None, DeletedResponse, None, READ_ERRORS, RESPONSE_ID),
     Route("POST", "/v1/responses/{response_id}/cancel", cancel, None, Response, None, READ_ERRORS, RESPONSE_ID),
@@ -168,6 +157,7 @@ ROUTES = [
         LIST_QUERY,
     ),
     web.get("/v1/responses", connect, allow_head=False),
+    web.get("/responses", connect, allow_head=False),
 ]
 
 
@@ -180,7 +170,7 @@ async def follow(http: web.Request, record: Record, after: int, ping: float) -> 
 
     ping: seconds between comments while there is nothing to send.
     """
-    events = EventStream(http, NAMED_EVENTS)
+    events = EventStream(http, FRAMING)
     while True:
         changed = record.changed  # taken before looking, so that nothing that comes later is missed
         over = record.response.status != "in_progress"
@@ -188,10 +178,10 @@ async def follow(http: web.Request, record: Record, after: int, ping: float) -> 
         if kept and kept[0].sequence_number > after + 1:
             if not events.started:
                 raise InvalidRequest("starting_after", _only(kept))
-            await events.send([_left_behind(record, kept, after + 1)])
+            await events.break_off(_left_behind(record, kept, after + 1))
             return await events.end()
         fresh = [event for event in kept if event.sequence_number > after]
-        await events.send(fresh)
+        await events.send(fresh, FRAMING.done if over else b"")
         after = max([after, *(event.sequence_number for event in fresh)])
         if over:
             return await events.end()
@@ -199,7 +189,7 @@ async def follow(http: web.Request, record: Record, after: int, ping: float) -> 
             async with asyncio.timeout(ping):
                 await changed.wait()
         except TimeoutError:
-            await events.write(NAMED_EVENTS.ping)
+            await events.write(FRAMING.ping)
 
 
 def _only(kept: Sequence[ResponseEvent]) -> str:

@@ -86,7 +86,7 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     name: str | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
-    description: str | None = None
+    description: str | UnsetType | None = UNSET
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
@@ -126,6 +126,8 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
     user: Name | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]  # OpenAI's own two meanings
 
@@ -143,6 +145,17 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     context_management: Annotated[Any, not_done([], by=HERE)] = None
     moderation: Annotated[Any, not_done(by=HERE)] = None
     logprobs: Annotated[Any, not_done(False, by=HERE, instead=f"use include: [{LOGPROBS!r}]")] = None
+
+
+class CompactRequest(msgspec.Struct, kw_only=True):
+    """``POST /v1/responses/compact``: the conversation, as ``POST /v1/responses`` takes it. prompt_cache_key: prefixes
+    are found without it."""
+
+    model: str | None = None
+    input: str | list[InputItem] | None = None
+    previous_response_id: str | None = None
+    instructions: str | None = None
+    prompt_cache_key: Name | None = None
 
 
 # -- what the model writes -----------------------------------------------------------------------------------------
@@ -200,7 +213,6 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
     status: ItemStatus
     summary: list[Any] = []
     content: list[ReasoningText] = []
-    encrypted_content: None = None
 
 
 OutputItem = OutputMessage | FunctionCall | CustomToolCall | ReasoningItem
@@ -276,14 +288,29 @@ class Response(msgspec.Struct, kw_only=True):
     tools: list[FunctionTool] = []
     top_logprobs: int = 0
     top_p: float
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     metadata: dict[str, str] = {}
     seed: int | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
     provenance: Provenance | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
+
+
+class Compaction(msgspec.Struct, kw_only=True):
+    """``POST /v1/responses/compact``: the items to go on with. usage: input_tokens is the length of what was given."""
+
+    id: str
+    object: str = "response.compaction"
+    created_at: int
+    output: list[InputItem]
+    usage: ResponseUsage
     warnings: list[RequestWarning] | UnsetType = UNSET
 
 

@@ -236,10 +236,12 @@ class Socket:
             async with self._models.lease(create.model) as service:
                 await self._answered(service, message, create)
         except (ApiError, InvalidRequest) as error:
+            self._forget(create, error)
             self._refuse(error, create.stream_id)
             if isinstance(error, Unauthorized):
                 self.close(UNWELCOME)
         except Exception as error:
+            self._forget(create, error)
             log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
             self._send("", _error(*told(error), create.stream_id))
 
@@ -254,10 +256,17 @@ class Socket:
             except Exception as error:
                 if not turn.begun or turn.answer.over:
                     raise
+                self._forget(create, error)
                 if not isinstance(error, ApiError | InvalidRequest):
                     log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
                 self._send(turn.record.response.id, turn.answer.broken(told(error)[1]))
         self._remember(create.stream_id, turn)
+
+    def _forget(self, create: Create, error: Exception) -> None:
+        """What a failed response was to follow, if this socket alone had it: the client starts again with all items."""
+        record = self._state.store.find(self._tenant, create.previous_response_id or "", self._id)
+        if record is not None and record.place and not isinstance(error, Cancelled):
+            self._state.store.drop(self._tenant, record.response.id)
 
     def _remember(self, lane: str | None, turn: Turn) -> None:
         """The conversation of a lane, whose KV is kept warm while the socket is open."""

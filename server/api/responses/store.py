@@ -1,17 +1,15 @@
-"""Responses that are over, kept in memory so that the next one can follow: bounded, and whoever keeps most makes room.
-
-A record counts with the whole conversation before it, although records share the items, so the bound is an upper one.
-"""
+"""Responses that are over, kept in memory so that the next one can follow; each with the conversation before it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
+from foresay.server.api.common.kept import Kept, Limits, Store
 from foresay.server.api.responses.events import ResponseEvent
 from foresay.server.api.responses.items import said_items
 from foresay.server.api.responses.schemas import InputItem, Response
@@ -37,29 +35,20 @@ class PreviousResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is kept: records and bytes, of all tenants together."""
-
-    count: int = 4096
-    bytes: int = 256 << 20
-
-
-class Record(msgspec.Struct, kw_only=True, eq=False):
+class Record(Kept, kw_only=True, eq=False):
     """A response and the conversation that led to it. model, fingerprint: what made it. tokens: prompt and answer, as
     it read and said them. events: the latest ones. changed: is set, and replaced, with each event. over: set after the
-    last one. size: in bytes. place: the WebSocket that alone can find it; "" is everywhere."""
+    last one. place: the WebSocket that alone can find it; "" is everywhere."""
 
-    tenant: str
     response: Response
     items: tuple[InputItem, ...]
     model: str = ""
     fingerprint: str = ""
-    tokens: list[int] = []
+    tokens: list[int] = msgspec.field(default_factory=list)
     events: deque[ResponseEvent] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
-    size: int = 0
     place: str = ""
 
     def note(self, event: ResponseEvent) -> None:
@@ -74,6 +63,11 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             changed.set()
 
     @property
+    def id(self) -> str:
+        """The response's."""
+        return self.response.id
+
+    @property
     def conversation(self) -> tuple[InputItem, ...]:
         """The items that a following response continues."""
         return (*self.items, *said_items(self.response.output))
@@ -85,80 +79,40 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
         return said + len(msgspec.json.encode(self.items)) + len(msgspec.json.encode(self.response))
 
 
-class Shelf:
-    """The records of one tenant, the least recently used first. said: the response that each output item is of."""
-
-    def __init__(self) -> None:
-        self.records: OrderedDict[str, Record] = OrderedDict()
-        self.said: dict[str, str] = {}
-        self.bytes = 0
-
-
-class ResponseStore:
-    """Records by tenant and id. A lookup of a tenant never finds another's."""
+class ResponseStore(Store[Record]):
+    """Responses, and which one each of their output items is of. Some are found from one WebSocket only."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
-        self._shelves: dict[str, Shelf] = {}
-
-    def __len__(self) -> int:
-        return sum(len(shelf.records) for shelf in self._shelves.values())
-
-    @property
-    def bytes(self) -> int:
-        """What all records count together."""
-        return sum(shelf.bytes for shelf in self._shelves.values())
+        super().__init__(limits)
+        self._said: dict[tuple[str, str], str] = {}
 
     def keep(self, record: Record) -> None:
-        """Keep a record. Where it is too many, or too much, the tenant that has most loses the least recently used."""
-        self.drop(record.tenant, record.response.id)
-        record.size = record.measured()
-        shelf = self._shelves.setdefault(record.tenant, Shelf())
-        shelf.records[record.response.id] = record
-        shelf.said |= dict.fromkeys((item.id for item in record.response.output), record.response.id)
-        shelf.bytes += record.size
-        while len(self) > self.limits.count:
-            self._make_room(lambda shelf: len(shelf.records))
-        while self.bytes > self.limits.bytes:
-            self._make_room(lambda shelf: shelf.bytes)
+        """As always, with its items."""
+        self._said |= {(record.tenant, item.id): record.id for item in record.response.output}
+        super().keep(record)
 
     def find(self, tenant: str, id: str, place: str = "") -> Record | None:
-        """The record, now the most recently used one; None if there is none, or if it is to be found elsewhere only."""
-        shelf = self._shelves.get(tenant, Shelf())
-        record = shelf.records.get(id)
-        if record is None or record.place not in ("", place):
-            return None
-        shelf.records.move_to_end(id)
-        return record
+        """As always; None if it is to be found elsewhere only."""
+        record = super().find(tenant, id)
+        return record if record is not None and record.place in ("", place) else None
 
     def item(self, tenant: str, id: str, place: str = "") -> InputItem | None:
         """An item that a response said, by its id; None if no such response is kept."""
-        record = self.find(tenant, self._shelves.get(tenant, Shelf()).said.get(id, ""), place)
+        record = self.find(tenant, self._said.get((tenant, id), ""), place)
         said = [] if record is None else [item for item in record.response.output if item.id == id]
         return next(iter(said_items(said)), None)
 
     def drop(self, tenant: str, id: str) -> bool:
-        """Forget a record; returns whether it was there."""
-        shelf = self._shelves.get(tenant)
-        record = None if shelf is None else shelf.records.pop(id, None)
-        if shelf is None or record is None:
-            return False
-        shelf.bytes -= record.size
-        for item in record.response.output:
-            shelf.said.pop(item.id, None)
-        if not shelf.records:
-            del self._shelves[tenant]
-        return True
+        """As always, with its items."""
+        record = super().find(tenant, id)
+        for item in () if record is None else record.response.output:
+            self._said.pop((tenant, item.id), None)
+        return super().drop(tenant, id)
 
     def forget(self, tenant: str, place: str) -> None:
         """Drop what could be found there only."""
-        shelf = self._shelves.get(tenant, Shelf())
-        for id in [id for id, record in shelf.records.items() if record.place == place]:
+        for id in [record.id for record in self.of(tenant) if record.place == place]:
             self.drop(tenant, id)
-
-    def _make_room(self, held: Callable[[Shelf], int]) -> None:
-        tenant, shelf = max(self._shelves.items(), key=lambda entry: held(entry[1]))
-        self.drop(tenant, next(iter(shelf.records)))
 
 
 # -- what all connections share ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from foresay.server.api.common.route import told
 from foresay.server.api.common.streaming import batches
@@ -19,6 +20,7 @@ from foresay.server.api.responses.items import given_items
 from foresay.server.api.responses.request import NAMES, chat_request, hints_left_out
 from foresay.server.api.responses.schemas import (
     InputItem,
+    NamedChoice,
     Reasoning,
     Response,
     ResponseRequest,
@@ -136,7 +138,7 @@ async def prepared(
     :class:`~foresay.server.schemas.errors.ApiError`.
     """
     tenant = CONTEXT.get().caller.tenant
-    before = _before(service, body.previous_response_id, tenant, place)
+    before = followed(service, body.previous_response_id, tenant, place)
     given = given_items(body.input, partial(service.server.of(Responses).store.item, tenant, place=place))
     conversation = () if before is None else before.conversation
     choice, dropped = await _choice(service, body, before, given, generates)
@@ -152,8 +154,8 @@ async def prepared(
     return Turn(service, answer, record, response.store or place != "")
 
 
-def _before(service: Service, previous: str | None, tenant: str, place: str = "") -> Record | None:
-    """The response that is followed."""
+def followed(service: Service, previous: str | None, tenant: str, place: str = "") -> Record | None:
+    """The response that is followed, if one is. Raises :class:`PreviousResponseNotFound`."""
     if previous is None:
         return None
     found = service.server.of(Responses).store.find(tenant, previous, place)
@@ -224,7 +226,6 @@ async def _attempt(
 def _response(body: ResponseRequest, id: str, model: str, choice: Choice) -> Response:
     """The response before anything is said: the request, with what was chosen for it."""
     params = choice.request.params
-    text = body.text or TextOptions()
     for field in ("tools", "metadata"):  # which three events say again
         check_bytes(getattr(body, field), MOST_SAID_AGAIN, field)
     return Response(
@@ -240,15 +241,33 @@ def _response(body: ResponseRequest, id: str, model: str, choice: Choice) -> Res
         reasoning=body.reasoning or Reasoning(),
         store=body.store is not False,
         temperature=params.temperature,
-        text=TextOptions(format=text.format or TextFormat(type="text"), verbosity=text.verbosity or "medium"),
-        tool_choice=body.tool_choice or "auto",
+        text=_text(body.text or TextOptions()),
+        tool_choice=_tool_choice(body.tool_choice or "auto"),
         tools=served(body.tools),
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
         truncation=body.truncation or "disabled",
         user=body.user,
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
         metadata=body.metadata or {},
     )
+
+
+def _text(asked: TextOptions) -> TextOptions:
+    """What was asked of the text, with what was left out of it."""
+    format = asked.format or TextFormat(type="text")
+    if format.type == "json_schema":  # which holds strictly either way
+        format = replace(format, description=format.description or None, strict=format.strict is not False)
+    return TextOptions(format=format, verbosity=asked.verbosity or "medium")
+
+
+def _tool_choice(asked: str | NamedChoice) -> str | NamedChoice:
+    if isinstance(asked, NamedChoice) and asked.type == "allowed_tools":
+        return replace(asked, mode=asked.mode or "auto")
+    return asked
 
 
 async def whole(turn: Turn) -> Response:
@@ -263,7 +282,7 @@ async def whole(turn: Turn) -> Response:
 async def prompt_length(service: Service, body: ResponseRequest) -> int:
     """The tokens of the prompt that the request would have."""
     tenant = CONTEXT.get().caller.tenant
-    before = _before(service, body.previous_response_id, tenant)
+    before = followed(service, body.previous_response_id, tenant)
     given = given_items(body.input, partial(service.server.of(Responses).store.item, tenant))
     choice, _ = await _choice(service, body, before, given, True)
     return len(choice.request.prompt)

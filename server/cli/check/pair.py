@@ -22,10 +22,11 @@ import msgspec
 
 from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
 from foresay.server.cli.check.summary import advice
-from foresay.server.engine.build import choose_activations, choose_dtype, draft_shape, max_model_len, plan
+from foresay.server.engine import kept_kv
+from foresay.server.engine.build import choose_dtype, draft_shape, fitting, max_model_len
 from foresay.server.engine.checks import Measured, Notes, Report, Target, described, facts, look_at_files, names_of
 from foresay.server.engine.checks import named as for_people
-from foresay.server.engine.device import find_device
+from foresay.server.engine.device import choose_activations, find_device
 from foresay.server.engine.drafters.entry import Entry
 from foresay.server.engine.drafters.registry import find, settled
 from foresay.server.engine.parameters import quantized
@@ -181,7 +182,7 @@ def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Dr
     found = notes.attempt(
         "memory",
         smaller,
-        lambda: plan(config, length, target.dtype.value, target.model, drafters, target.device),
+        lambda: fitting(config, length, target.dtype.value, target.model, list(drafters), target.device)[0],
     )
     if found is None:
         return
@@ -236,6 +237,8 @@ def _look(notes: Notes, config: EngineConfig) -> str:
     length = look_at_context(notes, config, target, draft)
     if length is not None:
         look_at_memory(notes, config, target, draft, length)
+        size, told = kept_kv.room(config, target.device)
+        notes.ok("disk", f"KV of prompts and answers is kept: {told}", kv_disk=size)
     return "" if drafts_well else recommended(config.target, target)
 
 

@@ -39,6 +39,7 @@ class Entry:
     names: what its drafters are called, which is what ``--draft`` names them by. made: their class. looks: whether they
     look something up or think for themselves, at next to no cost, instead of running a model. only_one: what it is,
     of which only one may draft; "" for any number. layered: whether it reads layers that ``--draft-layers`` can name.
+    spared: whether ``auto`` leaves it out where there is no room for it, or no measurement.
 
     asked: the part of ``--draft`` that names it. place: the directory or hub id in that, "" if there is none.
     """
@@ -48,6 +49,7 @@ class Entry:
     looks: ClassVar[bool] = False
     only_one: ClassVar[str] = ""
     layered: ClassVar[bool] = False
+    spared: ClassVar[bool] = False
 
     asked: str
     place: str = ""

@@ -19,8 +19,9 @@ from foresay.server.engine.drafters.custom import Custom
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.drafters.heads import DFlash, Eagle, Medusa, Mtp
+from foresay.server.engine.drafters.own import Own
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import named_in
+from foresay.server.settings.resolved import named_in, stages
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NGRAM, NONE, SUFFIX
 from foresay.spec.protocols import Drafter
@@ -67,7 +68,7 @@ class Suffix(_Lookup):
 
 #: In the order they are asked whether a directory is theirs, which is also that in which models draft. Whatever is
 #: nothing else is taken for a draft model.
-ENTRIES: tuple[type[Entry], ...] = (Medusa, Mtp, Eagle, DFlash, DraftModel, Ngram, Suffix, Custom)
+ENTRIES: tuple[type[Entry], ...] = (Medusa, Mtp, Eagle, DFlash, DraftModel, Own, Ngram, Suffix, Custom)
 #: Those that ``--shadow`` and replays name, ready to draft.
 LOOKUPS: dict[str, Callable[[], Drafter]] = {
     name: entry.made for entry in ENTRIES if entry.looks for name in entry.names
@@ -79,6 +80,12 @@ def find(part: str) -> Entry:
 
     Raises ConfigurationError if what is there is not what was asked for, ModelNotFound if nothing is there.
     """
+    first, *rest = stages(part)
+    if rest:
+        own = find(" > ".join(rest))
+        if not isinstance(own, Own) or own.first is not None:
+            raise ConfigurationError(f"--draft {part}: expected a draft model, >, and self, self:int4 or self:int8")
+        return own.behind(find(first), part)
     for entry in ENTRIES:
         if (found := entry.named(part)) is not None:
             return found

@@ -50,9 +50,10 @@ REASONS = {
     408: "The body took too long to arrive.",
     409: "The state of what the request would change does not allow it.",
     413: "The body is larger than the server reads.",
-    415: "The body is compressed.",
+    415: "The body is compressed, or no JSON.",
     429: "Too many requests are running or waiting; Retry-After says when to try again.",
     500: "The engine gave up on the request.",
+    501: "This model cannot do it.",
     503: "The model is loading, the engine is down, or the server is stopping; Retry-After says when to try again.",
     504: "The request took longer than the server allows.",
 }

@@ -119,6 +119,13 @@ def _build(now: Reading) -> list[Series]:
     return [((foresay.__version__, info.target, info.drafter, info.draft, info.dtype, info.device, exact), 1)]
 
 
+def _pages(now: Reading) -> list[Series]:
+    info = now.engine.info
+    if info is None:
+        return []
+    return [((str(info.page_size), str(info.kv_tokens // info.page_size), info.kv_dtype), 1)]
+
+
 def _token_bytes(now: Reading) -> dict[str, int]:
     info = now.engine.info
     return {} if info is None or not info.kv_token_bytes else {info.kv_dtype: info.kv_token_bytes}
@@ -204,7 +211,12 @@ STEPS = (
         "totals.waited_seconds",
     ),
     histogram("step_seconds", "A whole step of the engine.", "totals.step_seconds"),
-    histogram("iteration_tokens", "Tokens of a step: read from prompts, and written.", "totals.step_tokens"),
+    histogram(
+        "iteration_tokens",
+        "Tokens of a step: read from prompts, and written.",
+        "totals.step_tokens",
+        vllm="iteration_tokens_total",
+    ),
     histogram(
         "inter_chunk_latency_seconds",
         "Time between two chunks of one text, however many tokens they hold.",
@@ -266,15 +278,30 @@ REQUESTS = (
             ("request_generation_tokens", "Tokens of a request's text."),
             ("request_params_max_tokens", "The most output tokens that a request asked for."),
             ("request_params_n", "Choices asked for per prompt."),
+            ("request_num_preemptions", "Times that a request had to give up its KV."),
         )
     ),
     gauge("num_requests_running", "Requests that run.", "gauges.running", vllm=True),
     gauge("num_requests_waiting", "Requests that wait for their turn.", "gauges.waiting", vllm=True),
     gauge(
+        "num_requests_waiting_by_reason",
+        "The same by what they wait for, which is always room.",
+        lambda now: {"capacity": now.gauges.waiting, "deferred": 0},
+        ["reason"],
+        vllm=True,
+        keep=[0],
+    ),
+    gauge(
         "kv_cache_usage_perc",
         "Share of the KV pages that running requests use; 1 is all of them.",
         "gauges.kv_used",
         vllm=True,
+    ),
+    counter(
+        "kv_disk_tokens",
+        "Tokens of the KV on disk: read, written, damaged (and computed again), slow (computing them took less).",
+        lambda now: {"read": 0, "written": 0, "damaged": 0, "slow": 0} | now.totals.disk,
+        ["outcome"],
     ),
     gauge("kv_cache_kept_perc", "Share of the KV pages that only hold old text for reuse.", "gauges.kv_kept"),
 )
@@ -302,6 +329,14 @@ CONNECTIONS = (
         lambda now: {str(status): count for status, count in now.connections.http.items()},
         ["status"],
     ),
+    counter(
+        "admission_rejections",
+        "Requests that a limit refused, with 429.",
+        lambda now: {"limit": now.connections.http.get(429, 0)},
+        ["reason"],
+        vllm=True,
+        keep=[0],
+    ),
     gauge("websocket_connections_active", "WebSockets that are open.", "connections.websockets", vllm=True),
     histogram(
         "websocket_connection_duration_seconds",
@@ -317,6 +352,14 @@ ABOUT = (
         "Version and settings of the engine.",
         _build,
         ("version", "target", "drafter", "draft", "dtype", "device", "exact"),
+    ),
+    gauge(
+        "cache_config_info",
+        "Pages of the KV cache.",
+        _pages,
+        ("block_size", "num_gpu_blocks", "cache_dtype"),
+        vllm=True,
+        keep=[0, 1, 2],
     ),
     gauge(
         "kv_cache_token_bytes", "Bytes of the KV cache for one token, drafters' included.", _token_bytes, ["kv_dtype"]

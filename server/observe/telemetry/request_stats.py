@@ -229,6 +229,7 @@ class RequestStats:
             self._statistics = statistics
             queue, first = statistics.seconds.get("queue", 0.0), statistics.time_to_first_token
             window.request_queue_time.observe(queue)
+            window.request_num_preemptions.observe(statistics.preemptions)
             window.request_prefill_time.observe(max(first - queue, 0.0))
             window.request_decode_time.observe(statistics.decode_seconds)
             window.request_inference_time.observe(max(first - queue, 0.0) + statistics.decode_seconds)

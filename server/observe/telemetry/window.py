@@ -40,7 +40,8 @@ class Window:
     # Of steps; phases are seconds. Those named decode, propose and plain: of steps that read no prompt and in which no
     # request had switched speculation off. plain_seconds: what plain decoding would have taken for what these emitted,
     # estimated; doubted: the seconds of those whose estimate may be wrong, by the reason; waited_seconds: in which the
-    # engine waited for a core, estimated. chosen: by what the budget chose, where there is one.
+    # engine waited for a core, estimated. chosen: by what the budget chose, where there is one. disk: tokens whose KV
+    # went there or came from there.
     steps: int
     emitted: int
     preemptions: int
@@ -49,6 +50,7 @@ class Window:
     step_tokens: Lengths
     waited_seconds: float
     chosen: dict[str, int]
+    disk: dict[str, int]
     decode_steps: int
     decode_emitted: int
     decode_rows: int
@@ -84,6 +86,7 @@ class Window:
     request_generation_tokens: Lengths
     request_params_max_tokens: Lengths
     request_params_n: Annotated[Histogram, CHOICE_BOUNDS]
+    request_num_preemptions: Annotated[Histogram, CHOICE_BOUNDS]
 
     def __init__(self, second: int = 0) -> None:
         self.second = second
@@ -160,6 +163,7 @@ class Window:
         self.step_tokens.observe(trace.prefill_rows + trace.emitted)
         if trace.preemptions:
             self.preemptions += trace.preemptions
+        add(self.disk, trace.disk)
         if trace.choice:
             self.chosen[trace.choice] = self.chosen.get(trace.choice, 0) + 1
             self.news = trace.news or self.news

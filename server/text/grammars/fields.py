@@ -68,6 +68,8 @@ def of_format(given: ResponseFormat) -> Grammar | None:
     match given.type:
         case "text":
             return None
+        case "json_object" if given.schema is not None:
+            return json_grammar(given.schema, "response_format.schema")
         case "json_object":
             return _grammar(schema_grammar(ANY_OBJECT, "response_format", BOUNDED), "response_format")
         case "json_schema":

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from foresay.server.text.tokenizer import Tokenizer
 
 CALLS = "tool_calls"
+#: The format of models whose template has no tools: :func:`foresay.server.text.conversation.spelled_out`.
+GENERIC = "hermes"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 Event = dict[str, Any]
@@ -159,6 +161,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     markers: dict[int, str] = {}
     words: frozenset[str] = frozenset()
     declared: Callable[[str, str, Offer], OutputParser] | None = None
+    generic: bool = False
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: ToolParser = "auto", thoughts: ReasoningParser = "auto") -> ChatFormat:
@@ -166,15 +169,19 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         template = tokenizer.templates
         signs = {name: form.signs or (form.begins,) for name, form in TOOL_FORMATS.items()}
         shown = (name for name in signs if any(sign in template for sign in signs[name]))
+        words = _words(template)
         calls = next(shown, None) if tools == "auto" else tools if tools in TOOL_FORMATS else None
         declares = tools == "response_template" or (tools == "auto" and calls is None and tokenizer.declares_output)
+        lists = not words.isdisjoint(TOOLS_VARIABLES)
+        generic = not lists and not declares and tools in ("auto", GENERIC) and calls in (None, GENERIC)
+        calls = GENERIC if generic else calls
         around = (tags for tags in REASONING.values() if any(tag in template for tag in tags))
         thinks = next(around, None) if thoughts == "auto" else REASONING.get(thoughts)
         form = TOOL_FORMATS[calls] if calls else ToolFormat()
         tags = (*form.tags, *form.wraps, *(thinks or ()))
         markers = {id: tag for tag in tags if (id := tokenizer.special_id(tag)) is not None}
         declared = _declared(tokenizer) if declares else None
-        return cls(calls=calls, thinks=thinks, markers=markers, words=_words(template), declared=declared)
+        return cls(calls=calls, thinks=thinks, markers=markers, words=words, declared=declared, generic=generic)
 
     @property
     def lists_tools(self) -> bool:
@@ -183,11 +190,11 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, request: ChatRequest, offer: Offer) -> None:
         """Raise for what the template would leave out in silence."""
-        if offer.listed and not self.lists_tools:
+        if offer.listed and not self.lists_tools and not self.generic:
             raise InvalidRequest(
                 "tools",
-                "this model's chat template does not support tools: choose a model whose template does, such as Qwen3 "
-                "(docs/agents.md), or send tool_choice none",
+                "this model's chat template does not support tools: leave --tool-parser at auto, choose a model whose "
+                "template does, such as Qwen3 (docs/agents.md), or send tool_choice none",
             )
         if offer.required and self.declared is not None:
             raise InvalidRequest("tool_choice", "this server cannot make this model call tools; tool_choice auto works")
@@ -195,7 +202,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest("tools", "this server cannot read this model's tool calls; see --tool-parser")
         if request.reasoning_effort is not None and "reasoning_effort" not in self.words:
             raise InvalidRequest("reasoning_effort", "", "this model's chat template does not support ")
-        for index, message in enumerate(request.messages):
+        for index, message in enumerate(() if self.generic else request.messages):
             with inside("messages", index):
                 if message.tool_calls and "tool_calls" not in self.words:
                     raise InvalidRequest("tool_calls", "this model's chat template does not support tool calls")

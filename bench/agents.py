@@ -1,0 +1,177 @@
+"""Coding agents' sessions, replayed: ``python -m bench agents --target FILE --llama-server PROGRAM --gguf FILE``.
+
+Each round is two sessions over one system prompt with tools, in the shape of public traces (a first prompt of 24,800
+tokens in the median) cut to what two cores read: turns that grow by an answer and a tool's result, a branch that takes
+a turn back, two sessions in turn, and a restart of the server. Prompts are passages of this repository behind tokens
+that no other run has, and answers are given: so all servers are asked the same, and find only what they were asked
+here. Ours runs with KV on disk and without, llama.cpp's with its cache of prompts, ``--cache-reuse``, and slots saved
+before the restart and restored after it. The restart itself is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import tempfile
+import time
+import urllib.request
+from argparse import ArgumentParser, Namespace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from bench import record
+from bench.experiment import Case, Experiment, Sample, Taken, Variant
+from bench.serving import FORESAY, Answer, exchange, started
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import target_directory
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.verifier.ops.kernels.cpu import threads
+
+FIRST, FOUND = "first_token_s", "tokens_found"
+THEIRS, WITHOUT, OURS = "llama.cpp", "foresay, no disk", "foresay"
+#: Who asks in each turn: session and number; the second A5 takes the first one back. Servers are
+#: restarted before A8.
+TURNS = ("A1", "A2", "A3", "A4", "B1", "A5", "B2", "A5'", "B3", "A6", "B4", "A7", "B5", "A8", "B6", "A9")
+RESTART = "A8"
+#: Tokens of a question, an answer with a call, and the least and most of a tool's result.
+QUESTION, ANSWER, RESULT = 120, 60, (40, 520)
+#: Seconds between two turns: an agent's tool runs, and who has something to write writes it.
+PAUSE = 1.0
+
+
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("--target", default="bundled", help="what we serve: a GGUF file, a directory or a hub id")
+    parser.add_argument("--gguf", type=Path, help="the same for llama.cpp")
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's llama-server")
+    parser.add_argument("--system", type=int, default=4000, help="tokens of the system prompt and its tools")
+    parser.add_argument("--length", type=int, default=8192, help="tokens of the context")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
+
+
+def main(args: Namespace) -> None:
+    ids = passages(args)
+    new = random.choices(ids, k=16)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = [stack.enter_context(one) for one in servers_of(args, folder)]
+        taken, _ = Experiment(
+            variants=[Variant(one.name, one.measure) for one in servers],
+            cases=lambda turn: list(session(ids, new, args.system, turn)),
+            figure=FIRST,
+            rounds=args.rounds,
+        ).run()
+    record.finish(
+        "agents", {"target": Path(args.target).name, "system": args.system, **summary(taken)}, not args.no_save
+    )
+
+
+# -- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def passages(args: Namespace) -> list[int]:
+    """Tokens of this repository's documents and sources."""
+    root, tokenizer = Path(__file__).parents[1], Tokenizer.load(target_directory(EngineConfig(target=args.target)))
+    files = [*sorted(root.glob("docs/*.md")), *sorted(root.glob("spec/**/*.py")), *sorted(root.glob("server/**/*.py"))]
+    return [token for file in files for token in tokenizer.encode(file.read_text("utf-8"), False)]
+
+
+def session(ids: Sequence[int], new: Sequence[int], system: int, turn: int) -> Iterator[Case]:
+    """The prompts of a round, as a client sends them. new: what they begin with."""
+    rng, rest = random.Random(turn), iter(ids[turn * 20_000 :])
+    begin, prompts = [*new, *islice(rest, system)], dict[str, list[int]]()
+    for name in TURNS:
+        before = prompts.get(f"{name[0]}{int(name[1]) - 1}")
+        more = QUESTION if before is None else ANSWER + rng.randint(*RESULT)
+        prompts[name[:2]] = [*(before or begin), *islice(rest, more)]
+        yield Case("turns", name, prompts[name[:2]])
+
+
+# -- who serves ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Served:
+    """A server that is started again in mid-round. ready: the path that says that it is ready. body: what its requests
+    have beside the prompt. slots: how many are to be saved before."""
+
+    name: str
+    command: Sequence[str]
+    ready: str
+    body: Mapping[str, Any]
+    slots: int = 0
+
+    def __enter__(self) -> Self:
+        self._running = ExitStack()
+        run = started(self.command, self.ready, errors=subprocess.DEVNULL)
+        _, self._port = self._running.enter_context(run)
+        self._ask([1, 2, 3, 4] * 20)  # it is warm
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._running.close()
+
+    def measure(self, case: Case, turn: int) -> Sample:
+        """One turn."""
+        if case.name == RESTART:
+            self._slots("save")
+            self.__exit__()
+            self.__enter__()
+            self._slots("restore")
+        time.sleep(PAUSE)
+        answer = self._ask(case.input)
+        return Sample({FIRST: answer.first, FOUND: answer.cached}, answer.text if self.name != THEIRS else None)
+
+    def _ask(self, prompt: Sequence[int]) -> Answer:
+        sampling = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "stream": True}
+        return exchange(self._port, {"prompt": list(prompt), **sampling, **self.body})
+
+    def _slots(self, action: str) -> None:
+        for slot in range(self.slots):
+            address = f"http://127.0.0.1:{self._port}/slots/{slot}?action={action}"
+            data = json.dumps({"filename": f"{slot}.bin"}).encode()
+            urllib.request.urlopen(urllib.request.Request(address, data, {"Content-Type": "application/json"})).close()
+
+
+def servers_of(args: Namespace, folder: Path) -> Iterator[Served]:
+    """Ours twice, and llama.cpp's if it is given."""
+    for name, disk in ((WITHOUT, "off"), (OURS, "8GiB")):
+        own = ["--kv-disk", disk, "--max-model-len", str(args.length)]
+        yield Served(name, [*FORESAY, args.target, *own], "/ready", {"model": None})
+    if args.llama_server:
+        size = ["-t", str(threads.wanted()), "-c", str(2 * args.length), "-np", "2", "--no-webui"]
+        reuse = ["--cache-reuse", "256", "--slot-save-path", f"{folder}/"]
+        yield Served(
+            THEIRS,
+            [str(args.llama_server), "-m", str(args.gguf), *size, *reuse],
+            "/health",
+            {"cache_prompt": True},
+            slots=2,
+        )
+
+
+def summary(taken: Sequence[Taken]) -> dict[str, Any]:
+    """By turn and server, and what all turns of a round waited together."""
+    by: dict[str, dict[str, list[Mapping[str, float]]]] = defaultdict(lambda: defaultdict(list))
+    for one in taken:
+        by[one.case.name][one.variant].append(one.sample.figures)
+    turns = {turn: {name: _medians(found) for name, found in of.items()} for turn, of in by.items()}
+    names = list(turns[TURNS[0]])
+    waited = {name: sum(of[name][FIRST] for of in turns.values()) for name in names}
+    rows = [
+        [turn, *(f"{of[name][FIRST]:.2f} s, {of[name][FOUND]:,.0f}" for name in names)] for turn, of in turns.items()
+    ]
+    together = ["together", *(f"{waited[name]:.2f} s" for name in names)]
+    record.table("first token, and tokens found", ["", *names], [*rows, together])
+    return {"turns": turns, "waited_s": waited}
+
+
+def _medians(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {figure: median(one[figure] for one in found) for figure in (FIRST, FOUND)}

@@ -1,0 +1,140 @@
+"""What is kept in memory of answers that are over: bounded, and whoever keeps most makes room.
+
+A record counts with everything it holds, although records may share parts, so the bound is an upper one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from foresay.spec.errors import InvalidRequest
+
+MOST_LISTED = 100
+#: What a list's query may say.
+LIST_QUERY = (
+    ("after", "string", "skip the items up to this one"),
+    ("limit", "integer", f"at most this many items, up to {MOST_LISTED}"),
+    ("order", "string", "asc or desc"),
+)
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is kept: records and bytes, of all tenants together."""
+
+    count: int = 4096
+    bytes: int = 256 << 20
+
+
+def page(http: web.Request, entries: Sequence[tuple[str, Any]], usual: str) -> dict[str, Any]:
+    """The entries, each with its id, that the query asks for with ``order``, ``after`` and ``limit``, in the words of
+    OpenAI's lists."""
+    order, after = http.query.get("order", usual), http.query.get("after")
+    limit = number(http, "limit", 20, 1, MOST_LISTED)
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order", f" must be asc or desc, got {order!r}")
+    entries = entries[::-1] if order == "desc" else entries
+    if after is not None:
+        places = [place for place, (id, _) in enumerate(entries) if id == after]
+        if not places:
+            raise InvalidRequest("after", f": there is no item {after!r}")
+        entries = entries[places[0] + 1 :]
+    ids, data = [id for id, _ in entries[:limit]], [one for _, one in entries[:limit]]
+    first, last = (ids[0], ids[-1]) if ids else (None, None)
+    return {"data": data, "first_id": first, "last_id": last, "has_more": len(entries) > limit}
+
+
+def number(http: web.Request, name: str, default: int, least: int, most: int | None) -> int:
+    """A number in the query."""
+    given = http.query.get(name)
+    if given is None:
+        return default
+    if not given.lstrip("-").isdecimal() or len(given) > 18 or int(given) < least or (most and int(given) > most):
+        wanted = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise InvalidRequest(name, f" must be a number, {wanted}, got {given!r}")
+    return int(given)
+
+
+class Kept(msgspec.Struct, kw_only=True, eq=False):
+    """A record of a tenant. size: in bytes, once it is kept."""
+
+    tenant: str
+    size: int = 0
+
+    @property
+    def id(self) -> str:
+        """What it is found by."""
+        raise NotImplementedError
+
+    def measured(self) -> int:
+        """About how many bytes it holds."""
+        raise NotImplementedError
+
+
+R = TypeVar("R", bound=Kept)
+
+
+class Shelf(Generic[R]):
+    """The records of one tenant, the least recently used first."""
+
+    def __init__(self) -> None:
+        self.records: OrderedDict[str, R] = OrderedDict()
+        self.bytes = 0
+
+
+class Store(Generic[R]):
+    """Records by tenant and id. A lookup of a tenant never finds another's."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._shelves: dict[str, Shelf[R]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(shelf.records) for shelf in self._shelves.values())
+
+    @property
+    def bytes(self) -> int:
+        """What all records count together."""
+        return sum(shelf.bytes for shelf in self._shelves.values())
+
+    def of(self, tenant: str) -> Iterator[R]:
+        """All of a tenant, the least recently used first."""
+        return iter(list(self._shelves.get(tenant, Shelf()).records.values()))
+
+    def keep(self, record: R) -> None:
+        """Keep a record. Where it is too many, or too much, the tenant that has most loses the least recently used."""
+        self.drop(record.tenant, record.id)
+        record.size = record.measured()
+        shelf = self._shelves.setdefault(record.tenant, Shelf())
+        shelf.records[record.id] = record
+        shelf.bytes += record.size
+        while len(self) > self.limits.count:
+            self._make_room(lambda shelf: len(shelf.records))
+        while self.bytes > self.limits.bytes:
+            self._make_room(lambda shelf: shelf.bytes)
+
+    def find(self, tenant: str, id: str) -> R | None:
+        """The record, now the most recently used one; None if there is none."""
+        shelf: Shelf[R] = self._shelves.get(tenant, Shelf())
+        if id in shelf.records:
+            shelf.records.move_to_end(id)
+        return shelf.records.get(id)
+
+    def drop(self, tenant: str, id: str) -> bool:
+        """Forget a record; returns whether it was there."""
+        shelf = self._shelves.get(tenant)
+        record = None if shelf is None else shelf.records.pop(id, None)
+        if shelf is None or record is None:
+            return False
+        shelf.bytes -= record.size
+        if not shelf.records:
+            del self._shelves[tenant]
+        return True
+
+    def _make_room(self, held: Callable[[Shelf[R]], int]) -> None:
+        tenant, shelf = max(self._shelves.items(), key=lambda entry: held(entry[1]))
+        self.drop(tenant, next(iter(shelf.records)))

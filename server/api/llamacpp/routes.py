@@ -1,0 +1,235 @@
+"""llama.cpp's ``/completion``, ``/infill``, ``/props`` and ``/slots``; LM Studio's ``/api/v0/models``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET
+
+import foresay
+from foresay.server.api.common import statistics, validation
+from foresay.server.api.common.answer import Answer
+from foresay.server.api.common.route import BODY_ERRORS, EVENTS, Route, Stream, json_response
+from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.turns import answered, completion_choices
+from foresay.server.api.common.validation import Names
+from foresay.server.api.llamacpp.schemas import InfillRequest, NativeAnswer, NativeCompletion, NativeRequest
+from foresay.server.host.models.models import MODELS, Entry
+from foresay.server.host.service import Service
+from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.errors import NotSupported
+from foresay.server.schemas.shared import ErrorBody, GenerationRequest
+from foresay.server.text.choice import Piece
+from foresay.server.text.prompt import Room
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.names import NONE
+
+#: Its streams end with the chunk that says ``stop``.
+FRAMING = msgspec.structs.replace(EVENTS, done=b"")
+_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
+#: The client's names of what a completion request calls otherwise.
+NAMES = Names(
+    {
+        "max_tokens": "n_predict",
+        "logprobs": "n_probs",
+        "repetition_penalty": "repeat_penalty",
+        "structured_outputs.grammar": "grammar",
+        "structured_outputs.json": "json_schema",
+    }
+)
+_OWN = {"n_predict", "repeat_penalty", "grammar", "json_schema", "n"}
+_SHARED = sorted({*GenerationRequest.__struct_fields__} - _OWN)
+
+
+class Native(Answer):
+    """llama.cpp's answer: the text, and at its end all there is to say."""
+
+    framing = FRAMING
+
+    def opening(self, index: int) -> list[msgspec.Struct]:
+        """Nothing introduces an answer."""
+        return []
+
+    def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
+        """A chunk for what a piece says."""
+        return [self._said([piece])] if piece.text or piece.token_ids else []
+
+    def closing(self) -> list[msgspec.Struct]:
+        """The chunk that ends the stream."""
+        return [self._ended(self._said([]))]
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
+        """The answer in one piece; its tokens if they were asked for."""
+        answer = self._said(pieces[0])
+        answer.tokens = answer.tokens if self.body.return_token_ids else []
+        return self._ended(answer)
+
+    def _said(self, pieces: Sequence[Piece]) -> NativeAnswer:
+        choice = self.choices[0]
+        answer = NativeAnswer(
+            content="".join(piece.text for piece in pieces),
+            tokens=[token for piece in pieces for token in piece.token_ids],
+            tokens_predicted=choice.completion_tokens,
+            tokens_evaluated=len(choice.request.prompt),
+        )
+        if self.listed is not None:
+            entries = [entry for piece in pieces for entry in piece.logprobs]
+            answer.completion_probabilities = self._token_decoder.chat(entries).content
+        return answer
+
+    def _ended(self, answer: NativeAnswer) -> NativeAnswer:
+        choice, params = self.choices[0], self.choices[0].request.params
+        word = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
+        answer.stop, answer.model, answer.truncated = True, self.model, False
+        answer.generation_settings = {name: getattr(params, name) for name in _SETTINGS}
+        answer.generation_settings |= {"seed": choice.seed, "n_predict": params.max_tokens}
+        answer.prompt = choice.tokenizer.decode(choice.request.prompt, skip_special_tokens=False)
+        answer.has_new_line = "\n" in choice.tokenizer.decode(choice.tokens)
+        answer.stop_type = "limit" if choice.finish_reason == "length" else "word" if word else "eos"
+        answer.stopping_word, answer.tokens_cached = word, choice.cached_tokens
+        answer.timings, answer.warnings = statistics.timings(self.choices) or UNSET, self._warnings()
+        return answer
+
+
+def fields_of(body: NativeRequest) -> dict[str, Any]:
+    """What a completion request says of it, the prompt left out."""
+    if body.repeat_penalty not in (None, 1.0) and body.repeat_last_n not in (None, -1):
+        raise InvalidRequest("repeat_last_n", " must be -1: repeat_penalty counts the whole text on this server")
+    validation.refuse(body)
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _SHARED}
+    fields |= {"return_token_ids": bool(body.return_tokens), "logprobs": body.n_probs}
+    if body.repeat_penalty is not None:
+        fields["repetition_penalty"] = body.repeat_penalty
+    if body.n_predict is not None:
+        fields["max_tokens"] = body.n_predict if body.n_predict >= 0 else None
+    if body.grammar or body.json_schema is not None:
+        fields["structured_outputs"] = {"grammar": body.grammar or None, "json": body.json_schema}
+    return fields
+
+
+async def native(http: web.Request, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
+    """Write on from a prompt, or what stands between a prefix and a suffix."""
+    framing = FRAMING if body.stream else None
+    return await leased(http, body.model, partial(_native, http, body=body), framing)
+
+
+async def _native(http: web.Request, service: Service, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
+    with NAMES as names:
+        tokens = await (_infilled if isinstance(body, InfillRequest) else _prompt)(service, body)
+        fields = fields_of(body)
+        if fields["max_tokens"] is None:
+            fields["max_tokens"] = max(1, service.opened()[1].max_model_len - len(tokens))
+        request = validation.converted({"prompt": tokens, **fields}, CompletionRequest)
+        choices = names.warned(await completion_choices(service, request, [tokens]))
+        return await answered(http, service, request, choices, Native)
+
+
+async def _prompt(service: Service, body: Any) -> list[int]:
+    if not isinstance(body.prompt, str):
+        return list(body.prompt)
+    room = Room("prompt", service.opened()[1].max_model_len)
+    return await service.encode(body.prompt, body.add_special_tokens is not False, room=room)
+
+
+async def _infilled(service: Service, body: Any) -> list[int]:
+    before, hole, after = infill_tokens(service.opened()[0].tokenizer)
+    extra = "".join(f"--- {one.filename or 'snippet'} ---\n\n{one.text}\n\n" for one in body.input_extra or ())
+    room = Room("input_prefix", service.opened()[1].max_model_len)
+    texts = (extra + body.input_prefix + body.prompt, body.input_suffix)
+    prefix, suffix = [await service.encode(text, False, room=room) for text in texts]
+    return [before, *prefix, hole, *suffix, after]
+
+
+#: What models call the tokens before the prefix, before the suffix, and before what stands between them.
+_INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
+
+
+def infill_tokens(tokenizer: Tokenizer) -> list[int]:
+    """The ids of the three; :class:`NotSupported` if the tokenizer has none."""
+    for names in _INFILL:
+        ids = [id for name in names if (id := tokenizer.added_id(name)) is not None]
+        if len(ids) == len(names):
+            return ids
+    raise NotSupported("this model has no tokens for infilling")
+
+
+async def props(http: web.Request) -> web.Response:
+    """What the model is, and how it samples by itself, in llama.cpp's words."""
+    async with http.app[MODELS].reading(http.query.get("model")) as service:
+        text, info = service.opened()
+    known = {name: value for name in _SETTINGS if (value := getattr(text.defaults, name, None)) is not None}
+    usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": -1, "n_predict": -1}
+    answer: dict[str, Any] = {
+        "default_generation_settings": {"n_ctx": info.max_model_len, "params": usual | known},
+        "total_slots": info.max_seqs,
+        "model_path": info.target,
+        "model_alias": service.names.own,
+        "chat_template": text.tokenizer.template,
+        "bos_token": text.tokenizer.config.get("bos_token", ""),
+        "eos_token": "".join(text.tokenizer.token_strings(info.eos_token_ids[:1])),
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"foresay-{foresay.__version__}",
+        "is_sleeping": False,
+    }
+    return json_response(answer)
+
+
+async def slots(http: web.Request) -> web.Response:
+    """The places for sequences, the busy ones first, in llama.cpp's words."""
+    async with http.app[MODELS].reading(http.query.get("model")) as service:
+        info, busy = service.opened()[1], service.running
+    usual = {"n_ctx": info.max_model_len, "speculative": info.drafter != NONE}
+    return json_response([{"id": place, **usual, "is_processing": place < busy} for place in range(info.max_seqs)])
+
+
+async def studio_models(http: web.Request) -> web.Response:
+    """The models served here, loaded or not, in LM Studio's words."""
+    return json_response({"object": "list", "data": [_studio(entry, entry.name) for entry in http.app[MODELS]]})
+
+
+async def studio_model(http: web.Request) -> web.Response:
+    """One of them."""
+    name = http.match_info["name"]
+    return json_response(_studio(http.app[MODELS].find(name), name))
+
+
+def _studio(entry: Entry, name: str) -> dict[str, Any]:
+    known, running, text = entry.info, entry.running, entry.service.text
+    told = {
+        "id": name,
+        "object": "model",
+        "type": "llm",
+        "publisher": "foresay",
+        "arch": known.family if known else "",
+        "compatibility_type": "safetensors",
+        "quantization": "" if known is None else known.quantization.partition(" ")[0] or known.dtype,
+        "state": "loaded" if running else "not-loaded",
+        "max_context_length": known.trained_length if known else entry.model.longest,
+        "capabilities": ["tool_use"] if text is not None and text.chat_format.calls is not None else [],
+    }
+    return told if running is None else told | {"loaded_context_length": running.max_model_len}
+
+
+_NAME = (("name", "what clients call the model"),)
+_ERRORS = (400, 401, 404, 503)
+_STREAM = Stream(FRAMING, (NativeAnswer, ErrorBody))
+ROUTES = [
+    Route("POST", "/completion", native, NativeCompletion, NativeAnswer, _STREAM),
+    Route("POST", "/completions", native, NativeCompletion, NativeAnswer, _STREAM),
+    Route("POST", "/infill", native, InfillRequest, NativeAnswer, _STREAM, (*BODY_ERRORS, 501)),
+    Route("GET", "/props", props, answer=dict[str, Any], errors=_ERRORS),
+    Route("GET", "/slots", slots, answer=list[dict[str, Any]], errors=_ERRORS),
+    Route("GET", "/api/v0/models", studio_models, answer=dict[str, Any], errors=(401,)),
+    Route("GET", r"/api/v0/models/{name:[\s\S]+}", studio_model, None, dict[str, Any], None, (401, 404), _NAME),
+]

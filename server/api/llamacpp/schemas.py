@@ -1,0 +1,74 @@
+"""llama.cpp's own completions on the wire."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from foresay.server.schemas.bounds import shown
+from foresay.server.schemas.shared import GenerationRequest, RequestWarning, Timings, not_done
+from foresay.server.schemas.tokens import ChatTokenLogprob
+from foresay.spec.sampling import Logprobs, RepetitionPenalty
+
+
+class NativeRequest(GenerationRequest, kw_only=True):
+    """What ``POST /completion`` and ``/infill`` share: the sampling fields that completions have, some under
+    llama.cpp's names. n_predict: most tokens to write; below 0, as many as fit. n_probs: as completions' logprobs.
+    """
+
+    n_predict: int | None = None
+    n_probs: Logprobs | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    repeat_last_n: int | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    return_tokens: bool | None = None
+
+    n: Annotated[int | None, not_done(1, by="/completion")] = None
+
+
+class NativeCompletion(NativeRequest, kw_only=True):
+    """``POST /completion``. prompt: a text, or token ids."""
+
+    prompt: Annotated[str, shown(minLength=1)] | list[int]
+
+
+class Extra(msgspec.Struct, kw_only=True):
+    """A file that may help."""
+
+    text: str
+    filename: str | None = None
+
+
+class InfillRequest(NativeRequest, kw_only=True):
+    """``POST /infill``: what stands between a prefix and a suffix. prompt: what is written of it already."""
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str = ""
+    input_extra: list[Extra] | None = None
+
+
+class NativeAnswer(msgspec.Struct, kw_only=True):
+    """An answer, or a piece of one; from ``model`` on, only the last has the fields."""
+
+    index: int = 0
+    content: str
+    tokens: list[int]
+    id_slot: int = -1
+    stop: bool = False
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: list[ChatTokenLogprob] | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    generation_settings: dict[str, Any] | UnsetType = UNSET
+    prompt: str | UnsetType = UNSET
+    has_new_line: bool | UnsetType = UNSET
+    truncated: bool | UnsetType = UNSET
+    stop_type: Literal["eos", "word", "limit"] | UnsetType = UNSET
+    stopping_word: str | UnsetType = UNSET
+    tokens_cached: int | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET

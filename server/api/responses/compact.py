@@ -1,0 +1,123 @@
+"""``/v1/responses/compact``: a conversation as a shorter window of items, which a client sends instead of it.
+
+Nothing is summarized, since a small model's summary would be wrong in silence: what fits stays word for word, and what
+does not is left out in this order, no more of it than has to be:
+
+::
+
+    what was thought before the last question      always: chat templates do not show it again
+    results of tools, and thoughts since           the oldest first; the model reads that a result is missing
+    turns                                          the oldest first; the model reads how much is missing
+
+The answer's ``warnings`` tell how much that was.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from functools import partial
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from foresay.server.api.common.turns import chat_prompt
+from foresay.server.api.responses.items import given_items
+from foresay.server.api.responses.request import NAMES, chat_request
+from foresay.server.api.responses.schemas import (
+    Compaction,
+    CompactRequest,
+    InputItem,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseRequest,
+    ResponseUsage,
+)
+from foresay.server.api.responses.store import Responses
+from foresay.server.api.responses.turn import followed
+from foresay.server.gateway.caller import CONTEXT
+from foresay.server.host.service import Service
+from foresay.server.text.prompt import Room
+from foresay.server.text.warned import Warned, warning
+from foresay.spec.errors import InvalidRequest
+
+#: Of the context, for the window; the rest is for what comes after it.
+SHARE = 0.5
+MISSING_RESULT = "[This result was left out to make room.]"
+MISSING_TURNS = "[{count} earlier items of this conversation were left out to make room.]"
+#: Items that stay whatever is left out.
+_RULES = ("system", "developer")
+
+
+async def compacted(service: Service, body: CompactRequest) -> tuple[Compaction, tuple[Warned, ...]]:
+    """The window that stands for a conversation, and what it lacks. Raises
+    :class:`~foresay.spec.errors.ContextLengthExceeded` where even the last turn is too long."""
+    tenant, store = CONTEXT.get().caller.tenant, service.server.of(Responses).store
+    before = followed(service, body.previous_response_id, tenant)
+    items = [*(() if before is None else before.conversation), *given_items(body.input, partial(store.item, tenant))]
+    if not items:
+        raise InvalidRequest("input", " is required: there is nothing to compact")
+    longest = service.opened()[1].max_model_len
+    always, steps = _steps(items)
+    low, high, length = always, len(steps), await _length(service, body, items)
+    while low < high:  # in few attempts: each one renders and encodes the conversation
+        middle = (low + high) // 2
+        fits = await _length(service, body, window(items, steps[:middle])[0]) <= SHARE * longest
+        low, high = (low, middle) if fits else (middle + 1, high)
+    left, lacks = window(items, steps[:low])
+    Room("input", longest).check(await _length(service, body, left), 1)
+    usage = ResponseUsage(length, InputTokensDetails(0), 0, OutputTokensDetails(0), length)
+    id, now = f"resp_{uuid.uuid4().hex}", int(time.time())
+    answer = Compaction(id=id, created_at=now, output=[_told(item) for item in left], usage=usage)
+    warnings = (warning("compacted", "input", **lacks),) if any(lacks.values()) else ()
+    answer.warnings = [one.told for one in warnings] or UNSET
+    return answer, warnings
+
+
+async def _length(service: Service, body: CompactRequest, items: Sequence[InputItem]) -> int:
+    """Tokens of the prompt that the items make."""
+    asked = ResponseRequest(instructions=body.instructions)
+    with NAMES:
+        return len(await chat_prompt(service, chat_request(asked, (), items)))
+
+
+def _steps(items: Sequence[InputItem]) -> tuple[int, list[int]]:
+    """The places of what can be left out, in order, and how many of these always are; the place of a user's message
+    stands for all before it."""
+    asked = [place for place, item in enumerate(items) if item.role == "user"]
+    last = asked[-1] if asked else 0
+    thoughts = [place for place, item in enumerate(items) if item.type == "reasoning"]
+    results = [place for place, item in enumerate(items[:-1]) if _is_result(item)]
+    always = [place for place in thoughts if place < last]
+    others = sorted({*thoughts, *results} - {*always})
+    return len(always), [*always, *others, *asked[1:]]
+
+
+def window(items: Sequence[InputItem], left_out: Sequence[int]) -> tuple[list[InputItem], dict[str, int]]:
+    """The items without what is at these places, and what they lack."""
+    start = max((place for place in left_out if items[place].role == "user"), default=0)
+    rules = [item for item in items[:start] if item.role in _RULES]
+    lacks = {"results": 0, "thoughts": 0, "earlier": start - len(rules)}
+    kept = []
+    for place, item in enumerate(items[start:], start):
+        if place in left_out and _is_result(item):
+            lacks["results"] += 1
+            item = replace(item, output=MISSING_RESULT)
+        elif place in left_out and item.type == "reasoning":
+            lacks["thoughts"] += 1
+            continue
+        kept.append(item)
+    missing = InputItem(role="developer", content=MISSING_TURNS.format(count=lacks["earlier"]))
+    return [*rules, *(given_items([missing]) if start else ()), *kept], lacks
+
+
+def _is_result(item: InputItem) -> bool:
+    return (item.type or "").endswith("_output")
+
+
+def _told(item: InputItem) -> InputItem:
+    """As an item of an answer, whose texts have a list of annotations."""
+    parts = item.content if item.type == "message" and isinstance(item.content, list) else []
+    told = [replace(one, annotations=one.annotations or []) if one.type == "output_text" else one for one in parts]
+    return replace(item, content=told) if told else item

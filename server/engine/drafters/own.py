@@ -1,0 +1,151 @@
+"""``--draft self``, ``self:int4``, ``self:int8``: the target in fewer bits drafts, over the target's own pages; and
+``PATH > self``: a draft model drafts for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from foresay.drafters.self_draft import SelfDrafter
+from foresay.server.engine.checks import Notes, Target, described
+from foresay.server.engine.device import Loading, choose_activations
+from foresay.server.engine.drafters.draft_model import DraftModel
+from foresay.server.engine.drafters.entry import Entry
+from foresay.server.engine.parameters import item_bytes, model_bytes
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import Unfit, target_directory
+from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import DRAFT_MODEL, SELF
+from foresay.spec.shape import MAX_NODES
+from foresay.spec.tree import TreeShape
+from foresay.verifier.model.config import ModelConfig, parameters
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.quantization import Quantization
+from foresay.verifier.model_runner import ModelRunner
+
+#: What the weights can become; and below how many weights 4 bits guess wrong too often to pay (measured at 135M, where
+#: half of the likeliest tokens change).
+BITS = {"int4": 4, "int8": 8}
+_SMALL = 500_000_000
+
+
+@dataclass(frozen=True)
+class Own(Entry):
+    """:mod:`foresay.drafters.self_draft`. asked_how: what the target's floats are to become; "": what pays. directory:
+    the target's. first: the draft model that drafts for it.
+    """
+
+    names, made = (SELF,), SelfDrafter
+    only_one, spared = "copy of the target", True
+
+    asked_how: str = ""
+    directory: Path = Path()
+    first: DraftModel | None = None
+
+    @classmethod
+    def named(cls, part: str) -> Self | None:
+        """By its name, perhaps with a colon and how many bits."""
+        word, colon, how = part.partition(":")
+        if word != SELF:
+            return None
+        if colon and how not in BITS:
+            raise ConfigurationError(f"--draft {part}: expected self, or {' or '.join(f'self:{one}' for one in BITS)}")
+        return cls(part, asked_how=how)
+
+    def behind(self, first: Entry, part: str) -> Self:
+        """The same with another before it, as a part of ``--draft`` says. Raises ConfigurationError for one that is no
+        draft model."""
+        if not isinstance(first, DraftModel):
+            raise ConfigurationError(f"--draft {part}: expected a draft model before >, not {first.asked}")
+        return replace(self, asked=part, place=first.place, first=first)
+
+    def setting(self, name: str, place: str) -> str:
+        """With the number of bits."""
+        own = f"{SELF}:{self.how}"
+        return own if self.first is None else f"{self.first.setting(DRAFT_MODEL, place)} > {own}"
+
+    def configured(self, config: EngineConfig) -> Self:
+        """In the directory of the settings' target."""
+        first = None if self.first is None else self.first.configured(config)
+        return replace(self, directory=target_directory(config), first=first)
+
+    @cached_property
+    def how(self) -> str:
+        """What they become."""
+        small = not self.asked_how and parameters(ModelConfig.from_directory(self.directory)) < _SMALL
+        return "int8" if small else self.asked_how or "int4"
+
+    @cached_property
+    def model(self) -> ModelConfig:
+        """The copy's configuration. Raises Unfit for files that are no floats, and for recurrent layers, of which a
+        pass over a tree's level would need the state that the levels above left."""
+        model = ModelConfig.from_directory(self.directory)
+        if model.quantization is not None:
+            fault = f"--draft {self.asked}: its files are quantised ({model.quantization})"
+            raise Unfit(fault, "name the model that they were made from as the target, or another drafter")
+        if model.stack.recurrence is not None:
+            fault = (
+                f"--draft {self.asked}: a model with recurrent layers ({model.architecture}) cannot draft for itself"
+            )
+            raise Unfit(fault, "name mtp, where its checkpoint has that layer, or a lookup (ngram, suffix)")
+        return replace(model, quantization=Quantization.made(self.how))
+
+    def checked(self, target: Path, model: ModelConfig) -> Self:
+        """Raises Unfit if the target has no more bits than its copy would have, and for recurrent layers before it."""
+        if self.first is not None and self.first.model.stack.recurrence is not None:
+            fault = f"--draft {self.asked}: a draft model with recurrent layers cannot draft for another drafter"
+            raise Unfit(fault, "name one of the two")
+        own, found = self.model.quantization, model.quantization
+        if found is not None and dict(found.rules)["Linear"].bits <= BITS[self.how]:
+            fault = f"--draft {self.asked}: the target's weights ({found}) are no larger than its copy's ({own})"
+            raise Unfit(fault, "leave --quantize out, or name another drafter")
+        return self if self.first is None else replace(self, first=self.first.checked(target, model))
+
+    def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        """The copy, and who drafts for it."""
+        return (self.model,) if self.first is None else (self.model, *self.first.shapes(target))
+
+    def token_bytes(self, target: ModelConfig, dtype: str) -> int:
+        """The KV of who drafts for it."""
+        return 0 if self.first is None else self.first.token_bytes(target, dtype)
+
+    def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
+        """All but the embedding, which is the target's."""
+        model = self.model
+        own = model_bytes(model, dtype, packed) - item_bytes(dtype) * model.vocab_size * model.hidden_size
+        return {SELF: own} if self.first is None else {SELF: own, **self.first.weights(dtype, packed)}
+
+    def load(self, loading: Loading, target: ModelRunner) -> SelfDrafter:
+        """Made of the target's files, as ``--quantize`` makes it. Raises Unfit for a chain on a GPU, whose captured
+        steps have no rounds."""
+        config, model = loading.config, self.model
+        if self.first is not None and loading.device.is_gpu:
+            raise Unfit(f"--draft {self.asked}: chains of drafters run on a CPU alone", "name one of the two")
+        rounds = choose_activations(config, model, loading.device).value == "int8"
+        packed = replace(loading, rounds=rounds).packed("draft", self.directory, model)
+        packed.embed = target.decoder.embedding
+        copy = ModelRunner(Decoder(model, packed, loading.length + MAX_NODES), target.store, loading.length)
+        first = None if self.first is None else self.first.load(loading, target)
+        return SelfDrafter(copy, config.draft_growth == "dynamic", first)
+
+    @property
+    def remark(self) -> str:
+        """Of who drafts for it."""
+        return "" if self.first is None else self.first.remark
+
+    @property
+    def warning(self) -> str:
+        """Of who drafts for it."""
+        return "" if self.first is None else self.first.warning
+
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
+        """Whether there are floats to make it of; and who drafts for it."""
+        longest = None if self.first is None else self.first.look_at(notes, target, self.first.asked, shape)
+        other = "name another drafter, such as suffix"
+        if notes.attempt("draft", other, lambda: self.checked(target.directory, target.model)) is not None:
+            copy = described(self.model, target.dtype.value, target.activations.value)
+            notes.ok("draft", f"the target itself in fewer bits, on its own KV cache: {copy}, {name}", kind=SELF)
+        return longest

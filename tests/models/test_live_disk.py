@@ -1,0 +1,72 @@
+"""What a real server has read is found again after a swap of models, a restart and a crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from foresay.server.settings.resolved import BUNDLED
+from foresay.verifier.ops.kernels.cpu import kept
+from tests.models.switching import NAMES
+from tests.server.live import LiveServer, openai_client
+
+pytestmark = pytest.mark.slow
+
+
+class Restarted:
+    """A server of two models of which one is loaded at a time; each time that it is started it has the same folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, cache = folder, folder / "cache" / "foresay"
+        cache.mkdir(parents=True)
+        (cache / "kernels").symlink_to(kept.directory())
+        self.files = cache / "kv"
+        models = "".join(
+            f'[models.{name}]\ntarget = "{BUNDLED / kind}"\n'
+            for name, kind in zip(NAMES, ("target", "draft"), strict=True)
+        )
+        engine = '[engine]\nmax_seqs = 2\nthreads = 1\nkv_disk = "1GiB"\n'
+        (folder / "foresay.toml").write_text(f"{engine}[server]\nmax_loaded_models = 1\n{models}")
+
+    def __call__(self) -> LiveServer:
+        flags = ("--config", str(self.folder / "foresay.toml"), "--draft", "suffix")
+        variables = {"XDG_CACHE_HOME": str(self.folder / "cache"), "FORESAY_KV_DISK": "1GiB"}
+        return LiveServer(self.folder / "log", *flags, variables=variables)
+
+    def written(self) -> int:
+        return len(list(self.files.glob("*/*.rows")))
+
+
+async def ask(server: LiveServer, model: str, begin: int) -> tuple[str, int]:
+    """The answer to 600 tokens, and how many of them were found."""
+    prompt = [begin, *(100 + place % 300 for place in range(599))]
+    async with openai_client(server.wait_for_url()) as client:
+        answer = await client.completions.create(model=model, prompt=prompt, max_tokens=20, temperature=0)
+    details = answer.usage.prompt_tokens_details if answer.usage else None
+    return answer.choices[0].text, details.cached_tokens or 0 if details else 0
+
+
+async def test_what_was_read_is_found_again(tmp_path: Path) -> None:
+    restarted, (one, other) = Restarted(tmp_path), NAMES
+    with restarted() as server:
+        text, cached = await ask(server, one, 5)
+        assert cached == 0
+        assert (await ask(server, other, 5))[1] == 0
+        assert await ask(server, one, 5) == (text, 592), "after a swap and back"
+        server.terminate()
+        assert server.process.wait(60) == 0
+    with restarted() as server:
+        assert await ask(server, one, 5) == (text, 592), "after a restart"
+        before = restarted.written()
+        text, cached = await ask(server, one, 6)
+        assert cached == 0
+        while restarted.written() < before + 37:  # it is idle now
+            time.sleep(0.05)
+        for process in (*server.engine_processes(), server.process.pid):
+            os.kill(process, signal.SIGKILL)
+    with restarted() as server:
+        assert await ask(server, one, 6) == (text, 592), "after it was killed"

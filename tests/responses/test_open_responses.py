@@ -1,0 +1,215 @@
+"""Open Responses: the cases of its acceptance suite, written anew, and its schemas over varied requests, whole,
+streamed and over a WebSocket, against the real server with the bundled pair.
+
+Left out is what this server says that it does not do: images, and a model that would call a tool unasked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.responses.open_responses import wrong
+
+Json = dict[str, Any]
+LAST = ("response.completed", "response.incomplete", "response.failed", "error")
+TOOL = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather of a place",
+    "parameters": {
+        "type": "object",
+        "properties": {"place": {"type": "string", "maxLength": 9}},
+        "required": ["place"],
+    },
+}
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+def said(role: str, text: Any) -> Json:
+    return {"type": "message", "role": role, "content": text}
+
+
+class Server:
+    """How the cases ask."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self._http = http
+
+    async def whole(self, path: str = "/v1/responses", **body: Any) -> Json:
+        async with self._http.post(path, json={"model": "bundled", **body}) as response:
+            return {"status_code": response.status, **await response.json()}
+
+    async def stream(self, **body: Any) -> list[Json]:
+        async with self._http.post("/v1/responses", json={"model": "bundled", "stream": True, **body}) as response:
+            blocks = (await response.text()).split("\n\n")
+        assert blocks[-2:] == ["data: [DONE]", ""]
+        lines = [block.split("\n") for block in blocks[:-2] if not block.startswith(":")]
+        events = [json.loads(data.removeprefix("data: ")) for _, data in lines]
+        assert [f"event: {event['type']}" for event in events] == [name for name, _ in lines]
+        return events
+
+    async def socket(self, *turns: Json) -> list[list[Json]]:
+        """The events of each turn; ``previous`` stands for the id of the first turn's response."""
+        told: list[list[Json]] = []
+        async with self._http.ws_connect("/v1/responses") as socket:
+            for turn in turns:
+                if turn.get("previous_response_id") == "previous":
+                    turn = turn | {"previous_response_id": told[0][-1]["response"]["id"]}
+                await socket.send_json({"type": "response.create", "model": "bundled", "store": False, **turn})
+                told.append([])
+                while not told[-1] or told[-1][-1]["type"] not in LAST:
+                    told[-1].append(await socket.receive_json())
+        return told
+
+
+@pytest.fixture
+async def server(url: str) -> AsyncIterator[Server]:
+    async with aiohttp.ClientSession(url) as http:
+        yield Server(http)
+
+
+def valid(events: list[Json]) -> Json:
+    """The response that the events end with; all of them are as the specification has them."""
+    assert [error for event in events for error in wrong("event", event, event["type"])] == []
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return dict(events[-1]["response"])
+
+
+# -- the cases ---------------------------------------------------------------------------------------------------------
+
+SHORT: Json = {"max_output_tokens": 16}
+CASES: dict[str, Json] = {
+    "basic": {"input": [said("user", "Say hello in exactly 3 words.")]},
+    "system prompt": {"input": [said("system", "Speak as a pirate."), said("user", "Say hello.")]},
+    "several turns": {"input": [said("user", "I am Alice."), said("assistant", "Hello!"), said("user", "Who am I?")]},
+    "phase": {"input": [said("assistant", "Hello!") | {"phase": "final_answer"}, said("user", "Who am I?")]},
+    "call of a tool": {"input": "Weather?", "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_cases_whole_streamed_and_over_a_socket(server, name):
+    asked = {"max_output_tokens": 400, "seed": 1, **CASES[name]}
+    whole = await server.whole(**asked)
+    assert wrong("response", whole) == []
+    streamed, (told,) = await server.stream(**asked), await server.socket(asked)
+    for response in (whole, valid(streamed), valid(told)):
+        assert (response["status"], response["error"]) == ("completed", None)
+        assert [item["type"] for item in response["output"]] == (["function_call"] if "tools" in asked else ["message"])
+    kinds = {event["type"] for event in streamed}
+    assert "tools" not in asked or kinds >= {f"response.function_call_arguments.{end}" for end in ("delta", "done")}
+
+
+NEW, AGAIN = {"input": "Remember: cobalt", **SHORT}, {"input": "Go on", "previous_response_id": "previous", **SHORT}
+ORPHAN = AGAIN | {"input": [{"type": "function_call_output", "call_id": "call_missing", "output": "None"}]}
+
+
+@pytest.mark.parametrize(
+    ("turns", "codes"),
+    [
+        ((NEW, NEW), (None, None)),
+        ((NEW, AGAIN), (None, None)),
+        ((AGAIN | {"previous_response_id": "resp_missing"}, NEW), ("previous_response_not_found", None)),
+        ((NEW, ORPHAN, AGAIN), (None, None, "previous_response_not_found")),  # a failed one forgets what it followed
+        ((NEW | {"store": True}, ORPHAN, AGAIN), (None, None, None)),  # which everybody can find
+    ],
+)
+async def test_turns_of_a_socket(server, turns, codes):
+    for events, turn, code in zip(await server.socket(*turns), turns, codes, strict=True):
+        if turn is ORPHAN:
+            assert events[-1]["type"] == "error" and events[-1]["status"] == 400
+        elif code is None:
+            valid(events)
+        else:
+            assert events[-1]["error"]["code"] == code
+
+
+async def test_a_socket_forgets_what_is_not_stored_with_its_end(server):
+    ((*_, last),) = await server.socket(NEW)
+    (missed, found) = await server.socket(AGAIN | {"previous_response_id": last["response"]["id"]}, NEW)
+    assert missed[-1]["error"]["code"] == "previous_response_not_found"
+    valid(found)
+
+
+# -- compact -----------------------------------------------------------------------------------------------------------
+
+LONG = "word " * 600
+
+
+def looked(number: int, result: str) -> list[Json]:
+    call = {"type": "function_call", "call_id": f"call_{number}", "name": "look", "arguments": "{}"}
+    return [call, {"type": "function_call_output", "call_id": f"call_{number}", "output": result}]
+
+
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+RULE, ASK = said("developer", "Be brief."), said("user", "Go on.")
+#: Items, and how many results, thoughts and earlier items their window lacks.
+WINDOWS: dict[str, tuple[list[Json], tuple[int, int, int]]] = {
+    "what fits stays": ([RULE, said("user", "Hello"), said("assistant", "Hi"), ASK], (0, 0, 0)),
+    "thoughts before the last question": ([said("user", "a"), THOUGHT, said("assistant", "b"), ASK], (0, 1, 0)),
+    "the oldest results first": ([said("user", "a"), *looked(1, LONG), *looked(2, "short"), ASK], (1, 0, 0)),
+    "of one long turn too": ([ASK, *looked(1, LONG), *looked(2, LONG), *looked(3, "short")], (2, 0, 0)),
+    "then turns": ([RULE, said("user", LONG), said("assistant", "b"), said("user", "c"), ASK], (0, 0, 2)),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+async def test_a_window_lacks_what_it_says_and_is_gone_on_with(server, name):
+    items, lacks = WINDOWS[name]
+    window = await server.whole("/v1/responses/compact", input=items)
+    assert window.get("status_code") == 200 and wrong("compaction_of_items", window) == []
+    told = " ".join(warning["message"] for warning in window.get("warnings", ()))
+    said_so = "input: {} results of tools, {} thoughts and {} earlier items were left out".format(*lacks)
+    assert told == (said_so if any(lacks) else "")
+    shown = json.dumps(window["output"])
+    assert shown.count("[This result was left out") == lacks[0] and ("earlier items" in shown) == bool(lacks[2])
+    assert len(shown) < 3000 and ("Be brief." in shown) == (RULE in items) and "Go on." in shown
+    valid((await server.socket({"input": [*window["output"], ASK], "tools": [], **SHORT}))[0])
+
+
+async def test_a_window_of_a_response_and_of_nothing(server):
+    first = await server.whole(input="Hello", **SHORT)
+    window = await server.whole("/v1/responses/compact", previous_response_id=first["id"])
+    assert [item["role"] for item in window["output"]] == ["user", "assistant"]
+    nothing = await server.whole("/v1/responses/compact")
+    assert (nothing["status_code"], nothing["error"]["param"]) == (400, "input")
+
+
+# -- the schemas -------------------------------------------------------------------------------------------------------
+
+FORMATS: list[Json] = [
+    {},
+    {"text": {"format": {"type": "text"}, "verbosity": "medium"}},
+    {"text": {"format": {"type": "json_object"}}},
+    {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}},
+    {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": False, "description": "N"}}},
+]
+TOOLS: list[Json] = [
+    {},
+    {"tools": [TOOL], "tool_choice": "none"},
+    {"tools": [TOOL], "tool_choice": {"type": "function", "name": "get_weather"}, "text": None},
+    {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "get_weather"}]},
+     "text": None},
+]  # fmt: skip
+OTHERS: list[Json] = [
+    {"presence_penalty": 0.5, "safety_identifier": "me", "metadata": {"a": "b"}, "reasoning": {"effort": "medium"}},
+    {"frequency_penalty": -1, "prompt_cache_key": "k", "top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+    {"instructions": "Be brief.", "temperature": 0, "top_p": 0.5, "truncation": "auto", "service_tier": "auto"},
+]
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=["penalty", "logprobs", "instructions"])
+async def test_schemas(server, others):
+    for shape, tools in itertools.product(FORMATS, TOOLS):
+        asked = {"input": "Tell", **SHORT, **shape, **tools, **others}
+        streamed, (told,) = await server.stream(**asked), await server.socket(asked)
+        for response in (await server.whole(**asked), valid(streamed), valid(told)):
+            assert wrong("response", response) == []
+            for field in ("presence_penalty", "frequency_penalty", "safety_identifier", "prompt_cache_key"):
+                assert response[field] == asked.get(field, 0 if field.endswith("penalty") else None)

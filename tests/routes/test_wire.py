@@ -1,0 +1,167 @@
+"""What others' clients look for, asked of the real server with the bundled pair: llama.cpp's, LM Studio's, Ollama's and
+vLLM's routes and members, fields that are not followed, and chat completions that are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+Json = dict[str, Any]
+CHAT: Json = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "seed": 1}
+NATIVE: Json = {"prompt": "Once upon", "n_predict": 4, "seed": 1, "temperature": 0}
+#: A schema that has few objects.
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.fixture
+async def http(url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(url) as session:
+        yield session
+
+
+async def answer(http: aiohttp.ClientSession, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+    async with http.request("GET" if body is None else "POST", path, json=body, **options) as response:
+        return response.status, await response.json(content_type=None)
+
+
+def at(found: Any, path: str) -> Any:
+    """What is there in an answer, step by step; ``...`` if there is nothing."""
+    for step in path.split("/" if "/" in path else "."):
+        try:
+            found = found[int(step)] if isinstance(found, list) else found[step]
+        except (KeyError, IndexError, TypeError):
+            return ...
+    return found
+
+
+#: A path, what is sent to it, and some of what comes back; ``any`` stands for anything there is.
+ASKED: list[tuple[str, Any, Json]] = [
+    ("/completion", NATIVE, {"stop": True, "stop_type": "limit", "tokens": [], "tokens_predicted": 4,
+        "prompt": "Once upon", "generation_settings.n_predict": 4, "generation_settings.seed": 1, "truncated": False,
+        "timings.predicted_n": 4, "timings.draft_n": any, "timings.draft_n_accepted": any}),
+    ("/completions", NATIVE | {"return_tokens": True, "n_probs": 1},
+        {"completion_probabilities.3.logprob": any, "tokens.3": any}),
+    ("/completion", NATIVE | {"n_predict": 30, "json_schema": SCHEMA}, {"content": '{"a": 1}', "stop_type": "eos"}),
+    ("/completion", NATIVE | {"n_predict": 9, "grammar": 'root ::= "yes" | "no"'}, {"stop_type": "eos"}),
+    ("/completion", NATIVE | {"repeat_penalty": 1.1, "repeat_last_n": 64}, {"error.param": "repeat_last_n"}),
+    ("/completion", NATIVE | {"n_predict": 0}, {"error.param": "n_predict"}),
+    ("/completion", NATIVE | {"mirostat": 2}, {"error.param": "mirostat"}),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, {"error.code": "not_supported"}),
+    ("/props", None,
+        {"default_generation_settings.n_ctx": 1024, "total_slots": 4, "chat_template": any, "bos_token": any}),
+    ("/slots", None, {"3.id": 3, "0.is_processing": False, "0.n_ctx": 1024}),
+    ("/models", None, {"data.0.id": "bundled", "data.0.meta.n_ctx_train": 1024, "data.0.context_length": 1024,
+        "data.0.max_input_tokens": 1024, "data.0.lifecycle": "active"}),
+    ("/chat/completions", CHAT, {"choices.0.message.content": any, "timings.cache_n": any, "prompt_logprobs": None,
+        "prompt_token_ids": None, "choices.0.token_ids": None}),
+    ("/responses", {"input": "Hi", "max_output_tokens": 4}, {"object": "response"}),
+    ("/messages", CHAT | {"seed": None, "model": "no"}, {"type": "error", "error.type": "not_found_error"}),
+    ("/api/v0/models", None, {"data.0.state": "loaded", "data.0.loaded_context_length": 1024}),
+    ("/api/v0/models/bundled", None, {"type": "llm", "max_context_length": 1024, "arch": "llama"}),
+    ("/api/show", {"model": "bundled"},
+        {"model_info/llama.embedding_length": 256, "model_info/llama.block_count": any}),
+    ("/api/pull", {"model": "bundled:latest", "stream": False}, {"status": "success"}),
+    ("/api/pull", {"model": "no such name", "stream": False}, {"error": any}),
+    ("/tokenizer_info", None, {"tokenizer_class": any, "chat_template": any, "model_max_length": 1024}),
+    ("/v1/completions/render", {"prompt": [[40, 41], [42]]}, {"0.token_ids": [40, 41], "1.count": 1}),
+    ("/load", None, {"server_load": 0}),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 2},
+        {"choices.0.prompt_logprobs": None, "choices.0.token_ids": None}),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "return_token_ids": True}, {"choices.0.token_ids.1": any}),
+    ("/v1/chat/completions", CHAT | {"max_tokens": 30, "response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"choices.0.message.content": '{"a": 1}'}),
+    ("/v1/chat/completions", CHAT | {"response_format": {"type": "json_object", "schema": {"type": 5}}},
+        {"error.param": any}),
+    ("/v1/chat/completions", CHAT | {"logprob_token_ids": [5]}, {"error.param": "logprob_token_ids"}),
+    ("/v1/chat/completions", CHAT | {"dynatemp_range": 0.5}, {"error.param": "dynatemp_range"}),
+    ("/v1/chat/completions", CHAT | {"dynatemp_range": 0, "samplers": [], "cache_prompt": True}, {"warnings": ...}),
+    ("/v1/chat/completions", CHAT | {"samplers": ["top_k"], "cache_prompt": False},
+        {"warnings.0.param": "samplers", "warnings.1.param": "cache_prompt", "warnings.1.code": "not_followed"}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 4, "return_progress": True},
+        {"warnings.0.param": "return_progress"}),
+    ("/v1/messages", CHAT | {"seed": None, "model": "bundled", "thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"content.0.type": "text", "warnings.0.param": "thinking"}),
+    ("/v1/messages", {"model": "bundled", "max_tokens": 4, "messages": [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "text", "text": "So"}, {"type": "tool_result", "tool_use_id": "t"}]}]},
+        {"error.message": "messages[2].content[1]: tool_result blocks come before the text of their message"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "told"), ASKED, ids=[path for path, _, _ in ASKED])
+async def test_what_is_found(http, path, body, told):
+    status, found = await answer(http, path, body)
+    assert (status < 400) == ("error" not in found or found["error"] is None), found
+    for place, value in told.items():
+        there = at(found, place)
+        assert there is not ... if value is any else there == value, (place, found)
+
+
+async def events(http: aiohttp.ClientSession, path: str, **body: Any) -> list[Any]:
+    async with http.post(path, json=body | {"stream": True}) as response:
+        lines = (await response.text()).split("\n\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+
+
+async def test_streams_of_llama_cpps_clients(http):
+    *pieces, last = await events(http, "/completion", **NATIVE)
+    _, whole = await answer(http, "/completion", NATIVE)
+    assert "".join(piece["content"] for piece in pieces) == whole["content"] and not last["content"]
+    assert [piece["stop"] for piece in pieces] == [False] * len(pieces) and last["timings"]["predicted_n"] == 4
+    chunks = await events(http, "/v1/chat/completions", **CHAT)
+    assert ["timings" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("asked", "has"), [({}, ()), ({"continuous_usage_stats": True}, ()), ({"include_usage": True}, (None, 4))]
+)
+async def test_usage_of_chunks(http, asked, has):
+    chunks = await events(http, "/v1/chat/completions", **CHAT, stream_options=asked)
+    told = [chunk["usage"] and chunk["usage"]["completion_tokens"] for chunk in chunks if "usage" in chunk]
+    assert tuple(dict.fromkeys(told)) == has
+
+
+async def test_the_chosen_token_leads(http):
+    _, body = await answer(http, "/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 3, "temperature": 2})
+    for entry in body["choices"][0]["logprobs"]["content"]:
+        assert (entry["top_logprobs"][0]["token"], len(entry["top_logprobs"])) == (entry["token"], 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("application/json", 200), ("application/x-www-form-urlencoded", 200), ("text/plain", 415), ("text/xml", 415)],
+)
+async def test_what_is_no_json(http, kind, status):
+    async with http.post("/v1/chat/completions", data=json.dumps(CHAT), headers={"Content-Type": kind}) as response:
+        assert response.status == status
+        assert status == 200 or (await response.json())["error"]["param"] == "Content-Type"
+
+
+async def test_ollamas_clients_find_it_running(http):
+    async with http.get("/", headers={"User-Agent": "ollama-python/0.6"}) as response:
+        assert await response.text() == "Ollama is running"
+
+
+async def test_chat_completions_that_are_kept(http):
+    route = "/v1/chat/completions"
+    _, whole = await answer(http, route, CHAT | {"store": True, "metadata": {"n": "1"}})
+    streamed = (await events(http, route, **CHAT, store=True, metadata={"n": "2"}))[0]["id"]
+    await answer(http, route, CHAT)
+    _, listed = await answer(http, f"{route}?limit=2&order=desc")
+    assert {one["id"] for one in listed["data"]} == {whole["id"], streamed}
+    assert [one["choices"][0]["message"] for one in listed["data"]] == [whole["choices"][0]["message"]] * 2
+    assert (await answer(http, f"{route}?metadata[n]=2"))[1]["first_id"] == streamed
+    assert (await answer(http, f"{route}?after=none"))[1]["error"]["param"] == "after"
+    one = f"{route}/{whole['id']}"
+    assert await answer(http, one) == (200, whole)
+    assert (await answer(http, one, {"metadata": {"n": "3"}}))[1]["metadata"] == {"n": "3"}
+    assert (await answer(http, f"{one}/messages"))[1]["data"][0]["content"] == "Hi"
+    for status in (200, 404):
+        async with http.delete(one) as response:
+            assert response.status == status

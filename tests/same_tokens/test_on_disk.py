@@ -1,0 +1,53 @@
+"""The same tokens where an engine before has left KV on disk: of windows, recurrent states and draft models too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from foresay.kvpaging import DiskPages, KVStore
+from foresay.spec.budget import CostModel
+from foresay.spec.engine import Engine
+from tests.same_tokens.runs import assert_same, drafting, returning, whole
+from tests.same_tokens.witness import run
+
+
+def kept(engine: Engine, folder: Path) -> Engine:
+    """Keeps its pages there, and always rather reads than computes."""
+    assert engine.prefix is not None
+    target, *drafts = [store for store in engine.pool.stores if isinstance(store, KVStore)]
+    stores = {"target": [target]} | ({"drafts": drafts} if drafts else {})
+    engine.prefix.disk = DiskPages(folder, stores, engine.pool, 1 << 30)
+    reading = engine.scheduler._reading
+    assert reading is not None
+    reading._cost = CostModel([1, 2], [100.0, 200.0])
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("family", "drafter", "kv", "windows"),
+    [
+        ("qwen3", "chain4", None, 0),
+        ("qwen3", "4,4,2,2,1", torch.int8, 0),
+        ("gemma3", "3,2,1", None, 30),
+        ("qwen2_window", "3,2,1", torch.int8, 30),
+        ("qwen3_5", "chain4", None, 0),
+    ],
+)
+def test_what_another_engine_left(pair, tmp_path, family, drafter, kv, windows) -> None:
+    models = replace(pair(family), kv=kv)
+    first, later, texts = returning(models)
+    options = {"page_size": 8, "prefix": True, "windows": windows}
+    before, after = (
+        kept(drafting(models, drafter, whole([*first, *later], texts), **options), tmp_path) for _ in range(2)
+    )
+    run(before, first)
+    while before.keep_one():
+        pass
+    found = run(after, later)
+    assert_same({job.id: texts[job.id] for job in later}, found)
+    assert sum(found[job.id].cached_tokens > 0 for job in later) == len(later)
+    assert {path.suffix for path in (tmp_path / "drafts").iterdir()} == {".rows"}

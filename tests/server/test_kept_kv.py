@@ -1,0 +1,65 @@
+"""How much KV is kept on disk, and what of an engine another one's pages depend on."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foresay.kvpaging import PagePool
+from foresay.server.engine import kept_kv
+from foresay.server.engine.device import Device, Loading
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.load import load
+from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.errors import ConfigurationError
+from foresay.verifier.model.config import ModelConfig
+
+CPU, GPU = Device("cpu", 1 << 34), Device("cuda:0", 1 << 36, capability=(9, 0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "free", "size", "told"),
+    [
+        ({}, CPU, 1 << 40, 8 << 30, "up to 8.0 GiB, by the free disk"),
+        ({}, CPU, 10 << 30, 1 << 30, "up to 1.0 GiB, by the free disk"),
+        ({}, GPU, 1 << 40, 0, "off (on a GPU only if a size is given)"),
+        ({"kv_disk": "off"}, CPU, 1 << 40, 0, "off"),
+        ({"prefix_cache": False}, CPU, 1 << 40, 0, "off"),
+        ({"kv_disk": "1.5GiB"}, GPU, 0, 3 << 29, "up to 1.5 GiB"),
+        ({"kv_disk": "500MB"}, CPU, 0, 500_000_000, "up to 477 MiB"),
+    ],
+)
+def test_how_much(
+    settings: dict[str, Any], device: Device, free: int, size: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert kept_kv.room(load(EngineConfig, settings, {}).config, device) == (size, told)
+
+
+@pytest.mark.parametrize("size", ["8", "GiB", "-1GiB", "8 GiB", "on"])
+def test_what_is_no_size(size: str) -> None:
+    with pytest.raises(ConfigurationError, match="off or a size such as 8GiB or 500MB"):
+        load(EngineConfig, {"kv_disk": size}, {})
+
+
+def test_pages_are_of_all_that_their_bits_follow_from() -> None:
+    directory = BUNDLED / "target"
+    model, config = ModelConfig.from_directory(directory), EngineConfig()
+    ours = Loading(config, directory, model, "bfloat16", 512, CPU, PagePool(9), False, lambda *given: None)
+    others = [
+        replace(ours, target=BUNDLED / "draft"),
+        replace(ours, model=replace(model, max_positions=model.max_positions + 1)),
+        replace(ours, dtype="float32"),
+        replace(ours, length=511),
+        replace(ours, device=GPU),
+        replace(ours, rounds=True),
+        replace(ours, config=EngineConfig(kv_dtype="int8")),
+        replace(ours, config=EngineConfig(page_size=32)),
+    ]
+    alike = replace(ours, config=EngineConfig(draft="none", max_seqs=9, kv_tokens=4096), pool=PagePool(10))
+    assert kept_kv._key(alike) == kept_kv._key(ours)
+    assert len({kept_kv._key(each) for each in [ours, *others]}) == 1 + len(others)

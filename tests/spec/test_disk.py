@@ -1,0 +1,244 @@
+"""Texts are the same with KV on disk and without, whatever becomes of the files, and no tenant finds another's."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import time
+from collections import defaultdict
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from foresay.kvpaging import DiskPages
+from foresay.kvpaging.disk import Text
+from foresay.spec.budget import CostModel
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.scheduler import Scheduler
+from foresay.spec.tree import TreeShape
+from tests.spec.house import House
+from tests.spec.tables import Guesser, Plain, TableModel, plain
+
+TENANTS = ("", "one", "another")
+#: Computing takes longer than reading does, so that all is read that is there.
+DEAR = CostModel([1, 1000], [100.0, 100_000.0])
+_ids = count()
+
+
+def house(model: TableModel, folder: Path, key: str, most: int = 1 << 20, pages: int = 60) -> House:
+    """An engine that has just started."""
+    made = House(model, Guesser(model, 0.8), (2, 1), pages=pages, cost=DEAR, max_chunk=24)
+    assert made.prefix is not None
+    made.prefix.disk = DiskPages(folder, {key: [made.verifier.store]}, made.pool, most)
+    return made
+
+
+def idle(made: House, pages: int = 1 << 20) -> None:
+    """Time in which nobody asks, for so many pages."""
+    while pages and made.engine.keep_one():
+        pages -= 1
+
+
+class Life:
+    """Two servers on one folder, one model or the other in each, and what happens to them. Whatever a row says is
+    checked by :class:`~tests.spec.tables.TableVerifier`."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.rng, self.folder = random.Random(seed), folder
+        self.models = {"a": TableModel(seed), "b": TableModel(seed + 1)}
+        self.said: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
+        self.prompts = [self.rng.choices(range(1, 9), k=50)]
+        self.servers = [self.server("a"), self.server("a")]
+        self.read = self.damaged = 0
+
+    def server(self, key: str) -> tuple[str, House]:
+        most, pages = self.rng.choice([4096 * 100, 1 << 21]), self.rng.choice([40, 90])
+        return key, house(self.models[key], self.folder, key, most, pages)
+
+    def go_on(self) -> None:
+        place = self.rng.randrange(2)
+        key, made = self.servers[place]
+        self.ask(key, made)
+        idle(made, self.rng.choice([0, 9, 1 << 20, 1 << 20]))
+        if self.rng.random() < 0.3:
+            self.damage()
+        if self.rng.random() < 0.6:
+            self.replace(place)
+
+    def ask(self, key: str, made: House) -> None:
+        """Some requests at once, most of which go on with what was said before."""
+        wanted: dict[str, Plain] = {}
+        known: dict[str, int] = {}
+        for _ in range(self.rng.randint(1, 3)):
+            base = self.rng.choice(self.prompts)[: self.rng.randint(30, 80)]
+            prompt = base + self.rng.choices(range(1, 9), k=self.rng.randint(1, 12))
+            warm, most = self.rng.choice([0.0, 1.0]), self.rng.randint(1, 12)
+            sampling = SamplingParams(seed=next(_ids), temperature=warm, max_tokens=most)
+            id, salt = f"{next(_ids)}", self.rng.choice(TENANTS)
+            made.add(id, prompt, sampling, salt)
+            wanted[id] = plain(self.models[key], prompt, sampling)
+            self.said[key, salt].append(prompt + wanted[id].tokens)
+            known[id] = max(map(partial(in_common, prompt), self.said[key, salt][:-1]), default=0)
+            self.prompts = [*self.prompts[-8:], prompt + wanted[id].tokens]
+        if self.rng.random() < 0.1:
+            made.step()
+            made.engine.cancel(gone := self.rng.choice(list(wanted)))
+            del wanted[gone]
+        answers = made.run()
+        assert {id: answers[id].plain for id in wanted} == wanted
+        assert all(answers[id].last.cached_tokens <= known[id] for id in wanted), "another tenant's, or model's"
+        for trace in made.traces:
+            self.read += trace.disk.get("read", 0)
+            self.damaged += trace.disk.get("damaged", 0)
+        made.traces.clear()
+
+    def replace(self, place: int) -> None:
+        """It is killed, or swapped for the other model; the next one knows nothing but what is on disk."""
+        self.servers[place] = self.server(self.rng.choice("aab"))
+
+    def damage(self) -> None:
+        files = [path for path in self.folder.glob("*/*") if path.is_file()]
+        for path in self.rng.sample(files, min(len(files), 5)):
+            data = bytearray(path.read_bytes() or b"?")
+            match self.rng.randrange(5):
+                case 0:
+                    data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+                case 1:
+                    del data[self.rng.randrange(len(data)) :]
+                case 2:
+                    data += b"\0"
+                case 3:
+                    data[:] = self.rng.choice(files).read_bytes()  # another text's, tenant's or model's
+                case 4:
+                    data[:] = self.rng.randbytes(self.rng.randrange(200))
+            path.write_bytes(data)
+
+
+def in_common(one: list[int], other: list[int]) -> int:
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def live(seeds: range, folder: Path) -> None:
+    read = damaged = 0
+    for seed in seeds:
+        life = Life(seed, folder / str(seed))
+        for _ in range(12):
+            life.go_on()
+        read, damaged = read + life.read, damaged + life.damaged
+    assert read > 150 * len(seeds)
+    assert damaged > 2 * len(seeds)
+
+
+def test_random_lives(tmp_path: Path) -> None:
+    live(range(8), tmp_path)
+
+
+@pytest.mark.soak
+def test_many_random_lives(tmp_path: Path) -> None:
+    live(range(1000, 1060), tmp_path)
+
+
+PROMPT = [place % 7 + 1 for place in range(60)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
+
+
+@pytest.fixture
+def model() -> TableModel:
+    return TableModel(3)
+
+
+def written(model: TableModel, folder: Path, **settings: Any) -> House:
+    """An engine that was asked once, and had time."""
+    made = house(model, folder, "a", **settings)
+    made.answer(PROMPT, GREEDY)
+    idle(made)
+    return made
+
+
+def found(model: TableModel, folder: Path, prompt: list[int] = PROMPT, salt: str = "", key: str = "a") -> int:
+    """Tokens that an engine started now need not compute."""
+    return house(model, folder, key).answer(prompt, GREEDY, salt).last.cached_tokens
+
+
+def test_what_was_written_before_an_engine_died_is_found(model: TableModel, tmp_path: Path) -> None:
+    made = house(model, tmp_path, "a")
+    made.answer(PROMPT, GREEDY)
+    idle(made, 5)
+    assert found(model, tmp_path) == 5 * made.pool.page_size
+    idle(made)
+    assert found(model, tmp_path) == 56
+    assert found(model, tmp_path, [*PROMPT[:30], 8, 8, 8]) == 28
+    assert found(model, tmp_path, salt="another") == found(model, tmp_path, key="b") == 0
+
+
+def test_files_are_for_their_owner_and_for_tools(model: TableModel, tmp_path: Path) -> None:
+    written(model, tmp_path)
+    files = list(tmp_path.glob("*/*"))
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert {path.parent.stat().st_mode & 0o777 for path in files} == {0o700}
+    with safe_open(files[0], "pt") as file:
+        assert file.get_tensor("0").shape == (1, 4, 1, 1)
+
+
+def test_a_full_disk_switches_it_off_with_a_line(
+    model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    made = house(model, tmp_path, "a")
+    monkeypatch.setattr(os, "replace", full)
+    with caplog.at_level(logging.WARNING):
+        made.answer(PROMPT, GREEDY)
+        idle(made)
+    assert [record.getMessage() for record in caplog.records] == [
+        "KV is no longer kept on disk until the engine restarts: [Errno 28] No space left on device"
+    ]
+    assert not list(tmp_path.glob("*/*"))
+
+
+def test_the_ends_of_what_was_not_used_for_longest_go_first(
+    model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        monkeypatch.setattr(time, "time_ns", lambda number=number: 10**18 + number * 10**12)
+        made = house(model, tmp_path, "a", most=4096 * 24)
+        made.answer([8 - number, *PROMPT], GREEDY)
+        idle(made)
+    assert len(list(tmp_path.glob("*/*"))) <= 24
+    assert found(model, tmp_path, [7, *PROMPT]) == 60
+    assert 0 < found(model, tmp_path, [8, *PROMPT]) < 60
+
+
+def test_others_wait_for_few_pages(model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(disk: DiskPages, page: int, text: Text) -> bool:
+        time.sleep(0.002)
+        return fast(disk, page, text)
+
+    fast = DiskPages.read
+    written(model, tmp_path)
+    made = house(model, tmp_path, "a")
+    made.add("running", [1], SamplingParams(temperature=0.0, max_tokens=110))
+    made.step()
+    monkeypatch.setattr(DiskPages, "read", read)
+    made.add("read", PROMPT, GREEDY)
+    made.run()
+    steps = [trace.disk["read"] for trace in made.traces if trace.disk.get("read")]
+    assert sum(steps) == 56
+    assert max(steps) <= 2 * made.pool.page_size
+
+
+def test_what_takes_longer_to_read_is_computed(model: TableModel, tmp_path: Path) -> None:
+    written(model, tmp_path)
+    made = house(model, tmp_path, "a")
+    made.scheduler = made.engine.scheduler = Scheduler(made.pool, made.prefix, TreeShape(()), CostModel([1], [1e-9]), 4)
+    made.answer(PROMPT, GREEDY)
+    assert made.traces[0].disk == {"read": 32, "slow": 32}
