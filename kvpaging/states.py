@@ -245,12 +245,9 @@ class TextState:
 class StateKind(Protocol):
     """What recurrent layers, all alike, keep of a text.
 
-    Each of ``value_heads`` heads has a state of ``key_dim`` rows of ``value_dim`` numbers; ``key_heads`` keys are
-    shared by as many heads each; ``taps`` rows take part in the convolution of one.
+    Each of ``value_heads`` heads, if there are any, has a state of ``key_dim`` rows of ``value_dim`` numbers; ``taps``
+    rows of so many ``channels`` take part in the convolution of one. record: numbers that a node leaves beside its row.
     """
-
-    @property
-    def key_heads(self) -> int: ...
 
     @property
     def value_heads(self) -> int: ...
@@ -263,6 +260,12 @@ class StateKind(Protocol):
 
     @property
     def taps(self) -> int: ...
+
+    @property
+    def channels(self) -> int: ...
+
+    @property
+    def record(self) -> int: ...
 
 
 class LayerStates(NamedTuple):
@@ -289,14 +292,13 @@ class StateStore:
     def __init__(self, pages: StatePages, kind: StateKind, layers: int, zeros: Callable[..., Tensor]) -> None:
         assert kind.value_dim % LANES == 0 and kind.key_dim % LANES == 0, "heads of whole vectors"
         self.pages = pages
-        values, keys = kind.value_heads * kind.value_dim, kind.key_heads * kind.key_dim
         records = layers, pages.sequences * NODES
         tiles = kind.value_heads, kind.value_dim // LANES, kind.key_dim, LANES
         self.layers = LayerStates(
             zeros((layers, pages.num_pages, *tiles)),
-            zeros((layers, pages.num_pages, kind.taps - 1, 2 * keys + values)),
-            zeros((*records, keys + values + kind.value_heads)),
-            zeros((*records, 2 * keys + values)),
+            zeros((layers, pages.num_pages, kind.taps - 1, kind.channels)),
+            zeros((*records, kind.record)),
+            zeros((*records, kind.channels)),
         )
 
     def __iter__(self) -> Iterator[LayerStates]:

@@ -200,7 +200,9 @@ def _of_gguf(directory: Path, dtype: torch.dtype) -> Any:
     if values["architectures"][0] in WRAPPED:
         raise ModelError("heads cannot be trained for the texts' part of a model of texts and images yet")
     made = getattr(transformers, values["architectures"][0])
-    less_one = ModelConfig.from_directory(directory).less_one
+    own = ModelConfig.from_directory(directory)
+    if own.stack.recurrence is not None:
+        raise ModelError("heads cannot be trained for recurrent models in GGUF files yet")
     config = made.config_class(**{key: each for key, each in values.items() if key != "quantization_config"})
     model = made(config).to(dtype)
     with torch.no_grad():
@@ -210,7 +212,7 @@ def _of_gguf(directory: Path, dtype: torch.dtype) -> Any:
                 for name in opened.offset_keys():
                     tensor = opened.get_tensor(name)
                     whole = tensor if isinstance(tensor, Tensor) else tensor.plain()
-                    model.get_parameter(name).copy_(whole - int(name in less_one))
+                    model.get_parameter(name).copy_(whole - int(name in own.less_one))
     return model
 
 

@@ -187,9 +187,11 @@ def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _
     pinned(config)  # a shape that cannot be should be refused before anything is loaded
     named = [drafter.checked(directory, model) for drafter in named]
     if others := beside.get(device.name, 0):  # free if they have to go, so what is free now says nothing
-        by_itself, named = fitting(config, length, dtype.value, model, named, replace(device, free=None))
+        by_itself, _ = fitting(config, length, dtype.value, model, named, replace(device, free=None))
         check_beside(footprint(by_itself, device), others)
-    memory, named = fitting(config, length, dtype.value, model, named, device)
+    memory, fits = fitting(config, length, dtype.value, model, named, device)
+    if fits != named:
+        draft, named = Resolved(",".join(one.asked for one in fits), "copied from earlier text"), fits
     pool = PagePool(memory.pages, config.page_size)
     if memory.window_pages and model.sliding_window:
         pool.attach_windows(memory.window_pages, model.sliding_window)

@@ -231,7 +231,7 @@ def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
     queries = model.num_heads * model.head_dim
     widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
     if (found := model.stack.recurrence) is not None:
-        widths += 4 * (found.keys + found.values + found.value_heads)
+        widths += 4 * (found.record or found.channels)
     return 4 * (wanted * model.vocab_size + rows * widths) + _ANY_PASS
 
 

@@ -102,9 +102,8 @@ def state_bytes(model: ModelConfig, sequences: int, pages: int) -> int:
     found = model.stack.recurrence
     if found is None:
         return 0
-    channels = 2 * found.keys + found.values
-    page = found.values * found.key_dim + (found.taps - 1) * channels
-    record = found.keys + found.values + found.value_heads + channels
+    page = found.value_heads * found.value_dim * found.key_dim + (found.taps - 1) * found.channels
+    record = found.record + found.channels
     return 4 * (model.num_layers - len(model.stack.attentions)) * (pages * page + MAX_NODES * sequences * record)
 
 

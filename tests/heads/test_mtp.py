@@ -19,13 +19,16 @@ from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import read_beside
+from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig, kv_shapes
+from foresay.verifier.model.hub import resolve
 from tests.heads.mtp import Mtp
 from tests.same_tokens.heads import whispered
 from tests.same_tokens.models import engine_of
 from tests.same_tokens.runs import assert_same, jobs_of, plain, whole
 from tests.same_tokens.witness import run
 from tests.verifier.families import make
+from tests.verifier.gguf_files import all_of, cache_of_its_own, convert
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
 LENGTHS = (9, 60, 17, 1, 33, 3)
@@ -74,6 +77,27 @@ def test_the_same_tokens(directory, shape) -> None:
     assert_same({job.id: wanted[job.id] for job in jobs}, texts)
     assert sum(text.statistics.accepted for text in texts.values() if text.statistics) > 50
     assert_same({job.id: wanted[job.id] for job in later}, run(engine, later))
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_in_a_gguf_file(tmp_path, monkeypatch, heads) -> None:
+    """As llama.cpp keeps it, a layer behind the others: the same numbers, bit by bit where no heads change places."""
+    cache_of_its_own(tmp_path / "cache", monkeypatch)
+    make("qwen3_5", tmp_path / "plain", linear_num_value_heads=heads)
+    Mtp().put_beside(tmp_path / "plain")
+    convert(tmp_path / "plain", tmp_path / "x.gguf", all_of("F32"))
+    made, tokens = resolve(tmp_path / "x.gguf"), random_tokens(random.Random(1), 40, 300)
+    assert header_names(made) and choose_draft(EngineConfig(target=str(tmp_path / "x.gguf"))).value == "mtp,suffix"
+    found = []
+    for place in (tmp_path / "plain", made):
+        reader, target = Reader(load_decoder(place)), load_decoder(place)
+        table, head = reader.open(), EagleHead(*read_beside(place, target), 512)
+        hidden = reader.model.run([reader.rows(table, tokens)], FeatureRequest(final=True)).features["final"].clone()
+        store = KVStore(reader.pool, kv_shapes(head.layer), torch.float32)
+        store.clear(table.slots(0, 1))
+        found.append((hidden, head.run([Rows(table, torch.tensor(tokens[1:]), 1)], hidden[:-1], store)[0]))
+    for mine, its in zip(*found, strict=True):
+        assert torch.equal(mine, its) if heads == 2 else (mine - its).abs().max() < 1e-4
 
 
 def test_it_is_drafted_with_where_it_is(directory, tmp_path) -> None:

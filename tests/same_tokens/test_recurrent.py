@@ -26,9 +26,9 @@ LENGTHS = (9, 60, 17, 1, 33, 3)
 DRAFTED = ["none", "ngram", "suffix tree", "chain4", "dynamic 8,8", "garbage", "truth"]
 
 
-@pytest.fixture
-def models(pair) -> Pair:
-    found: Pair = pair("qwen3_5")
+@pytest.fixture(params=["qwen3_5", "lfm2"])
+def models(pair, request) -> Pair:
+    found: Pair = pair(request.param)
     return found
 
 

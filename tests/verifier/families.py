@@ -30,6 +30,8 @@ from transformers import (
     GraniteSWAForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Ministral3Config,
@@ -165,6 +167,12 @@ QWEN3_5 = {
         "mrope_interleaved": True,
     },
 }
+LFM2 = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "conv_L_cache": 3,
+    "block_multiple_of": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+}
 
 
 def muse_config(**values: Any) -> MuseGlimmerConfig:
@@ -227,6 +235,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         {"head_dim": 32, "sliding_window": 24, "layer_types": MIXED, "layer_rope_theta": [10_000.0, 0, 10_000.0]},
     ),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, QWEN3_5),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM, LFM2),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
 }
 #: Families whose norms' weights are kept less one.
@@ -284,9 +293,9 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
             parameter.copy_(torch.rand(parameter.shape, generator=generator) * 4 - 4)
         elif name.endswith("linear_attn.norm.weight"):
             parameter.copy_(1 + 0.2 * noise)
-        elif name.endswith("conv1d.weight"):
+        elif name.endswith(("conv1d.weight", "conv.conv.weight")):
             parameter.copy_(0.5 * noise)
-        elif name.endswith("norm.weight"):
+        elif name.endswith(("norm.weight", "_layernorm.weight")):
             parameter.copy_((0 if model.config.model_type.startswith(LESS_ONE) else 1) + 0.2 * noise)
         elif name.endswith("bias") or parameter.dim() == 1:
             parameter.copy_(0.3 * noise)

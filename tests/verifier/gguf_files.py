@@ -16,7 +16,9 @@ from torch import Tensor
 from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
-from foresay.verifier.model.gguf.config import gguf_of, theirs
+from foresay.verifier.model.gguf.config import PREDICTS, theirs
+from foresay.verifier.model.gguf.file import GgufFile
+from foresay.verifier.model.nodes import DECAY, Attention, GatedDelta, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept
@@ -70,14 +72,19 @@ def _random_blocks(shape: tuple[int, ...], kind: str, seed: int) -> np.ndarray:
     return raw.reshape(shape[0], -1)
 
 
-def in_pairs(weight: Tensor, heads: int) -> Tensor:
-    """Rows as llama.cpp's converter orders those of q and k."""
-    return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
-
-
-def back(weight: Tensor, heads: int) -> Tensor:
-    """The reverse."""
-    return weight.reshape(heads, -1, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+def order_of(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[int, Tensor]:
+    """Along which dimension llama.cpp's converter reorders a tensor, and what comes after what."""
+    module, own = name.split(".")[-2], FAMILIES[config.architecture].gguf
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(module, 0)
+    if own is not None and own.in_pairs and heads:
+        return 0, torch.arange(shape[0]).view(heads, 2, -1).swapaxes(1, 2).flatten()
+    delta, dim = config.stack.recurrence, int(module == "out_proj")
+    plain = torch.arange(shape[dim])
+    if not isinstance(delta, GatedDelta) or "linear_attn" not in name or name.endswith("norm.weight"):
+        return dim, plain
+    first = 2 * delta.keys if module in ("in_proj_qkv", "conv1d") else 0
+    tiled = plain[first:].view(delta.key_heads, delta.value_heads // delta.key_heads, -1).transpose(0, 1)
+    return dim, torch.cat((plain[:first], tiled.flatten()))
 
 
 def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any] | None = None) -> None:
@@ -85,27 +92,33 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
     config, checkpoint = ModelConfig.from_directory(directory), Checkpoint.open(directory)
     writer, floats = writer_of(file, config, tokens), {}
     with checkpoint.opened(checkpoint.files[0]) as tensors:
-        for seed, name in enumerate(filter(checkpoint.tensors.__contains__, tensors.offset_keys())):
-            floats[name] = _added(writer, config, name, tensors.get_tensor(name).float(), kind, seed)
+        names = [each for each in tensors.offset_keys() if each in checkpoint.tensors or each.startswith(PREDICTS)]
+        if any(name.startswith(PREDICTS) for name in names):
+            writer.add_block_count(config.num_layers + 1)
+            writer.add_nextn_predict_layers(1)
+        said = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
+        for seed, name in enumerate(names):
+            there = theirs(name, GgufFile(file, said, {}))
+            floats[name] = _added(writer, config, (name, there), tensors.get_tensor(name).float(), kind, seed)
     if writer.arch == "muse-glimmer":
         _add_norms_of_heads(writer, config)
     write(writer)
     save_file({name: tensor.contiguous() for name, tensor in floats.items()}, directory / SINGLE)
 
 
-def _added(writer: Any, config: ModelConfig, name: str, tensor: Tensor, kind: TypeOf, seed: int) -> Tensor:
-    there = theirs(name, writer.arch)
-    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2], 0)
-    turned = heads and gguf_of(writer.arch).in_pairs
-    tensor = in_pairs(tensor, heads) if turned else tensor
-    if tensor.dim() == 1:
-        writer.add_tensor(there, (tensor + (name in config.less_one)).numpy())
-        found = tensor
-    else:
+def _added(writer: Any, config: ModelConfig, names: tuple[str, str], tensor: Tensor, kind: TypeOf, seed: int) -> Tensor:
+    (name, there), (dim, order) = names, order_of(config, names[0], tuple(tensor.shape))
+    turned, one = tensor.index_select(dim, order), name in config.less_one or name.startswith(PREDICTS)
+    if tensor.dim() == 2:
         of = kind(there)
-        raw, found = blocks_of(tensor, of, seed)
+        raw, found = blocks_of(turned, of, seed)
         writer.add_tensor(there, raw, raw_dtype=gguf.GGMLQuantizationType[of])
-    return back(found, heads) if turned else found
+        return found.index_select(dim, order.argsort())
+    writer.add_tensor(
+        there,
+        (-turned.exp() if name.endswith(DECAY) else turned.squeeze(1) if tensor.dim() == 3 else turned + one).numpy(),
+    )
+    return tensor
 
 
 def _add_norms_of_heads(writer: Any, config: ModelConfig) -> None:
@@ -119,7 +132,7 @@ def _add_norms_of_heads(writer: Any, config: ModelConfig) -> None:
 
 def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None = None) -> Any:
     """A file that has all but its tensors."""
-    own, attention = FAMILIES[config.architecture].gguf, config.first.attention
+    own, attention = FAMILIES[config.architecture].gguf, config.attention
     assert own is not None, "there are files of this family"
     writer = gguf.GGUFWriter(file, own.architecture)
     writer.add_block_count(config.num_layers)
@@ -127,13 +140,15 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
+    attends = [isinstance(layer.mixer, Attention) for layer in config.stack.layers]
+    counts = [config.num_kv_heads * each for each in attends]
+    writer.add_head_count_kv(counts if own.architecture == "lfm2" else config.num_kv_heads)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     (writer.add_layer_norm_eps if config.stack.norm.centred else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_rope_dimension_count(config.rope.rotated(config.head_dim))
-    window = next((layer.attention.window for layer in config.stack.layers if layer.attention.window), None)
+    window = next((each.window for each in config.stack.attentions if each.window), None)
     if window is not None and own.windowed:
         writer.add_sliding_window(window)
     numbers = {
@@ -149,9 +164,25 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
         if number not in (None, 1.0):
             add(number)
     _add_scaling(writer, config)
+    match config.stack.recurrence:
+        case GatedDelta() as delta:
+            _add_recurrence(writer, config, delta)
+        case ShortConv(taps=taps):
+            writer.add_shortconv_l_cache(taps)
     for key, value in (tokens or letters(config.vocab_size)).items():
         _add(writer, key, value)
     return writer
+
+
+def _add_recurrence(writer: Any, config: ModelConfig, delta: GatedDelta) -> None:
+    writer.add_ssm_conv_kernel(delta.taps)
+    writer.add_ssm_state_size(delta.key_dim)
+    writer.add_ssm_group_count(delta.key_heads)
+    writer.add_ssm_time_step_rank(delta.value_heads)
+    writer.add_ssm_inner_size(delta.values)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+    kinds = [not isinstance(layer.mixer, Attention) for layer in config.stack.layers]
+    _add(writer, f"{writer.arch}.attention.recurrent_layers", kinds)
 
 
 def _add(writer: Any, key: str, value: Any) -> None:

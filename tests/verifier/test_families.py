@@ -40,9 +40,11 @@ EVERY_KIND = [(kind, FP32) for kind in KINDS] + [
     ("hunyuan", FP32),
     ("qwen3_5", FP32),
     ("qwen3_5", BF16),
+    ("lfm2", FP32),
+    ("lfm2", BF16),
 ]
 #: Whose trees are run in one pass: nodes of a recurrent layer go on from others of the same pass.
-AT_ONCE = (*KINDS, "qwen3_5")
+AT_ONCE = (*KINDS, "qwen3_5", "lfm2")
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor, message: str = "") -> None:

@@ -24,6 +24,7 @@ from foresay.verifier.ops.recurrence import gated_delta, replay
 from tests.verifier.families import QWEN3_5, SHAPE, randomise
 from tests.verifier.reading import Reader, load_decoder, paths, random_tokens, random_tree
 
+RECURRENT = ("qwen3_5", "lfm2")
 TEXT: dict[str, Any] = {**SHAPE, **QWEN3_5, "num_hidden_layers": 4, "layer_types": None}
 IMAGES = {
     "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,
@@ -147,14 +148,16 @@ def drafted_beside_plain(reader: Reader, rng: random.Random, base: int, sizes: t
 
 @pytest.mark.parametrize("nodes", [1, 8, 16, 32])
 @pytest.mark.parametrize("base", [0, 1, 2, 3, 15, 16, 64])
-def test_after_a_commit_all_of_a_state_is_that_of_plain_decoding(family, nodes, base) -> None:
-    reader = Reader(family("qwen3_5").decoder(torch.float32), pages=40)
+@pytest.mark.parametrize("name", RECURRENT)
+def test_after_a_commit_all_of_a_state_is_that_of_plain_decoding(family, name, nodes, base) -> None:
+    reader = Reader(family(name).decoder(torch.float32), pages=40)
     drafted_beside_plain(reader, random.Random(nodes + 100 * base), base, (nodes,))
 
 
-def test_the_kernel_that_commits_is_close_to_its_reference(family) -> None:
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_kernel_that_commits_is_close_to_its_reference(family, name) -> None:
     """Within a page and from one to another, of a text at its beginning and further on."""
-    reader = Reader(family("qwen3_5").decoder(torch.float32))
+    reader = Reader(family(name).decoder(torch.float32))
     table = reader.open(random_tokens(random.Random(1), 20, 300))
     reader.run(reader.tree_rows(table, random_tree(random.Random(2), 5, 16, 300)))
     assert reader.model.store.states is not None and table.state is not None

@@ -23,6 +23,8 @@ from torch import Tensor
 from foresay.verifier.model.checkpoint import INDEX, SINGLE
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.gguf.file import LINK, GgufFile
+from foresay.verifier.model.gguf.weights import GgufTensors
 from foresay.verifier.model.written import write_int8
 
 _PICKLES = "pytorch_model.bin.index"
@@ -43,11 +45,25 @@ class HeadTensors:
 
         prefix: if any name begins so, the others (a whole model's) are left where they are.
         """
+        if (directory / LINK).is_symlink():
+            return cls(*_of_gguf((directory / LINK).readlink(), prefix))
         path = next((directory / name for name in NAMES if (directory / name).exists()), None)
         if path is None:
             raise WeightsError(f"{directory}: there are no weights of a head; looked for {', '.join(NAMES)}")
         tensors = _sharded(path, prefix) if path.suffix == ".json" else _tensors(path, prefix)
         return cls({name: tensors[name] for name in _inside(tensors, prefix)}, str(path))
+
+
+def _of_gguf(path: Path, prefix: str) -> tuple[dict[str, Tensor], str]:
+    """The floats that the tensors of a GGUF file stand for whose names begin so."""
+    file, found = GgufFile.read(path), dict[str, Tensor]()
+    for part in file.files:
+        tensors = GgufTensors.open(file, part)
+        for name in tensors.offset_keys():
+            if name.startswith(prefix):
+                tensor = tensors.get_tensor(name)
+                found[name] = tensor if isinstance(tensor, Tensor) else tensor.plain()
+    return found, str(path)
 
 
 def quantize(directory: Path, out: Path) -> None:

@@ -19,6 +19,7 @@ from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.gguf.file import LINK
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer
 from foresay.verifier.model.predicting import LAST, MIXES, beside
@@ -34,7 +35,8 @@ def read_weights(directory: Path, config: HeadConfig, target: Decoder) -> HeadWe
 
 def read_beside(directory: Path, target: Decoder) -> tuple[HeadConfig, HeadWeights]:
     """The layer beside the target's in its own ``directory``; its norms' weights are kept as the target's are."""
-    layout, less_one = beside(header_names(directory), target.config), target.config.stack.norm.less_one
+    layout = beside(header_names(directory), target.config)
+    less_one = target.config.stack.norm.less_one and not (directory / LINK).is_symlink()
     assert layout is not None, "there is one"
     prefix, config = layout.prefix_of(target.config), HeadConfig.beside(target.config, layout)
     found, tensors = HeadTensors.read(directory, prefix), {f"{LAST}.weight": target.final_norm.weight}

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from foresay.verifier.model.errors import ModelError, WeightsError
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.gguf.config import CONFIGURATION, ours, theirs
+from foresay.verifier.model.gguf.config import CONFIGURATION, PREDICTED, PREDICTS, ours, shape_of, theirs
 from foresay.verifier.model.gguf.file import LINK, TYPES, GgufFile, parts_of
 from foresay.verifier.model.predicting import prefixes
 
@@ -37,6 +37,18 @@ BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
            "model.vision_adapter.", "model.vision_projection.", "model.visual.")  # fmt: skip
+#: What LFM2's checkpoints call what all others call otherwise.
+_CALLED = {
+    "model.embedding_norm.": "model.norm.",
+    ".operator_norm.": ".input_layernorm.",
+    ".ffn_norm.": ".post_attention_layernorm.",
+    ".feed_forward.w1.": ".mlp.gate_proj.",
+    ".feed_forward.w3.": ".mlp.up_proj.",
+    ".feed_forward.w2.": ".mlp.down_proj.",
+    ".self_attn.out_proj.": ".self_attn.o_proj.",
+    ".self_attn.q_layernorm.": ".self_attn.q_norm.",
+    ".self_attn.k_layernorm.": ".self_attn.k_norm.",
+}
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers that old checkpoints carry and every decoder computes itself; scales by which activations would be rounded,
@@ -97,9 +109,11 @@ class Checkpoint:
     @classmethod
     def _of_gguf(cls, directory: Path) -> Checkpoint:
         file = GgufFile.read((directory / LINK).readlink())
-        own = ((name, tensor) for name, tensor in file.tensors.items() if name not in CONFIGURATION)
+        named = ((ours(name, file), each) for name, each in file.tensors.items() if name not in CONFIGURATION)
         tensors = {
-            ours(name, file.architecture): StoredTensor(each.path, each.shape, each.type.name) for name, each in own
+            name: StoredTensor(each.path, shape_of(name, each), each.type.name)
+            for name, each in named
+            if not name.startswith(PREDICTS)
         }
         return cls(directory, file.files, tensors, {}, file)
 
@@ -124,7 +138,7 @@ class Checkpoint:
 
     def _missing(self, name: str) -> str:
         if self.gguf:
-            return f"{theirs(name, self.gguf.architecture)} is missing from {self.files[0]}"
+            return f"{theirs(name, self.gguf)} is missing from {self.files[0]}"
         place = self.index.get(name, INDEX if self.index else SINGLE)
         return f"{name} is missing from {self.directory / place}"
 
@@ -134,11 +148,11 @@ class Checkpoint:
             return (
                 None
                 if name.endswith(IGNORED)
-                else f"{theirs(name, self.gguf.architecture) if self.gguf else name} in {tensor.file} is unexpected"
+                else f"{theirs(name, self.gguf) if self.gguf else name} in {tensor.file} is unexpected"
             )
         shape, kinds = expected
         if self.gguf:  # of other types the file was refused as it was opened
-            name, kinds = theirs(name, self.gguf.architecture), (*kinds, *(BLOCK_BYTES if len(shape) == 2 else ()))
+            name, kinds = theirs(name, self.gguf), (*kinds, *(BLOCK_BYTES if len(shape) == 2 else ()))
         if tensor.shape != shape and (shape, tensor.shape) != ((1,), ()):
             return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
         if tensor.dtype not in kinds:
@@ -163,6 +177,8 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
     for name in stored:
         begun = next((prefix for prefix in _INSIDE if name.startswith(prefix)), None)
         own = name if begun is None else _INSIDE[begun] + name.removeprefix(begun)
+        called = next((part for part in _CALLED if part in own), None)
+        own = own if called is None else own.replace(called, _CALLED[called])
         if own in found:
             raise WeightsError(f"{found[own]} and {name} are one tensor by two names")
         found[own] = name
@@ -222,8 +238,11 @@ def _header(file: Path) -> Iterator[tuple[str, str, StoredTensor]]:
 
 
 def header_names(directory: Path) -> list[str]:
-    """The names of a model's tensors, from the headers of safetensors alone; none where those cannot be read."""
+    """The names of a model's tensors, from the headers of safetensors alone; none where those cannot be read. Of a GGUF
+    file one of what predicts further tokens, if it has that."""
     try:
+        if (directory / LINK).is_symlink():
+            return [PREDICTS] if Fields.read(directory / "config.json").get(PREDICTED) else []
         if not (directory / SINGLE).exists():
             return list(_index(directory))
         with (directory / SINGLE).open("rb") as file:

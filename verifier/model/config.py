@@ -15,7 +15,7 @@ from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES, unwrapped
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import LARGEST, Fields
-from foresay.verifier.model.nodes import Attention, GatedDelta, Layer, Product, Stack
+from foresay.verifier.model.nodes import Attention, Layer, Product, Recurrence, Stack
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.quantization_config import read_quantization
 from foresay.verifier.model.rope_config import RopeConfig, YarnScaling
@@ -246,7 +246,7 @@ class KVShape:
     key_dim: int
     value_dim: int
     window: int | None = None
-    state: GatedDelta | None = None
+    state: Recurrence | None = None
 
     @property
     def numbers(self) -> int:
@@ -257,9 +257,9 @@ class KVShape:
 def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
     """What each layer of a model keeps, and sees."""
     return tuple(
-        KVShape(0, 0, 0, state=one)
-        if isinstance(one, GatedDelta)
-        else KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window)
+        KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window)
+        if isinstance(one, Attention)
+        else KVShape(0, 0, 0, state=one)
         for one in (layer.mixer for layer in model.stack.layers)
     )
 

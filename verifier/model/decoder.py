@@ -25,12 +25,14 @@ from foresay.verifier.model.nodes import (
     QKV,
     RATES,
     SHIFT,
+    SHORT_TAPS,
     SINKS,
     TAPS,
     Attention,
     GatedDelta,
     Layer,
     NormKind,
+    ShortConv,
 )
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
@@ -41,7 +43,7 @@ from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Ro
 class PackedLayer:
     """The weights of one layer (:class:`~foresay.verifier.model.nodes.Layer`), packed. of_heads: the norms of queries
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; of a recurrent layer its rates, as qkv is
-    all else that it reads. delta: a recurrent layer's other weights."""
+    all else that it reads. delta: a recurrent layer's other weights; taps: those of a convolution alone, fp32[T, C]."""
 
     qkv: Linear
     output: Linear
@@ -55,13 +57,16 @@ class PackedLayer:
     sinks: Tensor | None
     head_gate: Linear | None = None
     delta: DeltaWeights | None = None
+    taps: Tensor | None = None
 
     @classmethod
     def of(cls, layer: Layer, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False) -> PackedLayer:
         """dtype: of activations. rounds: see :class:`~foresay.verifier.model.linear.Linear`."""
-        into, gates = (MIXED, RATES) if isinstance(layer.mixer, GatedDelta) else (QKV, HEAD_GATE)
+        into, gates = (QKV, HEAD_GATE) if isinstance(layer.mixer, Attention) else (MIXED, RATES)
         if isinstance(layer.mixer, Attention):
             weights = _turnable(layer.mixer, _gates_apart(layer.mixer, weights))
+        elif isinstance(layer.mixer, GatedDelta) and layer.mixer.tiled:
+            weights = _side_by_side(layer.mixer, weights)
 
         def linear(name: str, gated: Gate = "") -> Linear:
             return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds)
@@ -83,12 +88,33 @@ class PackedLayer:
             weights.vectors.get(SINKS),
             linear(gates) if gates in weights.matrices else None,
             _delta(layer.mixer, weights.vectors) if isinstance(layer.mixer, GatedDelta) else None,
+            _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
         )
 
 
+def _taps(stored: Tensor) -> Tensor:
+    """[T, C] of [C, 1, T]."""
+    return stored.flatten(1).t().contiguous()
+
+
 def _delta(node: GatedDelta, vectors: Mapping[str, Tensor]) -> DeltaWeights:
-    taps = vectors[TAPS].flatten(1).t().contiguous()
-    return DeltaWeights(taps, -vectors[DECAY].exp(), vectors[SHIFT], vectors[f"{HEAD_NORM}.weight"], node.norm.eps)
+    taps, norm = _taps(vectors[TAPS]), vectors[f"{HEAD_NORM}.weight"]
+    return DeltaWeights(taps, vectors[DECAY], vectors[SHIFT], norm, node.norm.eps, node.tiled)
+
+
+def _side_by_side(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
+    """The same, with heads of values that have a key in common side by side, but in what reads what they put out."""
+    whole = torch.arange(node.values, device=weights.vectors[DECAY].device)
+    heads = whole[: node.value_heads].view(-1, node.key_heads).t().flatten()
+    wide = whole.view(-1, node.key_heads, node.value_dim).transpose(0, 1).flatten()
+    channels = torch.cat((torch.arange(2 * node.keys).to(wide), 2 * node.keys + wide))
+    rows = {MIXED: torch.cat((channels, len(channels) + wide)), RATES: torch.cat((heads, len(heads) + heads))}
+    numbers = {TAPS: channels, DECAY: heads, SHIFT: heads}
+    return LayerWeights(
+        {**weights.matrices, **{name: weights.matrices[name][order] for name, order in rows.items()}},
+        weights.biases,
+        {**weights.vectors, **{name: weights.vectors[name][order] for name, order in numbers.items()}},
+    )
 
 
 def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:

@@ -16,10 +16,10 @@ from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import Attention, GatedDelta
+from foresay.verifier.model.nodes import Attention
 from foresay.verifier.ops.attention import rotate_and_store, tree_attention
 from foresay.verifier.ops.records import Norm, Rotation, SplitKSums
-from foresay.verifier.ops.recurrence import gated_delta
+from foresay.verifier.ops.recurrence import gated_delta, short_conv
 from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits, gate_heads, norm, take_rows
 
 
@@ -42,11 +42,11 @@ def forward(
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
-        if isinstance(node.mixer, GatedDelta):
-            mixed = recurrence(layer, normed, rows, next(states))
-        else:
+        if isinstance(node.mixer, Attention):
             kept = rows.of_layer(store.is_windowed(index))
             mixed = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(index))
+        else:
+            mixed = recurrence(layer, normed, rows, next(states))
         branch = _branch(layer.output, mixed, layer.after_attention, count)
         if node.parallel:
             add_norm(x, branch, None, count, node.share)
@@ -63,10 +63,13 @@ def forward(
 
 
 def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: LayerStates) -> Tensor:
-    """[R, V]: what the heads of a recurrent layer put out; what they remember is read and left in ``states``."""
-    assert layer.delta is not None and layer.head_gate is not None and rows.states is not None, "a recurrent layer"
-    mixed, rates = (product.wide(normed, rows.count) for product in (layer.qkv, layer.head_gate))
-    return gated_delta(mixed, rates, layer.delta, states, rows.states, normed.dtype, rows.count)
+    """[R, V]: what a recurrent layer puts out; what it remembers is read and left in ``states``."""
+    assert rows.states is not None, "a recurrent layer"
+    mixed, more = layer.qkv.wide(normed, rows.count), (states, rows.states, normed.dtype, rows.count)
+    if layer.taps is not None:
+        return short_conv(mixed, layer.taps, *more)
+    assert layer.delta is not None and layer.head_gate is not None, "heads have rates"
+    return gated_delta(mixed, layer.head_gate.wide(normed, rows.count), layer.delta, *more)
 
 
 def _branch(product: Linear, x: Tensor, how: Norm | None, count: Tensor | None) -> Tensor | SplitKSums:

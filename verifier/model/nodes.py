@@ -158,6 +158,7 @@ SINKS = "self_attn.sinks"
 TAPS, DECAY, SHIFT, HEAD_NORM = (
     "linear_attn.conv1d.weight", "linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm"
 )  # fmt: skip
+SHORT_TAPS = "conv.conv.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +167,8 @@ class GatedDelta:
 
     Queries, keys and values go through a convolution of ``taps`` rows and SiLU. Of each row, with a key k and a query q
     of length 1: S is multiplied by the row's decay, learns k * share * (v - what it remembers of k), and is asked for
-    q. What heads put out is normed and gated. key_heads: each is that of as many of the ``value_heads``, side by side.
-    norm: of heads.
+    q. What heads put out is normed and gated. key_heads: each is that of as many of the ``value_heads``, side by side;
+    ``tiled``: in files, of every ``key_heads``-th. norm: of heads.
     """
 
     key_heads: int
@@ -176,6 +177,7 @@ class GatedDelta:
     value_dim: int
     taps: int
     norm: NormKind
+    tiled: bool = False
 
     @property
     def keys(self) -> int:
@@ -187,21 +189,59 @@ class GatedDelta:
         """Width of all values."""
         return self.value_heads * self.value_dim
 
+    @property
+    def channels(self) -> int:
+        """Of the convolution."""
+        return 2 * self.keys + self.values
+
+    @property
+    def record(self) -> int:
+        """Numbers of a node's keys, of what its values taught, and of its decays."""
+        return self.keys + self.values + self.value_heads
+
     def products(self, hidden: int) -> tuple[Product, ...]:
         """Into its heads, their rates, and out of them."""
-        channels, values = 2 * self.keys + self.values, self.values
+        values = self.values
         return (
-            Product(MIXED, {"linear_attn.in_proj_qkv": channels, "linear_attn.in_proj_z": values}, hidden),
+            Product(MIXED, {"linear_attn.in_proj_qkv": self.channels, "linear_attn.in_proj_z": values}, hidden),
             Product(RATES, dict.fromkeys(("linear_attn.in_proj_b", "linear_attn.in_proj_a"), self.value_heads), hidden),
             Product(OUTPUT, {"linear_attn.out_proj": hidden}, values),
         )
 
     def vectors(self) -> Iterator[Vector]:
         """Its other parameters."""
-        yield Vector(TAPS, 2 * self.keys + self.values, wide=True, more=(1, self.taps))
+        yield Vector(TAPS, self.channels, wide=True, more=(1, self.taps))
         yield Vector(DECAY, self.value_heads, wide=True)
         yield Vector(SHIFT, self.value_heads, wide=True)
         yield from self.norm.vectors(HEAD_NORM, self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A convolution of ``taps`` rows, each channel by itself (LFM2).
+
+    Of each row there are three parts: what is let in is the first times the last, and what comes of the convolution is
+    multiplied by the second. What it keeps of a text is the rows let in last; heads, whose state would grow by each
+    row, it has none.
+    """
+
+    channels: int
+    taps: int
+
+    value_heads = key_dim = value_dim = record = 0
+
+    def products(self, hidden: int) -> tuple[Product, ...]:
+        """Into its parts, and out of it."""
+        into = Product(MIXED, {"conv.in_proj": 3 * self.channels}, hidden)
+        return into, Product(OUTPUT, {"conv.out_proj": hidden}, self.channels)
+
+    def vectors(self) -> Iterator[Vector]:
+        """Its taps."""
+        yield Vector(SHORT_TAPS, self.channels, wide=True, more=(1, self.taps))
+
+
+#: What keeps a state of a text, not keys and values of its tokens.
+Recurrence = GatedDelta | ShortConv
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +293,7 @@ class Layer:
     attention reads. share: by what both are multiplied before they are added.
     """
 
-    mixer: Attention | GatedDelta
+    mixer: Attention | Recurrence
     mlp: MLP
     norm: NormKind
     norms: Norms = BEFORE
@@ -301,9 +341,9 @@ class Stack:
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
 
     @property
-    def recurrence(self) -> GatedDelta | None:
+    def recurrence(self) -> Recurrence | None:
         """That of its recurrent layers, which are all alike; None if there are none."""
-        return next((layer.mixer for layer in self.layers if isinstance(layer.mixer, GatedDelta)), None)
+        return next((layer.mixer for layer in self.layers if not isinstance(layer.mixer, Attention)), None)
 
     @classmethod
     def uniform(cls, layers: int, attention: Attention, inner: int, norm: NormKind) -> Stack:

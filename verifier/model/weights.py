@@ -26,7 +26,7 @@ from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.model.nodes import Layer, Vector
+from foresay.verifier.model.nodes import DECAY, Layer, Vector
 from foresay.verifier.model.quantization import HEAD, Scheme
 from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stored
 
@@ -79,11 +79,18 @@ def load(
     _read(checkpoint, fitting, progress or (lambda share: None), fp16=dtype is torch.float16)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
-    if checkpoint.gguf is None:  # there they are whole
-        for name, place in places(config, weights):
-            if name in config.less_one and isinstance(place, Tensor):
-                place.add_(1.0)
+    if checkpoint.gguf is None:
+        _make_whole(config, weights)
     return weights
+
+
+def _make_whole(config: ModelConfig, weights: ModelWeights) -> None:
+    """What GGUF files have as it is, and others less one, or the logarithm of its opposite."""
+    for name, place in places(config, weights):
+        if name in config.less_one and isinstance(place, Tensor):
+            place.add_(1.0)
+        if name.endswith(DECAY) and isinstance(place, Tensor):
+            place.exp_().neg_()
 
 
 def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -138,13 +138,15 @@ class AttentionMetadata:
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
     """Of a recurrent layer, fp32: taps [T, C] of the convolution, the current row's last; decay [H], below 0, and its
-    shift [H]; norm [D] of what each head puts out."""
+    shift [H]; norm [D] of what each head puts out. tiled: that is put out of the first head of each key, then of the
+    second, and so on; False: of all heads of a key, then of the next."""
 
     taps: Tensor
     decay: Tensor
     shift: Tensor
     norm: Tensor
     eps: float
+    tiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

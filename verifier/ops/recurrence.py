@@ -1,4 +1,5 @@
-"""The recurrence of a gated delta layer, over texts and trees alike, and how a path of its nodes is committed.
+"""Recurrent layers over texts and trees alike, and how a path of their nodes is committed: gated delta rules, whose
+heads have states, and short convolutions, of which rows are kept and no more.
 
 One canon: in fp32, row by row along a path, every sum in one fixed order, so that a prompt in one pass, in pieces,
 token by token, a node of a tree and what is committed of it have equal bits (docs/recurrent.md). A pass reads committed
@@ -9,6 +10,7 @@ Legend: R rows, H value heads, G key heads, D width of a key, E of a value, T ta
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
@@ -17,13 +19,13 @@ from torch.nn import functional
 
 from foresay.kvpaging.states import NODES, LayerStates
 from foresay.verifier.ops.eager import op
-from foresay.verifier.ops.records import DeltaWeights, StateRows
+from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, StateRows
 
 #: Added to a sum of squares, before its root divides a key or a query.
 NORM_EPS = 1e-6
 
 
-@op(cpu="recurrence")
+@op(gpu="recurrence", cpu="recurrence")
 def gated_delta(
     mixed: Tensor,
     rates: Tensor,
@@ -41,31 +43,81 @@ def gated_delta(
     kernels; None: all). What comes of padding is not defined.
     """
     paged, heads = rows.paged, mixed.new_zeros(len(mixed), layer.states.shape[1], len(weights.norm))
+
+    def step(row: int, window: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, record = _learned(functional.silu((window * weights.taps).sum(0)), rates[row], weights, state)
+        state = _stepped(state, record, window.shape[1])
+        return (state * _spread(query, state)[:, None, :, None]).sum(2).flatten(1), record, state
+
+    for begin, end, number in _sequences(paged):
+        for row, out in enumerate(
+            _outputs(mixed[begin:end, : layer.rows.shape[1]], layer, rows, number, begin, step), begin
+        ):
+            heads[row] = out
+    normed = heads * (heads.square().mean(-1, keepdim=True) + weights.eps).rsqrt() * weights.norm
+    done = normed * functional.silu(mixed[:, layer.rows.shape[1] :]).view_as(normed)
+    if weights.tiled:
+        values, dim = done[0].numel(), layer.states.shape[3]
+        groups = (layer.rows.shape[1] - values) // 2 // dim
+        done = done.unflatten(1, (groups, -1)).transpose(1, 2)
+    return done.flatten(1).to(dtype)
+
+
+@op(gpu="recurrence", cpu="recurrence")
+def short_conv(
+    mixed: Tensor,
+    taps: Tensor,
+    layer: LayerStates,
+    rows: StateRows,
+    dtype: torch.dtype,
+    count: Tensor | None = None,
+) -> Tensor:
+    """What comes of a convolution for every row: [R, C] of ``dtype``.
+
+    mixed: fp32[R, 3 C]; the first part times the last is let in, what comes out is multiplied by the second. taps:
+    fp32[T, C], the current row's last. layer, rows, count: as above; there are no heads.
+    """
+    first, second, last = mixed.chunk(3, dim=1)
+    let_in, found = first * last, torch.zeros_like(second)
+
+    def step(row: int, window: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (window * taps).sum(0), window.new_empty(0), state
+
+    for begin, end, number in _sequences(rows.paged):
+        for row, out in enumerate(_outputs(let_in[begin:end], layer, rows, number, begin, step), begin):
+            found[row] = out
+    return (found * second).to(dtype)
+
+
+def _sequences(paged: AttentionMetadata) -> Iterator[tuple[int, int, int]]:
+    """First row, end and number of each."""
     sequences = len(paged.lengths) if paged.sequences is None else int(paged.sequences)
     for number, (begin, end) in enumerate(pairwise(paged.offsets[: sequences + 1].tolist())):
-        for row, out in enumerate(_outputs(mixed[begin:end], rates[begin:end], weights, layer, rows, number, begin)):
-            heads[begin + row] = out
-    normed = heads * (heads.square().mean(-1, keepdim=True) + weights.eps).rsqrt() * weights.norm
-    return (normed.flatten(1) * functional.silu(mixed[:, layer.rows.shape[1] :])).to(dtype)
+        yield begin, end, number
 
 
 def _outputs(
-    mixed: Tensor, rates: Tensor, weights: DeltaWeights, layer: LayerStates, rows: StateRows, number: int, begin: int
+    raws: Tensor,
+    layer: LayerStates,
+    rows: StateRows,
+    number: int,
+    begin: int,
+    step: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
 ) -> list[Tensor]:
-    """[H, E] of each row of one sequence, before norm and gates."""
-    paged, channels, found = rows.paged, layer.rows.shape[1], list[Tensor]()
+    """What comes of each row of one sequence. raws: [.., C], before the convolution. step: of a row, the rows of its
+    convolution and the state before: what comes of it, its record, the state."""
+    paged, found = rows.paged, list[Tensor]()
     text = paged.words is None or (paged.is_prefill is not None and bool(paged.is_prefill[number]))
     source, *targets = rows.pages[number].tolist()
     first = layer.states[source], layer.tails[source]
     after = {-1: first if paged.lengths[number] else (torch.zeros_like(first[0]), torch.zeros_like(first[1]))}
-    for row, raw in enumerate(mixed[:, :channels]):
+    for row, raw in enumerate(raws):
         node, above = (row, row - 1) if text or paged.words is None else _ends(int(paged.words[begin + row]))
         state, tail = after[above]
         window = torch.cat((tail, raw[None]))
-        query, record = _learned(functional.silu((window * weights.taps).sum(0)), rates[row], weights, state)
-        after[node] = _stepped(state, record, channels), window[1:]
-        asked = (after[node][0] * _spread(query, state)[:, None, :, None]).sum(2)
-        found.append(asked.flatten(1))
+        out, record, state = step(begin + row, window, state)
+        after[node] = state, window[1:]
+        found.append(out)
         own = node - int(rows.nodes[number])
         if own >= 0:
             layer.records[number * NODES + own], layer.rows[number * NODES + own] = record, raw
@@ -103,6 +155,8 @@ def _learned(made: Tensor, rates: Tensor, weights: DeltaWeights, state: Tensor) 
 def _stepped(state: Tensor, record: Tensor, channels: int) -> Tensor:
     """The state after a row. state: [H, E / 16, D, 16]."""
     heads, tiles, dim, lanes = state.shape
+    if not heads:
+        return state
     values = heads * tiles * lanes
     keys, learned, decay = record.split(((channels - values) // 2, values, heads))
     spread = _spread(keys.view(-1, dim), state)[:, None, :, None]
@@ -110,7 +164,7 @@ def _stepped(state: Tensor, record: Tensor, channels: int) -> Tensor:
     return stepped
 
 
-@op(cpu="recurrence")
+@op(gpu="recurrence", cpu="recurrence")
 def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequence: int, path: Tensor) -> None:
     """Let a text's states go on along a path of the last pass, in all layers: from one state page to another, or within
     one. No other page is written to.

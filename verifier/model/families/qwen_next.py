@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from foresay.verifier.model.families.family import Family, attention, layer_count, mlp, rms_norm
+from typing import Any
+
+from foresay.verifier.model.families.family import Family, Gguf, attention, layer_count, mlp, rms_norm
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import Attention, GatedDelta, HeadNorm, Layer, Stack
 from foresay.verifier.model.rope_config import read_rope
@@ -56,9 +58,42 @@ def _delta(fields: Fields) -> GatedDelta:
         )
     taps = fields.integer("linear_conv_kernel_dim", 4, minimum=2, most=64)
     inside = rms_norm(fields, wide=True)
-    return GatedDelta(keys, values, key_dim, value_dim, taps, inside)
+    return GatedDelta(keys, values, key_dim, value_dim, taps, inside, fields.flag(_TILED, False))
 
 
 _DEFAULTS = {"head_dim": 256, "rms_norm_eps": 1e-6}
+#: Of GGUF files alone: which heads of values have a key in common.
+_TILED = "linear_value_heads_tiled"
 
-FAMILIES = {"Qwen3_5ForCausalLM": Family("Qwen3.5, Qwen3.6, Qwen3.8 (dense)", qwen3_5, _DEFAULTS)}
+
+def _of_gguf(fields: Fields, head_dim: int) -> dict[str, Any]:
+    recurrent, heads = fields.get("attention.recurrent_layers"), fields.integer("ssm.time_step_rank")
+    kinds = [("full_attention", "linear_attention")[bool(one)] for one in recurrent or ()]
+    count = fields.integer("block_count") - fields.integer("nextn_predict_layers", 0, minimum=0)
+    return {
+        "layer_types": kinds[:count] or None,
+        "full_attention_interval": fields.integer("full_attention_interval", 4),
+        "linear_num_key_heads": fields.integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": fields.integer("ssm.state_size"),
+        "linear_value_head_dim": fields.integer("ssm.inner_size") // heads,
+        "linear_conv_kernel_dim": fields.integer("ssm.conv_kernel"),
+        _TILED: True,
+    }
+
+
+_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_GGUF = Gguf("qwen35", _NAMES, values=_of_gguf)
+
+FAMILIES = {"Qwen3_5ForCausalLM": Family("Qwen3.5, Qwen3.6, Qwen3.8 (dense)", qwen3_5, _DEFAULTS, _GGUF)}

@@ -13,7 +13,7 @@ from foresay.verifier.model import families
 from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.families.family import Gguf
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, Type
+from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, GgufTensor, Type
 from foresay.verifier.model.nodes import Stack
 
 _WHOLE = {
@@ -42,6 +42,18 @@ ARCHITECTURES = {
 #: By what the rotary embedding's periods are multiplied, one for each pair; and LongRoPE's two lists.
 FREQUENCIES = "rope_freqs.weight"
 FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+#: What predicts further tokens and is a drafter's: how many layers of it config.json and files say there are, what they
+#: are called here, and what there, but for what every layer has.
+PREDICTED, _BEHIND = "mtp_num_hidden_layers", "nextn_predict_layers"
+PREDICTS = "mtp."
+_FURTHER = {
+    "nextn.eh_proj": "fc",
+    "nextn.enorm": "pre_fc_norm_embedding",
+    "nextn.hnorm": "pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "norm",
+}
+#: Ends of the names of convolutions.
+CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
 #: Tensors that are part of the configuration.
 CONFIGURATION = (FREQUENCIES, *FACTORS.values())
 
@@ -58,21 +70,48 @@ def _in_layers(architecture: str) -> dict[str, str]:
     return {**_IN_LAYERS, **own}
 
 
-def ours(name: str, architecture: str) -> str:
+def layer_count(file: GgufFile) -> int:
+    """Of the model, without what predicts further tokens behind them."""
+    count, more = (file.metadata.get(f"{file.architecture}.{key}") or 0 for key in ("block_count", _BEHIND))
+    return int(count) - int(more)
+
+
+def ours(name: str, file: GgufFile) -> str:
     """The name here; one that nothing here has stays what it is."""
-    layer, known = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name), _in_layers(architecture)
-    if layer is None or layer[2] not in known:
-        return _WHOLE.get(name, name)
-    return f"model.layers.{layer[1]}.{known[layer[2]]}.{layer[3]}"
+    layer, known = re.fullmatch(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?", name), _in_layers(file.architecture)
+    if layer is None:
+        return {**_WHOLE, **known}.get(name, name)
+    number, kind = int(layer[1]) - layer_count(file), layer[3] or ""
+    if number >= 0 and layer[2] in _FURTHER:
+        return f"{PREDICTS}{_FURTHER[layer[2]]}{kind}"
+    within = known.get(layer[2] + kind) or (f"{known[layer[2]]}{kind}" if layer[2] in known else None)
+    begun = f"{PREDICTS}layers.{number}" if number >= 0 else f"model.layers.{layer[1]}"
+    return name if within is None else f"{begun}.{within}"
 
 
-def theirs(name: str, architecture: str) -> str:
+def theirs(name: str, file: GgufFile) -> str:
     """The name there."""
-    layer = re.fullmatch(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)", name)
-    there = {our: their for their, our in _in_layers(architecture).items()}
-    if layer is None or layer[2] not in there:
-        return {own: their for their, own in _WHOLE.items()}.get(name, name)
-    return f"blk.{layer[1]}.{there[layer[2]]}.{layer[3]}"
+    layer = re.fullmatch(r"(model|mtp)\.layers\.(\d+)\.([\w.]+?)(\.weight|\.bias)?", name)
+    behind, there = layer_count(file), _theirs({**_WHOLE, **_in_layers(file.architecture)})
+    if layer is None:
+        module, _, kind = name.removeprefix(PREDICTS).rpartition(".")
+        if name.startswith(PREDICTS) and module in _FURTHER.values():
+            return f"blk.{behind}.{_theirs(_FURTHER)[module]}.{kind}"
+        return there.get(name, name)
+    kind = layer[4] or ""
+    within = there.get(layer[3] + kind) or (f"{there[layer[3]]}{kind}" if layer[3] in there else None)
+    number = int(layer[2]) + behind * (layer[1] == "mtp")
+    return name if within is None else f"blk.{number}.{within}"
+
+
+def _theirs(names: Mapping[str, str]) -> dict[str, str]:
+    return {our: their for their, our in names.items()}
+
+
+def shape_of(name: str, tensor: GgufTensor) -> tuple[int, ...]:
+    """The shape here: a convolution of each channel by itself has a dimension more."""
+    outer, *inner = tensor.shape
+    return (outer, 1, *inner) if name.endswith(CONVOLUTIONS) else tensor.shape
 
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -90,7 +129,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "vocab_size": _vocab_size(file, fields),
         "hidden_size": hidden,
         "intermediate_size": fields.integer("feed_forward_length"),
-        "num_hidden_layers": fields.integer("block_count"),
+        "num_hidden_layers": layer_count(file),
+        PREDICTED: fields.get(_BEHIND),
         "num_attention_heads": heads,
         "num_key_value_heads": _one(fields, "attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -112,12 +152,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     for key, own in gguf_of(file.architecture).values(fields, head_dim).items():
         values[key] = {**values[key], **own} if isinstance(own, dict) else own
     values["rope_parameters"] = _by_kind(fields, values)
-    types = {
-        ours(name, file.architecture).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()
-    }
+    types = {ours(name, file).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()}
     family = families.FAMILIES[values["architectures"][0]]
     stack = family.stack(Fields({**family.defaults, **values}, fields.where))
-    head = "lm_head" if not tied else ours(EMBEDDING, file.architecture)
+    head = "lm_head" if not tied else ours(EMBEDDING, file)
     rules = list(_rules(stack, hidden, types, head))
     if rules:
         values["quantization_config"] = {"quant_method": "gguf", "modules": rules}
@@ -176,10 +214,10 @@ def _head_dim(fields: Fields, absent: int) -> int:
 
 
 def _one(fields: Fields, key: str, absent: int) -> int:
-    """A number that there may be one of for each layer, if all are the same."""
+    """A number that there may be one of for each layer, if all are the same; 0 where a layer has none."""
     found = fields.get(key)
-    if isinstance(found, list) and found and len(set(found)) == 1:
-        found = found[0]
+    if isinstance(found, list) and len(kinds := set(found) - {0}) == 1:
+        (found,) = kinds
     return Fields({key: found}, fields.where).integer(key, absent)
 
 
@@ -198,7 +236,8 @@ def _vocab_size(file: GgufFile, fields: Fields) -> int:
 
 def _dtype(file: GgufFile) -> str:
     """What all matrices are in, if they are in one type of 16 bits."""
-    found = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) == 2}
+    matrices = ((ours(name, file), tensor) for name, tensor in file.tensors.items())
+    found = {tensor.type for name, tensor in matrices if len(shape_of(name, tensor)) == 2}
     return _DTYPES.get(found.pop(), "float32") if len(found) == 1 else "float32"
 
 

@@ -58,13 +58,19 @@ class Splitting:
 
 
 _QWEN2 = Splitting(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"), composed=True)
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPLITTINGS = {
     "gpt-2": Splitting(),
     "smollm": Splitting(digits=True),
     "llama-bpe": Splitting(_LLAMA3, whole=True),
     "llama3": Splitting(_LLAMA3, whole=True),
     "llama-v3": Splitting(_LLAMA3, whole=True),
+    "lfm2": Splitting(_LLAMA3, whole=True),
     "qwen2": _QWEN2,
+    "qwen35": Splitting(_QWEN35, composed=True),
     "deepseek-r1-qwen": _QWEN2,
     "tekken": Splitting(_TEKKEN, whole=True),
 }
@@ -138,7 +144,7 @@ def _template(file: GgufFile) -> dict[str, Any]:
 
 
 #: Ways of splitting whose tokenizers put a begin token first where metadata does not say.
-_BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_BEGINS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
 
 
 def _around_text(file: GgufFile, which: str, absent: bool) -> list[tuple[str, int]]:

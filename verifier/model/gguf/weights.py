@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.model.errors import WeightsError
-from foresay.verifier.model.gguf.config import CONFIGURATION, gguf_of, ours, theirs
+from foresay.verifier.model.gguf.config import CONFIGURATION, gguf_of, ours, shape_of, theirs
 from foresay.verifier.model.gguf.file import (
     BF16,
     F16,
@@ -196,18 +196,16 @@ class GgufTensors:
     def offset_keys(self) -> list[str]:
         """Names, in the order of the part."""
         own = {name: one.start for name, one in self.file.tensors.items() if one.path == self.part}
-        return [
-            ours(name, self.file.architecture) for name in sorted(own, key=own.__getitem__) if name not in CONFIGURATION
-        ]
+        return [ours(name, self.file) for name in sorted(own, key=own.__getitem__) if name not in CONFIGURATION]
 
     def get_tensor(self, name: str) -> Matrix:
         """The tensor of this name, its rows in the order that they have here."""
-        tensor = self.file.tensors[theirs(name, self.file.architecture)]
+        there = theirs(name, self.file)
+        tensor = self.file.tensors[there]
         raw = self.data[tensor.start : tensor.start + tensor.nbytes]
         if raw.data_ptr() % 4:
             raw = raw.clone()
-        found = matrix_of(raw, tensor.shape, tensor.type)
-        heads = self._heads(theirs(name, self.file.architecture))
+        found, heads = matrix_of(raw, shape_of(name, tensor), tensor.type), self._heads(there)
         return found if heads is None else found[_halves(len_of(found), heads)]
 
     def _heads(self, name: str) -> int | None:

@@ -7,6 +7,7 @@
                 ``D`` vectors of 16, stays in the first cache
     finish      row by row and head by head: the norm, and the gate
     replay      as remember, of records, without being asked
+    short       row by row: a convolution by itself, of what was let in
 
 Sums over keys run in four chains, each in order, then (0 + 1) + (2 + 3). A node goes on from where the one above it is:
 so many vectors for each node of one tree, of each thread. Which rows and sequences there are, and which thread has
@@ -15,7 +16,7 @@ which heads, decides no bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -60,7 +61,31 @@ def gated_delta(
         made, gains, layer.states, layer.records, *text, *states, out, own,
         counted(paged.sequences, len(paged.lengths)),
     )  # fmt: skip
-    _finishing(heads, channels, values, weights.eps, dtype)(out, mixed, weights.norm, done, counted(count, number))
+    shared = heads // (keys // dim) if weights.tiled else 1
+    _finishing(heads, channels, values, shared, weights.eps, dtype)(
+        out, mixed, weights.norm, done, counted(count, number)
+    )
+    return done
+
+
+def short_conv(
+    mixed: Tensor,
+    taps: Tensor,
+    layer: LayerStates,
+    rows: StateRows,
+    dtype: torch.dtype,
+    count: Tensor | None = None,
+) -> Tensor:
+    """As the op of this name."""
+    (number, channels), paged = taps.shape, rows.paged
+    assert paged.words is not None and paged.is_prefill is not None, "as a step writes them"
+    let_in, done = room((len(mixed), channels), torch.float32), room((len(mixed), channels), dtype)
+    places, text = find_places(paged, len(mixed), count), (paged.offsets, paged.lengths, paged.words, paged.is_prefill)
+    _letting_in(channels)(mixed, let_in, counted(count, len(mixed)))
+    _short(channels, number, dtype)(
+        let_in, taps, layer.tails, layer.rows, zeros(channels, torch.float32), places.info, *text, rows.pages,
+        rows.stops, rows.nodes, mixed, done, counted(count, len(mixed)),
+    )  # fmt: skip
     return done
 
 
@@ -68,7 +93,7 @@ def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequ
     """As the op of this name."""
     (_, pages, heads, tiles, dim, _), (_, _, tail, channels) = layers.states.shape, layers.tails.shape
     values = heads * tiles * LANES
-    _replaying(heads, (channels - values) // 2, dim, values, tail)(
+    _replaying(heads, (channels - values) // 2 if heads else channels, dim, values, tail)(
         *layers, path, len(path), source, destination, int(fresh), sequence * NODES, pages, len(layers.states),
         layers.rows.shape[1],
     )  # fmt: skip
@@ -111,6 +136,57 @@ class _Row:
         return self._record + self.node(row)
 
 
+class _Window:
+    """The rows that take part in the convolution of one: those before it on its path, which are in the pass or in the
+    tail that the sequence goes on from. raw: where rows lie, ``stride`` numbers apart; nothing: as many zeros."""
+
+    def __init__(
+        self, k: Kernel, it: _Row, raw: Value, tails: Value, nothing: Value, channels: int, taps: int, stride: int
+    ) -> None:
+        self.k, self.it, self._raw, self._tails, self._nothing = k, it, raw, tails, nothing
+        self.channels, self.taps, self.stride = channels, taps, stride
+
+    def _tail(self, at: Value) -> Value:
+        """A row of the tail."""
+        place = self.k.at(self._tails, (self.it.source * (self.taps - 1) + at) * self.channels, F32)
+        return self.k.select(self.it.fresh, self._nothing, place)
+
+    def rows(self, row: Value) -> list[Value]:
+        """Where they are, the row's own last."""
+        k, it = self.k, self.it
+        word, missing = k.variable(k.select(it.text, 0, it.word(row))), k.variable(k.constant(0))
+        window = [k.at(self._raw, row * self.stride, F32)]
+        for back in range(1, self.taps):
+            above = k.select(it.text, row - it.begin - back, it.top(word.value))
+            missing.value = missing.value + k.select(above < 0, k.constant(1), k.constant(0))
+            before = k.select(above < 0, k.constant(0), it.begin + above)
+            place = k.at(self._raw, before * self.stride, F32)
+            window.append(k.select(above < 0, self._tail(k.constant(self.taps - 1) - missing.value), place))
+            bit = k.constant(1) << k.select(above < 0, k.constant(0), above)
+            word.value = k.select(it.text | (above < 0), word.value, word.value ^ bit)
+        return window[::-1]
+
+    def keep(self, row: Value, own: Value) -> None:
+        """Put a row where tails of stops are, and with the first what is left of the tail before."""
+        k, order, taps, channels = self.k, row - self.it.begin, self.taps, self.channels
+        for rows, page in self.it.stops:
+            with k.when(self.it.text & (order < rows)):
+                first = order - rows + (taps - 1)  # where the row is in the tail, counted from its begin
+                goal = k.at(self._tails, page * ((taps - 1) * channels), F32)
+                with k.when(first >= 0):
+                    k.copy(own, k.at(goal, first * channels, F32), channels * 4)
+                with k.when(order.equals(0)), k.loop(0, k.constant(taps - 1) - rows) as at:
+                    k.copy(self._tail(at + rows), k.at(goal, at * channels, F32), channels * 4)
+
+
+def _convolved(k: Kernel, weights: Value, window: Sequence[Value], at: Value, channels: int) -> Value:
+    """16 channels of a row."""
+    total = k.constant(0.0, _VECTOR)
+    for tap, place in enumerate(window):
+        total = k.fma(k.load(weights, _VECTOR, at + tap * channels), k.load(place, _VECTOR, at), total)
+    return total
+
+
 @Compiled
 def _convolving(heads: int, keys: int, dim: int, values: int, taps: int) -> Kernel:
     k, channels = Kernel("convolve"), 2 * keys + values
@@ -118,30 +194,12 @@ def _convolving(heads: int, keys: int, dim: int, values: int, taps: int) -> Kern
     made, gains = k.pointer(17), k.pointer(18)
     with k.share(k.counted(19)) as row:
         it = _Row(k, 10, k.integer(k.load(info, I32, row * INFO), I64))
-        own = k.at(mixed, row * (channels + values), F32)
-
-        def tail_of(at: Value, it: _Row = it) -> Value:
-            """A row of the tail that the sequence goes on from."""
-            place = k.at(tails, (it.source * (taps - 1) + at) * channels, F32)
-            return k.select(it.fresh, nothing, place)
-
-        word, missing = k.variable(k.select(it.text, 0, it.word(row))), k.variable(k.constant(0))
-        window = [own]
-        for back in range(1, taps):
-            order = row - it.begin - back
-            above = k.select(it.text, order, it.top(word.value))
-            missing.value = missing.value + k.select(above < 0, k.constant(1), k.constant(0))
-            before = k.select(above < 0, k.constant(0), it.begin + above)
-            place = k.at(mixed, before * (channels + values), F32)
-            window.append(k.select(above < 0, tail_of(k.constant(taps - 1) - missing.value), place))
-            bit = k.constant(1) << k.select(above < 0, k.constant(0), above)
-            word.value = k.select(it.text | (above < 0), word.value, word.value ^ bit)
+        windows = _Window(k, it, mixed, tails, nothing, channels, taps, channels + values)
+        window = windows.rows(row)
+        own = window[-1]
         line = k.at(made, row * channels, F32)
         with k.loop(0, channels, LANES) as at:
-            total = k.constant(0.0, _VECTOR)
-            for tap, place in enumerate(reversed(window)):
-                total = k.fma(k.load(weights, _VECTOR, at + tap * channels), k.load(place, _VECTOR, at), total)
-            k.store(_silu(k, total), line, at)
+            k.store(_silu(k, _convolved(k, weights, window, at, channels)), line, at)
         with k.loop(0, 2 * keys, dim) as head:
             _normalize(
                 k, k.at(line, head, F32), dim, k.select(head < keys, k.constant(dim**-0.5, F32), k.constant(1.0, F32))
@@ -161,15 +219,36 @@ def _convolving(heads: int, keys: int, dim: int, values: int, taps: int) -> Kern
             k.copy(k.at(line, keys, F32), record, keys * 4)
             k.copy(k.at(mine, heads, F32), k.at(record, keys + values, F32), heads * 4)
             k.copy(own, k.at(kept, it.record(row) * channels, F32), channels * 4)
-        order = row - it.begin
-        for rows, page in it.stops:
-            with k.when(it.text & (order < rows)):
-                first = order - rows + (taps - 1)  # where the row is in the tail, counted from its begin
-                goal = k.at(tails, page * ((taps - 1) * channels), F32)
-                with k.when(first >= 0):
-                    k.copy(own, k.at(goal, first * channels, F32), channels * 4)
-                with k.when(order.equals(0)), k.loop(0, k.constant(taps - 1) - rows) as at:
-                    k.copy(tail_of(at + rows), k.at(goal, at * channels, F32), channels * 4)
+        windows.keep(row, own)
+    return k
+
+
+@Compiled
+def _letting_in(channels: int) -> Kernel:
+    k = Kernel("let in")
+    mixed, let_in = k.pointer(0), k.pointer(1)
+    with k.share(k.counted(2)) as row, k.loop(0, channels, LANES) as at:
+        first, last = (k.load(mixed, _VECTOR, row * 3 * channels + begin + at) for begin in (0, 2 * channels))
+        k.store(first * last, let_in, row * channels + at)
+    return k
+
+
+@Compiled
+def _short(channels: int, taps: int, dtype: torch.dtype) -> Kernel:
+    k = Kernel("short convolution")
+    let_in, weights, tails, kept, nothing, info = (k.pointer(at) for at in range(6))
+    mixed, done = k.pointer(13), k.pointer(14)
+    with k.share(k.counted(15)) as row:
+        it = _Row(k, 6, k.integer(k.load(info, I32, row * INFO), I64))
+        windows = _Window(k, it, let_in, tails, nothing, channels, taps, channels)
+        window = windows.rows(row)
+        with k.loop(0, channels, LANES) as at:
+            out = k.load(mixed, _VECTOR, row * 3 * channels + channels + at)
+            out = out * _convolved(k, weights, window, at, channels)
+            k.store(k.narrowed(out, OF_TORCH[dtype]), done, row * channels + at)
+        with k.when(it.node(row) >= 0):
+            k.copy(window[-1], k.at(kept, it.record(row) * channels, F32), channels * 4)
+        windows.keep(row, window[-1])
     return k
 
 
@@ -273,12 +352,13 @@ def _remembering(heads: int, keys: int, dim: int, values: int) -> Kernel:
 
 
 @Compiled
-def _finishing(heads: int, channels: int, values: int, eps: float, dtype: torch.dtype) -> Kernel:
+def _finishing(heads: int, channels: int, values: int, shared: int, eps: float, dtype: torch.dtype) -> Kernel:
     k, width, of = Kernel("finish"), values // heads, OF_TORCH[dtype]
     out, mixed, norm, done = (k.pointer(at) for at in range(4))
     with k.share(k.counted(4) * heads) as unit:
         row, head = unit // heads, unit % heads
         line, total = k.at(out, unit * width, F32), k.variable(k.constant(0.0, _VECTOR))
+        goal = (row * heads + head % shared * (heads // shared) + head // shared) * width
         with k.loop(0, width, LANES) as at:
             value = k.load(line, _VECTOR, at)
             total.value = k.fma(value, value, total.value)
@@ -287,29 +367,31 @@ def _finishing(heads: int, channels: int, values: int, eps: float, dtype: torch.
         with k.loop(0, width, LANES) as at:
             gate = k.load(mixed, _VECTOR, row * (channels + values) + channels + head * width + at)
             value = k.load(line, _VECTOR, at) * factor * k.load(norm, _VECTOR, at) * _silu(k, gate)
-            k.store(k.narrowed(value, of), done, unit * width + at)
+            k.store(k.narrowed(value, of), done, goal + at)
     return k
 
 
 @Compiled
 def _replaying(heads: int, keys: int, dim: int, values: int, tail: int) -> Kernel:
-    k, tiles, size, channels = Kernel("replay"), values // heads // LANES, dim * LANES, 2 * keys + values
+    k, channels = Kernel("replay"), 2 * keys + values if heads else keys
     states, tails, records, kept, path = (k.pointer(at) for at in range(5))
     count, source, goal, fresh, first, pages, layers, room_of = (k.number(at) for at in range(5, 13))
-    step, whole, shared, width = _Head(k, dim), heads * tiles, heads // (keys // dim), keys + values + heads
     is_fresh = fresh.differs(0)
-    with k.share(layers * whole) as unit:
-        layer, part = unit // whole, unit % whole
-        before, own = (k.at(states, ((layer * pages + page) * whole + part) * size, F32) for page in (source, goal))
-        with k.when(is_fresh | source.differs(goal)):
-            step.begin(before, own, is_fresh)
-        with k.loop(0, count) as number:
-            record = k.at(records, (layer * room_of + first + k.load(path, I64, number)) * width, F32)
-            decay = k.spread(k.load(record, F32, part // tiles + (keys + values)))
-            learned = k.load(record, _VECTOR, part * LANES + keys)
-            key = k.at(record, part // tiles // shared * dim, F32)
-            with k.loop(0, dim) as at:
-                step.stepped(own, own, key, decay, learned, at)
+    if heads:
+        step, tiles, size = _Head(k, dim), values // heads // LANES, dim * LANES
+        whole, shared, width = heads * tiles, heads // (keys // dim), keys + values + heads
+        with k.share(layers * whole) as unit:
+            layer, part = unit // whole, unit % whole
+            before, own = (k.at(states, ((layer * pages + page) * whole + part) * size, F32) for page in (source, goal))
+            with k.when(is_fresh | source.differs(goal)):
+                step.begin(before, own, is_fresh)
+            with k.loop(0, count) as number:
+                record = k.at(records, (layer * room_of + first + k.load(path, I64, number)) * width, F32)
+                decay = k.spread(k.load(record, F32, part // tiles + (keys + values)))
+                learned = k.load(record, _VECTOR, part * LANES + keys)
+                key = k.at(record, part // tiles // shared * dim, F32)
+                with k.loop(0, dim) as at:
+                    step.stepped(own, own, key, decay, learned, at)
     with k.share(layers * (channels // LANES)) as unit:
         layer, at = unit // (channels // LANES), unit % (channels // LANES) * LANES
         before, own = (k.at(tails, (layer * pages + page) * (tail * channels), F32) for page in (source, goal))

@@ -1,0 +1,145 @@
+"""Recurrent layers on a GPU: the kernels against the references, and every row against its path by itself."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foresay.kvpaging.states import LANES, NODES, LayerStates
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.kernels import recurrence as kernels
+from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, StateRows
+from foresay.verifier.ops.recurrence import gated_delta, replay, short_conv
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
+HEADS, GROUPS, DIM, WIDTH, TAPS, PAGES = 4, 2, 16, 32, 4, 8
+CHANNELS = 2 * GROUPS * DIM + HEADS * WIDTH
+FP32 = torch.float32
+
+
+class Case:
+    """Texts and trees of one pass behind texts. short: layers are convolutions alone."""
+
+    def __init__(self, device: torch.device, short: bool) -> None:
+        self.short, self.device, self.random = short, device, random.Random(3)
+        self.generator = torch.Generator().manual_seed(3)
+        heads = 0 if short else HEADS
+        record = 0 if short else GROUPS * DIM + HEADS * WIDTH + HEADS
+        sizes = (PAGES, heads, WIDTH // LANES, DIM, LANES), (PAGES, TAPS - 1, CHANNELS)
+        self.layer = LayerStates(*(self.noise(*size) for size in (*sizes, (2 * NODES, record), (2 * NODES, CHANNELS))))
+        decay = -self.noise(HEADS).abs()
+        self.weights = DeltaWeights(
+            self.noise(TAPS, CHANNELS), decay, self.noise(HEADS), self.noise(WIDTH), 1e-6, tiled=True
+        )
+
+    def noise(self, *size: int) -> Tensor:
+        return torch.randn(size, generator=self.generator).to(self.device)
+
+    def inputs(self, rows: int) -> tuple[Tensor, Tensor]:
+        return self.noise(rows, 3 * CHANNELS if self.short else CHANNELS + HEADS * WIDTH), self.noise(rows, 2 * HEADS)
+
+    def rows(self, parts: list[list[int] | int], lengths: list[int], nodes: int = 0) -> StateRows:
+        """parts: parents of a tree, or how many rows of a text, of which the last ``nodes`` leave records."""
+        counts = [part if isinstance(part, int) else len(part) for part in parts]
+        words = list[int]()
+        for part in parts:
+            own = list[int]()
+            for node, parent in enumerate([-1] * part if isinstance(part, int) else part):
+                own.append((own[parent] if parent >= 0 else 0) | 1 << node)
+            words += own
+        ints: Any = {"dtype": torch.int32, "device": self.device}
+        offsets = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], **ints)
+        texts = torch.tensor([isinstance(part, int) for part in parts], **ints)
+        paged = AttentionMetadata(
+            torch.zeros(len(parts), 1, **ints), 16, torch.tensor(lengths, **ints), offsets,
+            torch.tensor(words, device=self.device), None, texts,
+        )  # fmt: skip
+        pages = torch.tensor([[1 + 3 * n, 2 + 3 * n, 3 + 3 * n] for n in range(len(parts))], **ints)
+        stops = [[part // 2, part] if isinstance(part, int) else [0, 0] for part in parts]
+        firsts = [count - nodes if isinstance(part, int) else 0 for count, part in zip(counts, parts, strict=True)]
+        return StateRows(paged, pages, torch.tensor(stops, **ints), torch.tensor(firsts, **ints))
+
+    def copy(self) -> LayerStates:
+        return LayerStates(*(part.clone() for part in self.layer))
+
+    def run(self, given: tuple[Tensor, ...], rows: StateRows, layer: LayerStates, reference: bool = False) -> Tensor:
+        op: Any = (short_conv if self.short else gated_delta) if reference else None
+        op = op or (kernels.short_conv if self.short else kernels.gated_delta)
+        inputs = (given[0], self.weights.taps) if self.short else (*given, self.weights)
+        with references():
+            found: Tensor = op(*inputs, layer, rows, FP32)
+        return found
+
+
+def tree(rng: random.Random, nodes: int) -> list[int]:
+    return [-1, *(rng.randrange(max(0, node - 4), node) for node in range(1, nodes))]
+
+
+def path(parents: list[int], node: int) -> list[int]:
+    found = [node]
+    while parents[found[0]] >= 0:
+        found.insert(0, parents[found[0]])
+    return found
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize(("parts", "lengths"), [([9, 12], [0, 20]), ([3, 2], [5, 0])], ids=str)
+def test_close_to_the_reference(device, short, parts, lengths) -> None:
+    """A tree and a text, each at its beginning or further on; the text leaves states, tails and records of its last."""
+    case = Case(device, short)
+    rows = case.rows([tree(case.random, parts[0]), parts[1]], lengths, nodes=2)
+    given, ours, theirs = case.inputs(sum(parts)), case.copy(), case.copy()
+    found, wanted = case.run(given, rows, ours), case.run(given, rows, theirs, reference=True)
+    for mine, its in zip((found, *ours), (wanted, *theirs), strict=True):
+        assert torch.allclose(mine, its, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("nodes", [1, 8, 32])
+def test_a_tree_has_the_bits_of_its_paths_and_a_commit_those_of_plain_decoding(device, short, nodes) -> None:
+    case = Case(device, short)
+    parents, given, layer = tree(case.random, nodes), case.inputs(nodes), case.copy()
+    found = case.run(given, case.rows([parents], [7]), layer)
+    for node in {nodes - 1, nodes * 2 // 3}:
+        own, plain = path(parents, node), case.copy()
+        picked = tuple(part[own].contiguous() for part in given)
+        assert torch.equal(case.run(picked, case.rows([len(own)], [7]), plain), found[own])
+        one = LayerStates(*(part.clone()[None] for part in layer))
+        for goal in (1, 5):
+            kernels.replay(one, 1, goal, False, 0, torch.tensor(own, device=device))
+            for part in (0, 1):
+                assert torch.equal(one[part][0, goal], plain[part][3]), f"node {node}"
+            one = LayerStates(*(part.clone()[None] for part in layer))
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_any_cut_of_a_text_has_the_same_bits(device, short) -> None:
+    case = Case(device, short)
+    given, whole = case.inputs(12), case.copy()
+    wanted, done, state = case.run(given, case.rows([12], [0]), whole), [], case.copy()
+    begin = 0
+    for count in (1, 2, 5, 1, 3):
+        rows = case.rows([count], [begin])
+        rows = replace(rows, paged=replace(rows.paged, words=None, is_prefill=None))
+        done.append(case.run(tuple(part[begin : begin + count] for part in given), rows, state))
+        for part in state[:2]:
+            part[1] = part[3]
+        begin += count
+    assert torch.equal(torch.cat(done), wanted)
+    assert all(torch.equal(mine[3], its[3]) for mine, its in zip(state[:2], whole[:2], strict=True))
+
+
+def test_a_commit_at_the_beginning_is_close_to_the_reference(device) -> None:
+    for short in (False, True):
+        ours, theirs = (LayerStates(*(part[None] for part in Case(device, short).copy())) for _ in range(2))
+        given = 4, 6, True, 1, torch.tensor([0, 2, 3, 7], device=device)
+        kernels.replay(ours, *given)
+        with references():
+            replay(theirs, *given)
+        for mine, its in zip(ours, theirs, strict=True):
+            assert torch.allclose(mine, its, rtol=1e-5, atol=1e-6)
