@@ -71,7 +71,7 @@ def make_pair(family: str, directory: Path, dtype: torch.dtype, **shape: Any) ->
     """Both checkpoints in ``directory``; shape: configuration keys for both."""
     target, draft = directory / "target", directory / "draft"
     make(family, target, **shape)
-    oracle = make("qwen3" if family == "lfm2" else family, draft, **shape)
+    oracle = make(family, draft, **shape)
     blur(oracle)
     if family in OF_BF16:
         round_to_bf16(oracle)
