@@ -18,6 +18,7 @@ NAMES = {
     "agents": "coding agents' sessions: first tokens, and prompts found again",
     "floor": "the least that a step costs here; what quantised weights and KV gain",
     "mixture": "a pass of a mixture of experts beside reading what it must",
+    "vocabulary": "what a head gains that drafts few of many tokens",
     "streaming": "streamed answers and whole ones",
     "pause": "how long a stream waits when its engine is killed",
     "quality": "what quantising costs in quality",

@@ -34,7 +34,7 @@ from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.trees import known_tokens, move_paths
 
 #: Committed text is caught up in pieces of at most this many rows, to bound the pass's memory.
-_CATCH_UP_ROWS = 256
+CATCH_UP_ROWS = 256
 #: The last committed token, which has no rows here if it was a tree's leaf, and the root.
 _REACH = 2
 
@@ -118,9 +118,9 @@ class DraftModelDrafter(TreeDrafter):
         return len(sequence.tokens) - self._filled(sequence)
 
     def extend(self, sequence: SequenceState) -> None:
-        """Compute KV for committed tokens that have none, at most ``_CATCH_UP_ROWS`` of them."""
+        """Compute KV for committed tokens that have none, at most ``CATCH_UP_ROWS`` of them."""
         table, filled = sequence.table, self._filled(sequence)
-        stop = min(table.length, filled + _CATCH_UP_ROWS)
+        stop = min(table.length, filled + CATCH_UP_ROWS)
         if stop > filled:
             self.model.run([Rows(table, self._text(sequence.tokens[filled:stop]), filled, wanted="none")])
             self.model.store.mark(table, stop)

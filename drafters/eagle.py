@@ -37,7 +37,7 @@ from torch import Tensor
 from foresay.drafters.growth import Growth
 from foresay.drafters.hidden_states import FeatureDrafter, marginal_logits
 from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.names import EAGLE, EAGLE3, PEAGLE
+from foresay.spec.names import EAGLE, EAGLE3, MTP, PEAGLE
 from foresay.spec.protocols import Features, Rows
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
@@ -150,7 +150,25 @@ class EagleDrafter(FeatureDrafter):
 
 
 class MtpDrafter(EagleDrafter):
-    """Drafts with the layer that the target's checkpoint has for that."""
+    """Drafts with the layer that the target's checkpoint has for that, perhaps of tokens that were said lately."""
+
+    def __init__(
+        self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = MTP, kv: torch.dtype | None = None
+    ) -> None:
+        super().__init__(head, pool, dynamic, name, kv)
+        self._heard: dict[str, int] = {}
+
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
+        """What is said can be drafted from now on."""
+        super().committed(sequence, path)
+        if self.head.vocabulary is not None:
+            self.head.vocabulary.said(sequence.tokens[self._heard.get(sequence.id, 0) :])
+            self._heard[sequence.id] = len(sequence.tokens)
+
+    def finished(self, sequence: SequenceState) -> None:
+        """Forget how much of it was taken in."""
+        super().finished(sequence)
+        self._heard.pop(sequence.id, None)
 
 
 def _below(states: Tensor, places: Tensor) -> Tensor:

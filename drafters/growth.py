@@ -215,6 +215,7 @@ class Growth:
         self.state, self._token_ids, self._curves, self._bars = state, token_ids, curves, bars
         self._front = _Front((0,), (0,), state.roots[:, None], plan.root_words, plan.root_scores)
         self._words = [plan.root_words]
+        self._walk = [(state.roots[:, None], plan.root_words)]
         self._candidates = self._rows = 1
 
     def expanded(self) -> Nodes:
@@ -223,6 +224,14 @@ class Growth:
         numbers = self.plan.of_each(front.rows).contiguous()
         depths = self.plan.depths(len(self.levels), len(front.rows))
         return Nodes(front.tokens, numbers, front.words, depths)
+
+    def walked(self) -> tuple[Nodes, tuple[int, ...]]:
+        """All nodes that have rows, in the order of those, for who computes a tree anew at each level; and which of
+        them the next level hangs below."""
+        tokens, words = (torch.cat(parts, dim=1) for parts in zip(*self._walk, strict=True))
+        depths = [self.plan.depths(depth, part.shape[1]) for depth, (part, _) in enumerate(self._walk)]
+        numbers = self.plan.of_each(range(tokens.shape[1])).contiguous()
+        return Nodes(tokens, numbers, words, torch.cat(depths, dim=1)), self._front.rows
 
     def looked_at(self, logits: Tensor) -> Tensor:
         """The columns of a drafter's logits that count."""
@@ -249,6 +258,7 @@ class Growth:
         self.levels.append(Level(sampled))
         depth = (len(self.levels),)
         self._front = _Front(depth, depth, sampled, self.plan.chain_words[depth[0]], self.plan.root_scores)
+        self._walk.append((sampled, self._front.words))
 
     def _hang(self, children: Tensor, chances: Tensor) -> Tensor:
         """Keep the best of these, or those that a template names."""
@@ -264,6 +274,8 @@ class Growth:
         )
         self._words.append(kept.words)
         places = self._go_on(fixed.going, kept)
+        of_rows = self._front if plan.dynamic else kept
+        self._walk.append((of_rows.tokens, of_rows.words))
         self.levels.append(Level(kept.tokens, kept.parents, kept.scores, children, chances, self._front.scores))
         return places
 

@@ -167,6 +167,10 @@ class TreeDrafter(ABC):
             self._ends[key] = TextEnds(*key, self.first, self.device)
         return self._ends[key]
 
+    def state(self, sequences: int, pages: int, reach: int) -> StepState:
+        """What its levels read of so many sequences."""
+        return StepState(sequences, pages, self._page_size, reach, self.device, self.windows)
+
     def able(self, sequence: SequenceState) -> bool:
         """Whether it can draft for a sequence now."""
         return True
@@ -291,7 +295,7 @@ class TreeDrafter(ABC):
         if shape.is_chain and self.capture is Eager and not self.ahead:
             shape = self.limited(TreeShape.chain(min(-(-shape.levels // _CHAIN) * _CHAIN, MAX_NODES - 1)))
         plan = GrowthPlan(shape, kind.count, self.device, self.dynamic, self.free, self.columns(vocab_size), kind.apart)
-        state = StepState(kind.count, kind.pages, self._page_size, self.reach(shape.levels), self.device, self.windows)
+        state = self.state(kind.count, kind.pages, self.reach(shape.levels))
         made = Levels(plan, self, state, recorded if compiled(state.lengths) else self.capture)
         del self._levels[self._ahead : max(self._ahead, len(self._levels) - _MOST_LEVELS + 1)]
         self._levels.append((kind, made))

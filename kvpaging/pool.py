@@ -54,12 +54,16 @@ class Cache(Protocol):
     def forget(self, page: int) -> None:
         """Drop the entry of a page; the pool releases its reference."""
 
+    def page_of(self, digest: bytes) -> int | None:
+        """The page that a text up to there is found by; None if it is not."""
+
 
 class Table(Protocol):
     """What `check` asks of a page table."""
 
     pages: list[int]
     length: int
+    chain: list[bytes]
     state: TextState | None
 
 
@@ -167,6 +171,13 @@ class PagePool:
                 self.states.forget(page)
         elif references == 1 and self._cache is not None and page in self._cache:
             self._idle[page] = None
+
+    def known_as(self, table: Table, index: int) -> int:
+        """By which page others find a text up to its page of this index: its own, unless another said the same."""
+        if self._cache is None or index >= len(table.chain):
+            return table.pages[index]
+        known = self._cache.page_of(table.chain[index])
+        return table.pages[index] if known is None else known
 
     def replace(self, page: int) -> None:
         """Drop the entry that the prefix index has of a page: another page says the same."""

@@ -206,6 +206,11 @@ class PrefixIndex:
         self.disk.write(page, Text(digest, entry.parent + entry.tokens, entry.depth))
         return bool(self._unkept)
 
+    def page_of(self, digest: bytes) -> int | None:
+        """The page that a text up to there is found by; None if it is not."""
+        entry = self._entries.get(digest)
+        return None if entry is None else entry.page
+
     def _add(self, digest: bytes, entry: _Entry) -> None:
         assert entry.page not in self._digests, "a page says one thing"
         self._entries[digest] = entry

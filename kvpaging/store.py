@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.pool import PADDING_PAGE, PagePool
-from foresay.kvpaging.states import StateKind, StateStore
+from foresay.kvpaging.states import StateKind, StatePages, StateStore
 from foresay.kvpaging.table import PageTable
 from foresay.kvpaging.window import WindowPages
 
@@ -162,12 +162,17 @@ class KVStore:
         all in the keys, and values of width 0.
     arrays: of each shape, in the order in which the layers first have it; owned by this class.
     windows: the window pages of layers that see a window; None: those use the pool's pages too.
-    states: of recurrent layers, if there are any.
+    states: of recurrent layers, if there are any; of state pages of its own, unless the pool's are for it.
     marks: for each page, how many of its leading rows are valid.
     """
 
     def __init__(
-        self, pool: PagePool, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        pool: PagePool,
+        layers: Sequence[LayerShape],
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        states: StatePages | None = None,
     ) -> None:
         self.pool, self.layers, self.device = pool, tuple(layers), torch.device(device)
         self.windows = pool.windows if any(each.window is not None for each in layers) else None
@@ -180,18 +185,16 @@ class KVStore:
         self.arrays = tuple(KVArrays.zeros(kind, len(each), pool, dtype, self.device) for kind, each in alike.items())
         where = zip(self.arrays, alike.values(), strict=True)
         self._where = {layer: (arrays, place) for arrays, each in where for place, layer in enumerate(each)}
-        self.states = self._states()
+        self.states = self._states(states or pool.states)
         self.marks = [0] * pool.num_pages
         pool.attach(self)
 
-    def _states(self) -> StateStore | None:
+    def _states(self, pages: StatePages | None) -> StateStore | None:
         kinds = [each.state for each in self.layers if each.state is not None]
         if not kinds:
             return None
-        assert self.pool.states is not None, "the pool has state pages"
-        return StateStore(
-            self.pool.states, kinds[0], len(kinds), lambda shape: _zeros(shape, torch.float32, self.device)
-        )
+        assert pages is not None, "there are state pages"
+        return StateStore(pages, kinds[0], len(kinds), lambda shape: _zeros(shape, torch.float32, self.device))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -266,11 +269,15 @@ class KVStore:
     def reset(self, page: int) -> None:
         """Start a page's new life: none of its rows are valid."""
         self.marks[page] = 0
+        if self.states is not None:
+            self.states.pages.forget(page)
 
     def clamp(self, page: int, rows: int) -> None:
         """Let at most the first `rows` rows of a page count as valid."""
         if self.marks[page] > rows:
             self.marks[page] = rows
+            if self.states is not None:
+                self.states.pages.forget(page)
 
     def copy(self, source: int, destination: int) -> None:
         """Copy a page's rows and its mark."""

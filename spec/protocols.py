@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import PageTable
+from foresay.kvpaging.states import TextState
 from foresay.spec.adjust import LogitEdits
 from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
@@ -41,6 +42,7 @@ class Rows:
     ``base``); None for a chain, where row i is node i at depth i. words: for each row the ancestor word over nodes,
     itself included; None for a chain. wanted: the rows whose logits are needed.
     tree: whose nodes the last rows are: a token is sampled at each, with this sampling and noise. None: at none.
+    state: of recurrent layers; None: the table's, which is the target's.
     """
 
     table: PageTable
@@ -52,6 +54,7 @@ class Rows:
     tree: DraftTree | None = None
     sampling: SamplingParams | None = None
     noise: Noise | None = None
+    state: TextState | None = None
 
     @classmethod
     def of_tree(cls, table: PageTable, tree: DraftTree, sequence: SequenceState | None = None) -> Rows:

@@ -256,8 +256,8 @@ class ForwardBatch:
             elif part.words is not None:
                 to["words"][row:end] = signed(part.words)
             self._write_pages(index, part)
-            if part.table.state is not None:
-                self._write_states(index, part, part.table.state)
+            if (state := part.state or part.table.state) is not None:
+                self._write_states(index, part, state)
             if part.tree is not None:
                 self._write_tree(index, part, part.tree, end)
             row = end

@@ -79,6 +79,14 @@ def accept_and_move(
     return paths
 
 
+def go_on(store: StateStore, state: TextState, place: int, path: Sequence[int]) -> None:
+    """Replay the records of a path's nodes. place: which sequence of the last pass they are of."""
+    nodes = torch.tensor(path, dtype=torch.int64)
+    for source, destination, count in state.moves(len(path)):
+        done, nodes = nodes.split((count, len(nodes) - count))
+        replay(store.layers, source, destination, not state.at, place, done.contiguous())
+
+
 _FORWARD, _SAMPLE, _VERIFY = range(3)
 
 
@@ -247,10 +255,7 @@ class ModelRunner:
         if not path:
             return
         assert self._last is not None, "there was a pass"
-        nodes, place = torch.tensor(path), self._last.place_of(table)
-        for source, destination, count in state.moves(len(path)):
-            done, nodes = nodes.split((count, len(nodes) - count))
-            replay(store.layers, source, destination, not state.at, place, done.contiguous())
+        go_on(store, state, self._last.place_of(table), path)
 
     def missing(self, table: PageTable) -> int:
         """Committed tokens without valid KV in this store."""

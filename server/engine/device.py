@@ -13,9 +13,9 @@ from typing import Protocol
 
 import torch
 
-from foresay.kvpaging import KVStore, PagePool
+from foresay.kvpaging import KVStore, PagePool, StatePages
 from foresay.server.engine.machine import free_bytes, machine_bytes, multiplies_bf16
-from foresay.server.engine.parameters import kv_kind, wanted_rows
+from foresay.server.engine.parameters import kv_kind, state_pages, wanted_rows
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, Unfit
 from foresay.spec.errors import ForesayError
@@ -187,7 +187,9 @@ class Loading:
         kept = KV_DTYPES.get(kv_kind(model, kv_dtype), decoder.dtype)
         # A draft model may rest, and read what it missed of a text later: nothing is out of its sight.
         shapes = window_shapes(model) if role == "target" else kv_shapes(model)
-        store = KVStore(self.pool, shapes, kept, decoder.device)
+        apart = role != "target" and model.stack.recurrence is not None
+        states = StatePages(*state_pages(self.config), self.pool.page_size) if apart else None
+        store = KVStore(self.pool, shapes, kept, decoder.device, states)
         most, wanted = self.config.max_seqs, wanted_rows(self.config) if role == "target" else 1
         room = Sizes(self.device.chunk + wanted, most, self.pool.pages_for(self.length), wanted)
         return ModelRunner(decoder, store, self.length, room)

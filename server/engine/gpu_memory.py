@@ -50,14 +50,12 @@ def plan_gpu(
 ) -> MemoryPlan:
     """As :func:`foresay.server.engine.build.plan`. What does not fit is refused with the flags that would make it
     fit, and what has no kernels for a GPU."""
-    if target.stack.recurrence is not None:
-        fault = f"{device}: recurrent layers ({target.architecture}) have no kernels for a GPU yet"
-        raise Unfit(fault, "--device cpu runs them")
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
-        if any(isinstance(layer.mlp, Experts) for layer in model.stack.layers):
-            raise Unfit(
-                f"{device}: experts ({model.architecture}) have no kernels for a GPU yet", "--device cpu runs them"
-            )
+        lacking = {"recurrent layers": model.stack.recurrence is not None}
+        lacking["experts"] = any(isinstance(layer.mlp, Experts) for layer in model.stack.layers)
+        for what in (name for name, has in lacking.items() if has):
+            fault = f"{device}: {what} ({model.architecture}) have no kernels for a GPU yet"
+            raise Unfit(fault, "--device cpu runs them")
     case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room
     if room.tokens < case.least:

@@ -20,7 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from foresay.server.engine.parameters import model_bytes, pinned_shape, state_bytes, token_bytes, wanted_rows
+from foresay.server.engine.parameters import (
+    model_bytes,
+    pinned_shape,
+    state_bytes,
+    state_pages,
+    token_bytes,
+    wanted_rows,
+)
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
@@ -42,8 +49,6 @@ MOST_UTILIZATION = 0.98
 _OPEN_ROWS, _ANY_PASS = 16, 4 << 20
 #: Tokens of a KV cache that takes the same memory however long texts are.
 _BOUNDLESS = 1 << 40
-#: State pages of a running text (its state, its mark and two spares), and of checkpoints, where prefixes are reused.
-_OF_A_TEXT, _CHECKPOINTS = 4, 16
 #: The start-up probe of exactness reads two texts at once, and needs so many tokens.
 _PROBE_TOKENS = 256
 
@@ -104,7 +109,7 @@ class Demand:
     weights: bytes by whose they are. per_token: bytes that all models together keep of a token. scratch: tokens of room
     for drafts. page_size: tokens of a page. dtype: of weights and KV cache. recordings: bytes of a CPU's. per_seen:
     what the target's layers with a window keep of a token beside that, in ``most_seen`` pages at most. states: as the
-    plan has them, and state_bytes: what they take.
+    plan has them. state_bytes: what those and draft models' take.
     """
 
     weights: Mapping[str, int]
@@ -141,10 +146,11 @@ class Demand:
         everywhere, seen = (token_bytes(target, dtype, config.kv_dtype, windowed) for windowed in (False, True))
         recordings = recorded_bytes(config, target, drafters) if packed else 0
         most_seen = _window_pages(config, target.sliding_window, chunk) if seen and target.sliding_window else 0
-        states = _states(config, target)
+        models = [target, *(model for drafter in drafters for model in drafter.shapes(target))]
         return cls(
-            weights, everywhere + drafted, scratch, config.page_size, dtype, recordings, seen, most_seen, states,
-            0 if states is None else state_bytes(target, *states),
+            weights, everywhere + drafted, scratch, config.page_size, dtype, recordings, seen, most_seen,
+            None if target.stack.recurrence is None else state_pages(config),
+            sum(state_bytes(model, *state_pages(config)) for model in models),
         )  # fmt: skip
 
     def pages(self, tokens: int) -> int:
@@ -185,14 +191,6 @@ def _window_pages(config: EngineConfig, window: int, chunk: int) -> int:
     return 2 * config.max_seqs * each + -(-chunk // size) + 2
 
 
-def _states(config: EngineConfig, target: ModelConfig) -> tuple[int, int] | None:
-    """The start-up probe reads two texts at once."""
-    if target.stack.recurrence is None:
-        return None
-    sequences = max(config.max_seqs, 2)
-    return sequences, 1 + _OF_A_TEXT * sequences + (_CHECKPOINTS if config.prefix_cache else 0)
-
-
 def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) -> MemoryPlan:
     """All sequences at full length, within a share of the memory. machine: bytes of it."""
     weights, alone = demand.weights, sum(demand.weights.values())
@@ -201,7 +199,7 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) ->
             _too_much("the weights alone", alone, weights, machine), _smaller_weights(demand.dtype, config.quantize)
         )
     others = {"recordings": demand.recordings}
-    if demand.states is not None:
+    if demand.state_bytes:
         others["recurrent states"] = demand.state_bytes
     beside = alone + sum(others.values())
     affordable = demand.held(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside))

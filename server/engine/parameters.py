@@ -10,6 +10,9 @@ from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, window_shapes
 from foresay.verifier.model.quantization import HEAD, Quantization
 
+#: State pages of a running text (its state, its mark and two spares), and of checkpoints, where prefixes are reused.
+_OF_A_TEXT, _CHECKPOINTS = 4, 16
+
 
 def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
     """The model as it is to be loaded. how: the setting's value. Raises Unfit for one that is quantised already."""
@@ -85,6 +88,13 @@ def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str, windowed: bool | 
     if kv_kind(model, kv_dtype) == "auto":
         return item_bytes(dtype) * sum(shape.numbers for shape in kept)
     return sum(shape.numbers + 4 * 2 * shape.heads for shape in kept)
+
+
+def state_pages(config: EngineConfig) -> tuple[int, int]:
+    """Sequences of a pass that leave records, and state pages, of a model with recurrent layers. The start-up probe
+    reads two texts at once."""
+    sequences = max(config.max_seqs, 2)
+    return sequences, 1 + _OF_A_TEXT * sequences + (_CHECKPOINTS if config.prefix_cache else 0)
 
 
 def state_bytes(model: ModelConfig, sequences: int, pages: int) -> int:

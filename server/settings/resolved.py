@@ -15,6 +15,7 @@ from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, MT
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError, ModelNotFound
 from foresay.verifier.model.hub import cached, is_local, resolve
+from foresay.verifier.model.predicting import beside
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 #: Drafters that come with the bundled target. The heads fit it alone.
@@ -140,14 +141,14 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
 
 def _predicts(config: EngineConfig) -> bool:
     """Whether the target's checkpoint is here, and has a layer for that of a layout that is known."""
-    from foresay.verifier.model.checkpoint import predicts  # imports numpy
+    from foresay.verifier.model.checkpoint import header_names  # imports numpy
 
     try:
         place = cached_target(config)
         directory = None if place is None else resolve(place)
-        if directory is None or not predicts(directory):
+        if directory is None or not (names := header_names(directory)):
             return False
-        return ModelConfig.from_directory(directory).stack.recurrence is not None
+        return beside(names, ModelConfig.from_directory(directory)) is not None
     except ModelError:  # whoever loads it says what is wrong
         return False
 

@@ -19,7 +19,7 @@ from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import read_beside
-from foresay.verifier.model.checkpoint import predicts
+from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.hub import resolve
 from tests.heads.mtp import Mtp
@@ -87,7 +87,7 @@ def test_in_a_gguf_file(tmp_path, monkeypatch, heads) -> None:
     Mtp().put_beside(tmp_path / "plain")
     convert(tmp_path / "plain", tmp_path / "x.gguf", all_of("F32"))
     made, tokens = resolve(tmp_path / "x.gguf"), random_tokens(random.Random(1), 40, 300)
-    assert predicts(made) and choose_draft(EngineConfig(target=str(tmp_path / "x.gguf"))).value == "mtp,suffix"
+    assert header_names(made) and choose_draft(EngineConfig(target=str(tmp_path / "x.gguf"))).value == "mtp,suffix"
     found = []
     for place in (tmp_path / "plain", made):
         reader, target = Reader(load_decoder(place)), load_decoder(place)
@@ -112,5 +112,5 @@ def test_it_is_drafted_with_where_it_is(directory, tmp_path) -> None:
     for name in ("without", "qwen3"):
         with pytest.raises(Unfit, match=f"{name} has no layer that predicts"):
             find("mtp").checked(tmp_path / name, ModelConfig.from_directory(tmp_path / name))
-    with pytest.raises(Unfit, match="cannot draft yet"):
-        _ = find(f"draft_model:{directory}").model  # type: ignore[attr-defined]
+    with pytest.raises(Unfit, match="cannot draft for another"):
+        find(f"{directory} > self").checked(tmp_path / "qwen3", ModelConfig.from_directory(tmp_path / "qwen3"))

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.recurrent_model import RecurrentDraftDrafter
 from foresay.drafters.self_draft import SelfDrafter
-from foresay.kvpaging import KVStore, PagePool, PrefixIndex
+from foresay.kvpaging import KVStore, PagePool, PrefixIndex, StatePages
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Drafter
@@ -53,7 +54,9 @@ class Pair:
         return replace(self, target=target, draft=draft)
 
     def draft_model(self, pool: PagePool, dynamic: bool = False) -> DraftModelDrafter:
-        return DraftModelDrafter(paged(self.draft, pool), dynamic)
+        if self.draft.config.stack.recurrence is None:
+            return DraftModelDrafter(paged(self.draft, pool), dynamic)
+        return RecurrentDraftDrafter(paged(self.draft, pool, own_states=True), dynamic)
 
     def copy(self, pool: PagePool, dynamic: bool = False, staged: bool = False) -> SelfDrafter:
         """The draft's weights on the target's pages, as the target in fewer bits drafts. staged: with the draft model
@@ -65,10 +68,10 @@ class Pair:
 
 
 def make_pair(family: str, directory: Path, dtype: torch.dtype, **shape: Any) -> Pair:
-    """Both checkpoints in ``directory``; shape: configuration keys for both. What cannot draft has another's draft."""
+    """Both checkpoints in ``directory``; shape: configuration keys for both."""
     target, draft = directory / "target", directory / "draft"
     make(family, target, **shape)
-    oracle = make("qwen3" if family in ("qwen3_5", "lfm2") else family, draft, **shape)
+    oracle = make(family, draft, **shape)
     blur(oracle)
     if family in OF_BF16:
         round_to_bf16(oracle)
@@ -85,12 +88,13 @@ def blur(model: Any, distance: float = DISTANCE) -> None:
         parameter.add_(noise.to(parameter.dtype) * parameter.std() * distance)
 
 
-def paged(decoder: Decoder, pool: PagePool, kv: torch.dtype | None = None) -> ModelRunner:
-    """A model with a store on the pool. kv: its dtype; None: the model's."""
-    config = decoder.config
-    if config.stack.recurrence is not None:
-        pool.attach_states(MAX_SEQS, 1 + 4 * MAX_SEQS + 16)
-    store = KVStore(pool, kv_shapes(config), kv or decoder.dtype, decoder.device)
+def paged(decoder: Decoder, pool: PagePool, kv: torch.dtype | None = None, own_states: bool = False) -> ModelRunner:
+    """A model with a store on the pool. kv: its dtype; None: the model's. own_states: whether it is no target."""
+    config, sizes = decoder.config, (MAX_SEQS, 1 + 4 * MAX_SEQS + 16)
+    if config.stack.recurrence is not None and not own_states:
+        pool.attach_states(*sizes)
+    states = StatePages(*sizes, pool.page_size) if own_states else None
+    store = KVStore(pool, kv_shapes(config), kv or decoder.dtype, decoder.device, states)
     return ModelRunner(decoder, store, config.max_positions)
 
 

@@ -35,8 +35,8 @@ from tests.same_tokens.witness import run
 
 MOST = TreeShape.parse("4,6,4,2")
 seeds = pytest.mark.parametrize("seed", [3, pytest.param(1, marks=pytest.mark.soak)])
-#: Weights of fp32, and of bf16, which a CPU in fp32 keeps in fp16.
-families = pytest.mark.parametrize("family", ["llama2", "qwen3"])
+#: Weights of fp32, and of bf16, which a CPU in fp32 keeps in fp16; and recurrent layers.
+families = pytest.mark.parametrize("family", ["llama2", "qwen3", "qwen3_5"])
 
 
 class Reckless(Budget):

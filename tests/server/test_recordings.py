@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,30 +16,47 @@ from foresay.drafters.proposer import on_device
 from foresay.server.engine import memory
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.memory import recorded_bytes
+from foresay.server.engine.parameters import state_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier import model_runner
 from foresay.verifier.model_runner import ModelRunner
+from tests.heads.mtp import Mtp
+from tests.verifier.families import make
 
 
-@pytest.mark.parametrize(("draft", "tree"), [("auto", None), ("eagle3", "3,2,1"), ("none", None)])
-def test_what_a_busy_engine_records_was_planned(draft, tree, monkeypatch) -> None:
-    planned: list[int] = []
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of recurrent layers and one that predicts, which can draft for itself."""
+    made = tmp_path_factory.mktemp("qwen3_5")
+    make("qwen3_5", made, max_position_embeddings=1024)
+    Mtp().put_beside(made)
+    return made
 
-    def noted(*asked: Any) -> int:
-        planned.append(recorded_bytes(*asked))
-        return planned[-1]
 
-    monkeypatch.setattr(memory, "recorded_bytes", noted)
-    config = EngineConfig(
-        draft=draft, draft_tree=tree, device="cpu", max_seqs=6, max_model_len=512, kv_tokens=4096, prefix_cache=False
-    )
+@pytest.mark.parametrize(
+    ("draft", "tree"), [("auto", None), ("eagle3", "3,2,1"), ("none", None), ("itself,mtp", None), ("itself", "3,2,1")]
+)
+def test_what_a_busy_engine_records_was_planned(recurrent, draft, tree, monkeypatch) -> None:
+    """Recurrent states, those of a draft model too, are as large as planned."""
+    planned, states = list[int](), list[int]()
+
+    def noted(of: Callable[..., int], to: list[int], *asked: Any) -> int:
+        to.append(of(*asked))
+        return to[-1]
+
+    monkeypatch.setattr(memory, "recorded_bytes", partial(noted, recorded_bytes, planned))
+    monkeypatch.setattr(memory, "state_bytes", partial(noted, state_bytes, states))
+    sizes: dict[str, Any] = {"max_seqs": 6, "max_model_len": 512, "kv_tokens": 4096, "prefix_cache": False}
+    if "itself" in draft:
+        sizes["target"] = str(recurrent)
+    config = EngineConfig(draft=draft.replace("itself", str(recurrent)), draft_tree=tree, device="cpu", **sizes)
     engine = build_engine(config)
     assert engine.info.footprint is not None and "recordings" in engine.info.memory
     for number in range(6):
         params = SamplingParams(max_tokens=12 + 2 * number, seed=number, prompt_logprobs=0 if number == 3 else None)
-        engine.add(Request(id=str(number), prompt=list(range(5, 300 + number)), params=params))
+        engine.add(Request(id=str(number), prompt=[n % 300 for n in range(5, 300 + number)], params=params))
     while engine.has_work:
         engine.step()
     verifier = engine.runner.verifier
@@ -45,6 +65,8 @@ def test_what_a_busy_engine_records_was_planned(draft, tree, monkeypatch) -> Non
     own = [model for made in drafting if isinstance(model := getattr(made, "model", None), ModelRunner)]
     held = verifier.recorded_bytes + sum(made.recorded_bytes for made in drafting) + sum(m.recorded_bytes for m in own)
     assert 0 < held <= planned[-1] < 8 * held
+    stores = [model.store.states for model in (verifier, *own) if model.store.states is not None]
+    assert sum(states) == sum(part.nbytes for store in stores for part in store.layers)
 
 
 @pytest.mark.parametrize("draft", ["none", "auto"])

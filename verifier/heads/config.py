@@ -13,7 +13,8 @@ from foresay.verifier.heads.layouts import Published
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families.family import layer_types
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import Attention, Stack
+from foresay.verifier.model.nodes import Stack
+from foresay.verifier.model.predicting import EMBEDDING, FUSED, HIDDEN, LAST, Beside, layer_beside
 
 #: A target shallower than this has no three distinct default layers.
 _LEAST_LAYERS = 6
@@ -23,10 +24,11 @@ KINDS = ("vanilla", "gated", "rnn")
 #: normed before they are mixed, as one or each by itself; what is fed back is the state behind ``norm``. Of EAGLE-1,
 #: what its file must have: a bias beside ``fc``, three norms more.
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fusion_bias", "layernorms")
-#: That a head came with the target's checkpoint: EAGLE-1's arithmetic, and hidden states are normed too.
-BESIDE = "beside"
+#: That a head came with the target's checkpoint: EAGLE-1's arithmetic, and hidden states are normed too; and that these
+#: are those before a last norm.
+BESIDE, RAW = "beside", "raw"
 Scales = tuple[float, float, float | None]
-_MORE_NORMS = ("embedding_layernorm", "fused_layernorm", "pre_lm_head_layernorm")
+_MORE_NORMS = (EMBEDDING, FUSED, LAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,17 @@ class HeadConfig:
         return int(self.generation > 0)
 
     @classmethod
-    def beside(cls, target: ModelConfig) -> HeadConfig:
-        """Of the layer that a checkpoint of recurrent layers has beside them (``mtp.*``): one that attends, of what is
-        normed of a token and of the state behind the last norm."""
-        full = next(layer for layer in target.stack.layers if isinstance(layer.mixer, Attention))
-        layer = replace(target, stack=replace(target.stack, layers=(full,)))
+    def beside(cls, target: ModelConfig, layout: Beside) -> HeadConfig:
+        """Of the layer that a checkpoint has beside the target's: one that attends, of what is normed of a token and of
+        the state behind the last norm, or before it."""
+        own = layer_beside(target)
+        assert own is not None, "a layout was found"
         return cls(
-            layer=layer, draft_vocab=target.vocab_size, names=("final",), generation=1, flags=frozenset({BESIDE})
+            layer=replace(target, stack=replace(target.stack, layers=(own,))),
+            draft_vocab=target.vocab_size,
+            names=(f"layer.{target.num_layers}" if layout.raw else "final",),
+            generation=1,
+            flags=frozenset({BESIDE, RAW} if layout.raw else {BESIDE}),
         )
 
     def norms(self, width: int, stored: Sequence[str]) -> dict[str, int]:
@@ -100,7 +106,7 @@ class HeadConfig:
             return dict.fromkeys(("hidden_norm", "norm"), hidden)
         if self.generation == 1:
             if BESIDE in self.flags:
-                return dict.fromkeys((*_MORE_NORMS, "hidden_norm"), hidden)
+                return dict.fromkeys((*_MORE_NORMS, HIDDEN), hidden)
             more = "layernorms" in self.flags or any(f"{name}.weight" in stored for name in _MORE_NORMS[::2])
             return dict.fromkeys(_MORE_NORMS if more else (), hidden)
         sizes = dict.fromkeys(("layers.0.input_layernorm", "layers.0.hidden_norm", "norm"), hidden)
@@ -114,6 +120,8 @@ class HeadConfig:
 
     def other_layers(self, depth: int) -> list[tuple[int, ...]]:
         """How else the layers might be meant, for a target of ``depth``: counted otherwise, or the authors' choice."""
+        if BESIDE in self.flags:
+            return []
         named = [tuple(layer + shift for layer in self.layers) for shift in (1, -1)]
         if self.generation and len(self.layers) == 3:
             named += [(2, depth // 2, depth - 3), (3, depth // 2 + 1, depth - 2)]

@@ -15,6 +15,7 @@ from foresay.kvpaging import KVStore
 from foresay.spec.protocols import Features
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
+from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.decoder import PackedLayer
 from foresay.verifier.model.forward import attended, placed
 from foresay.verifier.model.linear import Linear, Matrix
@@ -84,8 +85,11 @@ class HeadWeights:
 class PagedHead:
     """One head over paged KV. Owns its weights, but for what it shares with the target; the store is the caller's.
 
-    vocab_size: how many tokens it can read, the target's. dtype: of weights and activations.
+    vocab_size: how many tokens it can read, the target's. dtype: of weights and activations. vocabulary: the tokens
+    that it drafts, where those change.
     """
+
+    vocabulary: DraftVocabulary | None = None
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, max_positions: int) -> None:
         self.config, self.layer = config, config.layer
@@ -95,6 +99,13 @@ class PagedHead:
         self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias, weights.embed.dtype)
         self._last = self._norms.get("norm", self._norms.get("pre_lm_head_layernorm"))
         self._rope = RopeTable(self.layer.rope, self.layer.head_dim, max_positions, self.device, self.dtype)
+
+    def drafting(self, vocabulary: DraftVocabulary | None) -> Self:
+        """The same head, with logits of these tokens alone; None: of all."""
+        other = copy.copy(self)
+        if vocabulary is not None:
+            other.vocabulary, other.token_ids, other._head = vocabulary, vocabulary.token_ids, vocabulary.head
+        return other
 
     def reading(self, layers: Sequence[int]) -> Self:
         """The same head, reading other layers of the target; all weights are shared."""

@@ -6,6 +6,7 @@ Of EAGLE a decoder layer (seldom more) guesses on from the target's own hidden s
     EAGLE-3   a = [norm e; norm h],  s = h + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U norm(y)
     EAGLE-1   a = fc [e; h],         s = a + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U y
     MTP       a = fc [norm e; norm h],  s = a + attention(norm a),  y = norm(s + mlp(norm s)),  logits = U y
+              (MiMo's goes on from s + mlp(norm s), and reads the target's state before the last norm)
 
 P-EAGLE drafts in parallel: rows behind the root's are made of a mask token and a learnt feature, each of which guesses
 the token behind its own place. Further layers are plain Llama layers over y. An EAGLE-1 head may have norms besides: of
@@ -40,7 +41,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.verifier.forward_batch import ForwardBatch, RowGroup, StaticRows
 from foresay.verifier.graphs.rows import chain_words
 from foresay.verifier.graphs.state import BatchSlot, StepState
-from foresay.verifier.heads.config import HeadConfig
+from foresay.verifier.heads.config import RAW, HeadConfig
 from foresay.verifier.heads.layer import HeadWeights, PagedHead
 from foresay.verifier.model.forward import placed
 from foresay.verifier.ops.records import AttentionMetadata
@@ -82,7 +83,8 @@ class EagleHead(PagedHead):
         """
         mixed, x = self._inputs(rows.tokens, hidden)
         normed, x = self._walk(x, mixed, rows, store)
-        return normed, normed if self.config.generation == 1 or "norm_output" in self.config.flags else x
+        fed_back = self.config.generation == 1 and RAW not in self.config.flags
+        return normed, normed if fed_back or "norm_output" in self.config.flags else x
 
     def _inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What the first attention reads, and what its result is added to; a token that is none counts as one."""

@@ -15,13 +15,14 @@ from torch import Tensor
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.heads.layer import Finish, HeadWeights, MarkovHead
 from foresay.verifier.heads.layouts import IGNORED, HeadTensors, short
+from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError
-from foresay.verifier.model.gguf.config import PREDICTS
 from foresay.verifier.model.gguf.file import LINK
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer
+from foresay.verifier.model.predicting import LAST, MIXES, beside
 from foresay.verifier.model.weights import LayerWeights
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Norm
@@ -32,23 +33,21 @@ def read_weights(directory: Path, config: HeadConfig, target: Decoder) -> HeadWe
     return weights_of(HeadTensors.read(directory), config, target)
 
 
-#: What a checkpoint calls the norms of the layer beside the target's.
-_BESIDE = {
-    "pre_fc_norm_embedding": "embedding_layernorm",
-    "pre_fc_norm_hidden": "hidden_norm",
-    "layers.0.input_layernorm": "fused_layernorm",
-    "norm": "pre_lm_head_layernorm",
-}
-
-
 def read_beside(directory: Path, target: Decoder) -> tuple[HeadConfig, HeadWeights]:
-    """The layer beside the target's in its own ``directory``, whose safetensors keep norms' weights less one."""
-    found, config = HeadTensors.read(directory, PREDICTS), HeadConfig.beside(target.config)
-    tensors, one = {}, 1 - (directory / LINK).is_symlink()
+    """The layer beside the target's in its own ``directory``; its norms' weights are kept as the target's are."""
+    layout = beside(header_names(directory), target.config)
+    less_one = target.config.stack.norm.less_one and not (directory / LINK).is_symlink()
+    assert layout is not None, "there is one"
+    prefix, config = layout.prefix_of(target.config), HeadConfig.beside(target.config, layout)
+    found, tensors = HeadTensors.read(directory, prefix), {f"{LAST}.weight": target.final_norm.weight}
     for name, tensor in found.tensors.items():
-        module, _, kind = name.removeprefix(PREDICTS).rpartition(".")
-        own = tensor.float() + one if module.endswith("norm") or module in _BESIDE else tensor
-        tensors[f"{_BESIDE.get(module, module)}.{kind}"] = own
+        module, _, kind = name.removeprefix(prefix).rpartition(".")
+        if (own := layout.ours(module)) is not None:
+            lessened = less_one and tensor.dim() == 1 and kind == "weight"
+            tensors[f"{own}.{kind}"] = tensor.float() + 1 if lessened else tensor
+    if layout.state_first:
+        mixes = f"{MIXES}.weight"
+        tensors[mixes] = torch.cat(tensors[mixes].chunk(2, dim=1)[::-1], dim=1)
     return config, weights_of(HeadTensors(tensors, found.where), config, target)
 
 

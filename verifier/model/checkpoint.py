@@ -24,6 +24,7 @@ from foresay.verifier.model.errors import ModelError, WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.config import CONFIGURATION, PREDICTED, PREDICTS, ours, shape_of, theirs
 from foresay.verifier.model.gguf.file import LINK, TYPES, GgufFile, parts_of
+from foresay.verifier.model.predicting import prefixes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
@@ -101,7 +102,8 @@ class Checkpoint:
                 wrapped = wrapped or name != own
         if wrapped:  # a model of texts and images
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_IMAGES)}
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREDICTS)}
+        drafters = prefixes(tensors)
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(drafters)}
         return cls(directory, files, tensors, index)
 
     @classmethod
@@ -235,19 +237,18 @@ def _header(file: Path) -> Iterator[tuple[str, str, StoredTensor]]:
         raise WeightsError(f"{file}: not a complete safetensors file ({error})") from error
 
 
-def predicts(directory: Path) -> bool:
-    """Whether a model's files hold a layer that predicts further tokens; from headers alone."""
+def header_names(directory: Path) -> list[str]:
+    """The names of a model's tensors, from the headers of safetensors alone; none where those cannot be read. Of a GGUF
+    file one of what predicts further tokens, if it has that."""
     try:
         if (directory / LINK).is_symlink():
-            return bool(Fields.read(directory / "config.json").get(PREDICTED))
-        if (directory / SINGLE).exists():
-            with (directory / SINGLE).open("rb") as file:
-                names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        else:
-            names = _index(directory)
+            return [PREDICTS] if Fields.read(directory / "config.json").get(PREDICTED) else []
+        if not (directory / SINGLE).exists():
+            return list(_index(directory))
+        with (directory / SINGLE).open("rb") as file:
+            return list(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
     except (ModelError, OSError, ValueError, MemoryError, OverflowError):  # whoever loads it says what is wrong
-        return False
-    return any(name.startswith(PREDICTS) for name in names)
+        return []
 
 
 _NAME, _GGUF_NAME = "model.norm.weight", "output_norm.weight"

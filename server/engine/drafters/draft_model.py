@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Self
 
 from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.recurrent_model import RecurrentDraftDrafter
 from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files, look_at_origin
 from foresay.server.engine.device import Loading
 from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import model_bytes, quantized, token_bytes
 from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit
 from foresay.server.text.tekken import tokenizer_file
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.tree import TreeShape
@@ -46,13 +46,8 @@ class DraftModel(FromFiles):
     @cached_property
     def model(self) -> ModelConfig:
         """Its configuration, as it is loaded. Raises a loader's error for one that cannot be read, or is of no family
-        that is known; Unfit for recurrent layers, which would need a state for each node of the trees that it grows.
-        """
-        model = quantized(ModelConfig.from_directory(self.directory), self.quantize, "--draft-quantize")
-        if model.stack.recurrence is not None:
-            fault = f"--draft {self.place}: a model with recurrent layers ({model.architecture}) cannot draft yet"
-            raise Unfit(fault, "name a model of attention alone with the same vocabulary, or a lookup (ngram, suffix)")
-        return model
+        that is known."""
+        return quantized(ModelConfig.from_directory(self.directory), self.quantize, "--draft-quantize")
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Both vocabularies compared. Raises Unfit if they have too little in common."""
@@ -76,7 +71,8 @@ class DraftModel(FromFiles):
         columns, read, ids = (None,) * 3 if between is None else (between.columns, between.read, between.token_ids)
         model = loading.paged_model("draft model", self.directory, self.model, columns, self.kv_dtype)
         model.record(None)
-        return DraftModelDrafter(model, dynamic, read=read, token_ids=ids)
+        made = DraftModelDrafter if self.model.stack.recurrence is None else RecurrentDraftDrafter
+        return made(model, dynamic, read=read, token_ids=ids)
 
     @property
     def remark(self) -> str:

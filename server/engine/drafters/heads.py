@@ -36,13 +36,13 @@ from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGL
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.layouts import HeadTensors
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import read_beside, read_weights
-from foresay.verifier.model.checkpoint import predicts
-from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.gguf.config import PREDICTS
+from foresay.verifier.heads.vocabulary import DraftVocabulary, drafted
+from foresay.verifier.model.checkpoint import header_names
+from foresay.verifier.model.config import ModelConfig, parameters
+from foresay.verifier.model.predicting import beside
 from foresay.verifier.model_runner import ModelRunner
 
 
@@ -131,8 +131,12 @@ class LayeredHead(Head):
         else:
             reads = "reads the state after the target's final norm"
         notes.ok("layers", f"{reads}, {target.model.hidden_size} wide", layers=read)
-        note_vocabulary(notes, target, config.draft_vocab)
+        note_vocabulary(notes, target, self.tokens(config))
         return int(drafter.head.layer.max_positions)
+
+    def tokens(self, config: HeadConfig) -> int:
+        """How many of the target's it drafts."""
+        return config.draft_vocab
 
 
 def _all_layers(needs: FeatureRequest, others: list[tuple[int, ...]]) -> FeatureRequest:
@@ -257,26 +261,41 @@ class Mtp(Eagle):
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Raises Unfit for a target without such a layer, or of a layout that is not known."""
-        if model.stack.recurrence is None or not predicts(target):
+        if beside(header_names(target), model) is None:
             fault = (
-                f"--draft {self.asked}: {target} has no layer that predicts further tokens (mtp.*, as Qwen3.5 has it)"
+                f"--draft {self.asked}: {target} has no layer that predicts further tokens (as checkpoints of Qwen3.5, "
+                "GLM, DeepSeek, MiMo and ERNIE have it), or one that is not known beside such layers"
             )
             raise Unfit(fault, "name another drafter, such as suffix")
         return replace(self, directory=target)
 
     def config(self, target: ModelConfig) -> HeadConfig:
         """As the target's own layers are."""
-        return HeadConfig.beside(target)
+        layout = beside(header_names(self.directory), target)
+        assert layout is not None, "it was checked"
+        return HeadConfig.beside(target, layout)
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """All its tensors are floats."""
-        stored = HeadTensors.read(self.directory, PREDICTS).tensors.values()
-        return {"head": item_bytes(dtype) * sum(tensor.numel() for tensor in stored)}
+        layer = self.config(ModelConfig.from_directory(self.directory)).layer
+        own = parameters(layer) - 2 * layer.vocab_size * layer.hidden_size + 2 * layer.hidden_size**2
+        copied = drafted(layer) * layer.hidden_size if packed and drafted(layer) < layer.vocab_size else 0
+        return {"head": item_bytes(dtype) * (own + copied)}
+
+    def tokens(self, config: HeadConfig) -> int:
+        """Of many those that were said lately."""
+        return drafted(config.layer)
+
+    def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        """Its layer, with as many logits as it has."""
+        layer = self.config(target).layer
+        return (replace(layer, vocab_size=drafted(layer)),)
 
     def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> MtpDrafter:
         """With stores on the pool's pages."""
         head = EagleHead(*read_beside(self.directory, target.decoder), target.decoder.max_positions)
-        return MtpDrafter(head, pool, dynamic, MTP, KV_DTYPES.get(self.kv_dtype))
+        chosen = head.drafting(DraftVocabulary.of(target.decoder))
+        return MtpDrafter(chosen, pool, dynamic, MTP, KV_DTYPES.get(self.kv_dtype))
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Is it there, and whole?"""

@@ -94,7 +94,10 @@ class Own(Entry):
         return replace(model, quantization=Quantization.made(self.how))
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
-        """Raises Unfit if the target has no more bits than its copy would have."""
+        """Raises Unfit if the target has no more bits than its copy would have, and for recurrent layers before it."""
+        if self.first is not None and self.first.model.stack.recurrence is not None:
+            fault = f"--draft {self.asked}: a draft model with recurrent layers cannot draft for another drafter"
+            raise Unfit(fault, "name one of the two")
         own, found = self.model.quantization, model.quantization
         if found is not None and dict(found.rules)["Linear"].bits <= BITS[self.how]:
             fault = f"--draft {self.asked}: the target's weights ({found}) are no larger than its copy's ({own})"

@@ -134,6 +134,7 @@ FAMILIES = {
         "Mistral", mistral, {"num_key_value_heads": 8}, Gguf("llama", in_pairs=True, windowed=True)
     ),
     "Qwen2ForCausalLM": Family("Qwen2, Qwen2.5", qwen2, gguf=Gguf("qwen2")),
+    "MiMoForCausalLM": Family("MiMo (7B)", qwen2),
     "Qwen3ForCausalLM": Family("Qwen3", qwen3, {"head_dim": 128}, Gguf("qwen3")),
     "SeedOssForCausalLM": Family(
         "Seed-OSS", seed_oss, _SEED, Gguf("seed_oss", {"post_attention_norm": "post_attention_layernorm"})

@@ -72,6 +72,15 @@ class PackedFloats:
 
         return from_turns(rows, self.data, self.gated, self.outer, self.experts)[:, : self.inner]
 
+    def rows(self, numbers: Tensor) -> Tensor:
+        """[N, K]: these rows of the weight, of one that is not gated."""
+        return self.data[numbers // self.block, :, numbers % self.block].flatten(1)[:, : self.inner]
+
+    def replace(self, number: int, row: Tensor) -> None:
+        """Another row [K] in the place of one; what reads it has no other memory."""
+        line = self.data[number // self.block, :, number % self.block]
+        line.copy_(functional.pad(row, (0, line.numel() - self.inner)).view(line.shape))
+
     def rounded(self, x: Tensor) -> None:
         """Rows are not rounded."""
 

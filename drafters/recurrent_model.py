@@ -1,0 +1,192 @@
+"""A smaller model with recurrent layers proposes: a :mod:`~foresay.drafters.draft_model` with states of its own.
+
+::
+
+    state of     length - 1 tokens              length                         in state pages of its own
+    begin        the last committed token ───>  root                           a row of the text, then a node
+    levels                                      root, and all nodes expanded so far; of the last ones the logits
+
+A level alone would go on from states that are nowhere. So a pass computes the nodes above its own once more: what it
+reads are the weights, whatever the rows. The last pass leaves records of all nodes that were expanded; those of the
+accepted path are replayed, but for its last node, with which the next step begins.
+
+A text that others begin with is read on from where a checkpoint is, of this model's; they are kept at the end of a
+prompt, of a text, and where one left another. What it lacks it reads again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from foresay.drafters.draft_model import CATCH_UP_ROWS, DraftModelDrafter
+from foresay.drafters.growth import Growth
+from foresay.drafters.tree_builder import TreeBuilder
+from foresay.kvpaging.states import NONE, StateStore, TextState
+from foresay.spec.names import DRAFT_MODEL
+from foresay.spec.protocols import Rows
+from foresay.spec.sequence import SequenceState
+from foresay.verifier.forward_batch import StaticRows
+from foresay.verifier.graphs.rows import rows_of
+from foresay.verifier.graphs.state import BatchSlot, StepState, write
+from foresay.verifier.model_runner import ModelRunner, go_on
+from foresay.verifier.ops.records import StateRows
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot(BatchSlot):
+    """states: the page that its state is in, and the one for the next."""
+
+    states: tuple[int, int] = NONE, NONE
+
+
+class _Steps(StepState):
+    """With the states that a pass begins from: before the text's last row, whose state is kept; and after it."""
+
+    def __init__(self, sequences: int, pages: int, page_size: int, reach: int) -> None:
+        super().__init__(sequences, pages, page_size, reach, "cpu")
+
+        def column(*row: int) -> Tensor:
+            return torch.tensor([row] * sequences, dtype=torch.int32)
+
+        self.text, self.nodes = column(1).flatten(), column(0).flatten()
+        self.first = column(NONE, NONE, NONE), column(0, 1), self.text
+        self.below = column(NONE, NONE, NONE), column(0, 0), self.nodes
+
+    def join(self, sequences: Sequence[BatchSlot]) -> None:
+        """Their state pages too."""
+        super().join(sequences)
+        for place, slot in enumerate(sequences):
+            assert isinstance(slot, _Slot)
+            (source, goal), (first, below) = slot.states, (self.first[0], self.below[0])
+            write(first[place], [source, NONE, goal])
+            write(below[place], [goal, NONE, NONE])
+
+
+class RecurrentDraftDrafter(DraftModelDrafter):
+    """Drafts with a model of recurrent layers, on a CPU."""
+
+    def __init__(
+        self,
+        model: ModelRunner,
+        dynamic: bool = True,
+        name: str = DRAFT_MODEL,
+        read: Tensor | None = None,
+        token_ids: Tensor | None = None,
+    ) -> None:
+        super().__init__(model, dynamic, name, read, token_ids)
+        assert model.store.states is not None, "its layers are recurrent"
+        self._store: StateStore = model.store.states
+        self._texts: dict[str, TextState] = {}
+        self._places: dict[str, int] = {}  # of the sequences of the last passes
+
+    # -- passes ------------------------------------------------------------------------------------------------------
+
+    def state(self, sequences: int, pages: int, reach: int) -> StepState:
+        """With columns for state pages."""
+        return _Steps(sequences, pages, self._page_size, reach)
+
+    def begin(self, state: StepState, levels: int) -> tuple[Tensor, None]:
+        """The text's last row and the root."""
+        assert isinstance(state, _Steps)
+        rows = self.ends(state, levels).rows(state, self.known, live=True)
+        return self.logits(_going_on(rows, state.text, state.first)), None
+
+    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, None]:
+        """All nodes that were expanded, once more."""
+        state, (nodes, fresh) = growth.state, growth.walked()
+        assert isinstance(state, _Steps)
+        count = nodes.tokens.shape[1]
+        wanted = growth.plan.column([count * place + row for place in range(state.size) for row in fresh])
+        rows, _ = rows_of(state, nodes._replace(tokens=self.known(nodes.tokens)), None, wanted, live=True)
+        rows = replace(rows, logits_count=state.live_rows(len(fresh)))
+        return self.logits(_going_on(rows, state.nodes, state.below)), None
+
+    def _grow(self, growing: Sequence[TreeBuilder], apart: bool) -> None:
+        super()._grow(growing, apart)
+        self._places = {grown.sequence.id: place for place, grown in enumerate(growing)}
+
+    def _joined(self, sequence: SequenceState, reach: int) -> BatchSlot:
+        slot, text = super()._joined(sequence, reach), self._texts[sequence.id]
+        pages = text.page, text.spares[0]
+        return _Slot(slot.pages, slot.length, slot.text, slot.sampling, slot.seed, pages)
+
+    # -- texts -------------------------------------------------------------------------------------------------------
+
+    def able(self, sequence: SequenceState) -> bool:
+        """Whether there is a row before the root."""
+        return sequence.table.length > 0
+
+    def _text_of(self, sequence: SequenceState) -> TextState:
+        """Its state, of fewer tokens than are committed."""
+        pages, table = self._store.pages, sequence.table
+        text = self._texts.setdefault(sequence.id, TextState(pages))
+        if text.at >= max(table.length, 1):
+            text.rewind(table.length - 1)
+        if not text.at and table.length:
+            filled = self.model.store.filled(table)
+            known = table.pages[: min(table.length - 1, filled) // pages.page_size]
+            if count := pages.reach(known):
+                text.adopt(count * pages.page_size, pages.checkpoints[known[count - 1]])
+            text.branch = filled // pages.page_size * pages.page_size
+        return text
+
+    def _filled(self, sequence: SequenceState) -> int:
+        return self._text_of(sequence).at
+
+    def prepare(self, sequence: SequenceState, levels: int) -> None:
+        """Catch up, and have a page for the next state."""
+        super().prepare(sequence, levels)
+        reserved = self._text_of(sequence).reserve()
+        assert reserved, "there are state pages for all texts"
+
+    def began(self, sequence: SequenceState) -> None:
+        """The state of all committed tokens is there."""
+        self._texts[sequence.id].read(1)
+        super().began(sequence)
+
+    def extend(self, sequence: SequenceState) -> None:
+        """Read committed tokens but the last one, at most ``CATCH_UP_ROWS`` of them."""
+        table, text = sequence.table, self._text_of(sequence)
+        rows = text.within(min(table.length - 1 - text.at, CATCH_UP_ROWS))
+        if rows <= 0:
+            return
+        reserved, begun, stop = text.reserve(), text.at, text.at + rows
+        assert reserved, "there are state pages for all texts"
+        read = self._text(sequence.tokens[begun:stop])
+        self.model.run([Rows(table, read, begun, wanted="none", state=text)])
+        text.read(rows)
+        self.model.store.mark(table, stop)
+        if begun < sequence.prompt_length <= stop + 1:
+            self._keep(sequence, text)
+
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
+        """The state goes on along the nodes that were expanded."""
+        grown, place = self._grown.get(sequence.id), self._places.pop(sequence.id, None)
+        super().committed(sequence, path)
+        text, base = self._texts.get(sequence.id), sequence.table.length - len(path)
+        if grown is not None and place is not None and text is not None and text.at == base:
+            go_on(self._store, text, place, grown.rows_of(path)[: len(path) - 1])
+
+    def finished(self, sequence: SequenceState) -> None:
+        """What is left of it may be found by others."""
+        super().finished(sequence)
+        if (text := self._texts.pop(sequence.id, None)) is not None:
+            self._keep(sequence, text)
+            text.release()
+
+    def _keep(self, sequence: SequenceState, text: TextState) -> None:
+        """The page boundaries that are there become checkpoints."""
+        table, size = sequence.table, text.pages.page_size
+        for at, page in text.boundaries:
+            if 0 < at <= table.length:
+                text.pages.keep(table.pool.known_as(table, at // size - 1), page)
+
+
+def _going_on(rows: StaticRows, texts: Tensor, states: tuple[Tensor, Tensor, Tensor]) -> StaticRows:
+    """With the states that they start from. texts: int32[S], whether they are of a text, as far as states go."""
+    (group,) = rows.groups
+    return replace(rows, states=StateRows(replace(group.paged, is_prefill=texts), *states))

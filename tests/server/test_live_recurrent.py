@@ -1,0 +1,87 @@
+"""A real engine process of a recurrent target, killed and frozen under streams: each says what it says undisturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from foresay.server.engine.generation import generate
+from foresay.server.host.client import EngineClient
+from foresay.server.host.spare import Spares
+from foresay.server.settings.config import ServeConfig
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import Statistics
+from tests.heads.mtp import Mtp
+from tests.verifier.families import make
+from tests.verifier.reading import random_tokens
+
+pytestmark = pytest.mark.slow
+COUNT, SECONDS = 5, 180.0
+
+
+def requests(name: str) -> list[Request]:
+    """With a prompt in common, and four with one that is longer; warm and cold; the last is another choice of one."""
+    rng = random.Random(1)
+    begin = random_tokens(rng, 150, 300)
+    ends = [random_tokens(rng, length, 300) for length in (1, 10, 42, 130)]
+    params = [
+        SamplingParams(max_tokens=200, temperature=number % 2, seed=number, ignore_eos=True) for number in range(COUNT)
+    ]
+    found = [
+        Request(id=f"{name} {number}", prompt=begin + end, params=own)
+        for number, (end, own) in enumerate(zip([*ends, ends[2]], params, strict=True))
+    ]
+    found[-1].fork_of = found[2].id
+    return found
+
+
+async def streams(engine: EngineClient, name: str, harm: signal.Signals | None = None) -> tuple[list[list[int]], int]:
+    """The tokens of all, and how often they were resumed. harm: what is done to the engine when all have begun, and
+    again when most have come far."""
+    tokens: list[list[int]] = [[] for _ in range(COUNT)]
+    left = [] if harm is None else [1, 100]
+    resumed = 0
+
+    async def one(number: int, request: Request) -> Statistics | None:
+        async for delta in generate(engine, request):
+            tokens[number] += delta.tokens
+            if left and sorted(map(len, tokens))[1] >= left[0]:
+                left.pop(0)
+                os.kill(engine.process_id or 0, harm or 0)
+        return delta.statistics
+
+    for statistics in await asyncio.gather(*(one(*each) for each in enumerate(requests(name)))):
+        resumed += 0 if statistics is None else len(statistics.resumed)
+    assert not left
+    return tokens, resumed
+
+
+def test_streams_go_on_in_the_next_engine(tmp_path: Path, spares: Spares) -> None:
+    """With drafts of its own layer and of what was said before; and what those leave is found by prompts after it."""
+
+    async def heard() -> None:
+        config = ServeConfig(
+            target=str(tmp_path), draft="mtp,suffix", max_seqs=COUNT, max_model_len=512, engine_timeout=2.0
+        )
+        engine = EngineClient(config, spares)
+        await engine.start()
+        try:
+            await asyncio.wait_for(engine.until_ready(), SECONDS)
+            right, _ = await streams(engine, "right")
+            assert [len(text) for text in right] == [200] * COUNT
+            for harm in (signal.SIGKILL, signal.SIGSTOP):
+                found, resumed = await streams(engine, harm.name, harm)
+                assert found == right and resumed >= COUNT, harm.name
+                assert (await streams(engine, f"after {harm.name}"))[0] == right
+        finally:
+            await engine.stop()
+
+    make("qwen3_5", tmp_path)
+    Mtp().put_beside(tmp_path)
+    asyncio.run(heard())
