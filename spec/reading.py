@@ -15,7 +15,7 @@ _DECODING, _OTHERS = 0.002, 0.1
 _KNOWN = 8
 
 
-class Reading:
+class DiskReader:
     """Of one sequence at a time. chunk: rows of a prompt that would be computed at once."""
 
     def __init__(self, prefix: PrefixIndex, cost: CostModel, chunk: int) -> None:

@@ -25,7 +25,7 @@ from foresay.kvpaging import OutOfPages, PagePool, PrefixIndex
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.plan import Plan
-from foresay.spec.reading import Reading
+from foresay.spec.reading import DiskReader
 from foresay.spec.sequence import SequenceState
 from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.step import ScheduledSequence
@@ -66,7 +66,7 @@ class Scheduler:
         self.forks: list[SequenceState] = []
         self.preempted: list[SequenceState] = []
         self.choice = self.news = ""
-        self._reading = None if prefix is None else Reading(prefix, cost, max_chunk)
+        self._reading = None if prefix is None else DiskReader(prefix, cost, max_chunk)
 
     def plan(self) -> list[ScheduledSequence]:
         """Admit, choose which sequences run and how large each tree may be, reserve pages. Sequences preempted on the

@@ -1,9 +1,12 @@
-"""What docstrings and docs refer to is there: modules, classes and functions by their names, files by their paths."""
+"""What docstrings and docs refer to is there: modules, classes and functions by their names, files by their paths; and
+a name is that of one class.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -112,3 +115,10 @@ def test_what_leads_nowhere_is_seen(tmp_path: Path) -> None:
     )
     nowhere = ["nobody", "foresay.spec.nowhere", "foresay.spec.step.StepRunner.walk", ".step", "spec/nowhere.py"]
     assert sorted(broken(source)) == sorted(nowhere)
+
+
+def test_a_name_is_that_of_one_class() -> None:
+    """But for what notebooks call the engine and what it writes."""
+    paths = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("server", "spec")]
+    names = Counter(node.name for path in paths for node in tree_of(path).body if isinstance(node, ast.ClassDef))
+    assert {name for name, count in names.items() if count > 1} == {"Engine", "Completion"}

@@ -55,14 +55,14 @@ def _filled(value: Any, values: Values) -> Any:
     return [_filled(one, values) for one in value] if isinstance(value, list) else value
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _AgentsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     serve: dict[str, tuple[str, ...]]
     agents: dict[str, Agent]
 
 
 @cache
-def _file() -> _File:
-    return msgspec.convert(tomllib.loads(_FILE.read_text("utf-8")), _File)
+def _file() -> _AgentsFile:
+    return msgspec.convert(tomllib.loads(_FILE.read_text("utf-8")), _AgentsFile)
 
 
 def known_agents() -> dict[str, Agent]:

@@ -66,7 +66,7 @@ class _Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     wheel: Wheel | None = None
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _CatalogFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shapes: dict[str, KnownShape]
     heads: dict[str, _Head]
     draft_models: dict[str, str]
@@ -115,17 +115,17 @@ _reading = Lock()
 def known_targets() -> dict[str, KnownTarget]:
     """All targets of the catalog by id, in its order."""
     with _reading:
-        file = msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), _File)
+        file = msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), _CatalogFile)
     return {id: _target(file, id, one) for id, one in file.targets.items()}
 
 
-def _target(file: _File, id: str, one: _Target) -> KnownTarget:
+def _target(file: _CatalogFile, id: str, one: _Target) -> KnownTarget:
     shape = file.shapes[one.shape]
     drafts = tuple(_draft(file, shape, draft) for draft in one.drafts)
     return KnownTarget(id=id, shape=shape, drafts=drafts, short=one.short, final_norm=one.final_norm, wheel=one.wheel)
 
 
-def _draft(file: _File, target: KnownShape, id: str) -> KnownDraft:
+def _draft(file: _CatalogFile, target: KnownShape, id: str) -> KnownDraft:
     if id in file.heads:
         head = file.heads[id]
         if head.kind == "medusa":

@@ -31,7 +31,7 @@ from foresay.spec.names import NONE, SUFFIX
 
 if TYPE_CHECKING:
     from foresay.drafters.training.prompts import Prompt
-    from foresay.server.cli.selfcheck_prompts import Report
+    from foresay.server.cli.selfcheck_prompts import SelfCheckReport
     from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine
     from foresay.spec.sampling import SamplingParams
@@ -356,7 +356,7 @@ def _samplings(config: SamplingConfig) -> list[SamplingParams]:
     return [msgspec.structs.replace(params, temperature=at) for at in sorted({0.0, params.temperature})]
 
 
-def _show(report: Report, as_json: bool, lines: Sequence[str]) -> None:
+def _show(report: SelfCheckReport, as_json: bool, lines: Sequence[str]) -> None:
     print(msgspec.json.encode(report).decode() if as_json else "\n".join(lines), file=sys.stdout, flush=True)
 
 

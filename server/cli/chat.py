@@ -65,7 +65,7 @@ class _Answer:
     shadowed: list[ShadowReport]
 
 
-class Conversation:
+class ChatSession:
     """The messages so far, and the engine that answers them.
 
     write: prints an answer. terminal: a person is there; errors of the engine end an answer, not the conversation, and
@@ -276,7 +276,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         with loaded(config, unlimited=True) as engine:
             hint_of_models("chat", config, arguments)
-            conversation = Conversation(engine, config, arguments.system, write_out)
+            conversation = ChatSession(engine, config, arguments.system, write_out)
             return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
     from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
 
@@ -284,11 +284,11 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
         engine = loaded(config, unlimited=True)
     with engine:
         hint_of_models("chat", config, arguments)
-        conversation = Conversation(engine, config, arguments.system, AnswerWriter(), terminal=True)
+        conversation = ChatSession(engine, config, arguments.system, AnswerWriter(), terminal=True)
         return _converse(conversation, engine, LineReader())
 
 
-def _converse(conversation: Conversation, engine: Engine, read: Callable[[], str | None]) -> int:
+def _converse(conversation: ChatSession, engine: Engine, read: Callable[[], str | None]) -> int:
     drafter = engine.info.drafter
     who = [engine.info.target, *([] if drafter == NONE else [f"drafted by {drafter}"]), conversation.sampling]
     say(f"{', '.join(who)}\n/help shows the commands, /bye leaves.")

@@ -14,7 +14,7 @@ from foresay.server.cli.command import Command
 from foresay.spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from foresay.server.engine.trace import Session, Told, Trace
+    from foresay.server.engine.trace import Session, Trace, TracedRequest
     from foresay.spec.sequence import SequenceState
 
 #: How far ahead the lookups draft.
@@ -77,7 +77,7 @@ def _alike(trace: Trace) -> list[Session]:
     return same
 
 
-def recorded(requests: Iterable[Told]) -> Row:
+def recorded(requests: Iterable[TracedRequest]) -> Row:
     """What happened."""
     row = Row("recorded")
     for told in requests:
@@ -89,7 +89,7 @@ def recorded(requests: Iterable[Told]) -> Row:
     return row
 
 
-def looked_up(name: str, length: int, requests: Iterable[Told]) -> Row:
+def looked_up(name: str, length: int, requests: Iterable[TracedRequest]) -> Row:
     """Draft again, with one lookup drafter for all requests but those with a grammar, which prunes what is drafted and
     forces more. Raises ConfigurationError if the trace has no text."""
     from foresay.drafters.shadow import Walk
@@ -115,7 +115,7 @@ def looked_up(name: str, length: int, requests: Iterable[Told]) -> Row:
     return row
 
 
-def _sequence(told: Told, prompt: list[int]) -> SequenceState:
+def _sequence(told: TracedRequest, prompt: list[int]) -> SequenceState:
     """The request as far as a lookup drafter looks at it."""
     from foresay.kvpaging import PagePool, PageTable
     from foresay.spec.sample import Noise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.drafters.training.prompts import Prompt
-from foresay.server.observe.selfcheck.answer import Answer, Difference, difference
+from foresay.server.observe.selfcheck.answer import Difference, RecordedAnswer, difference
 from foresay.spec.errors import ConfigurationError, InvalidRequest
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
@@ -34,7 +34,7 @@ class Checked(msgspec.Struct, kw_only=True):
     difference: Difference | None
 
 
-class Report(msgspec.Struct, kw_only=True):
+class SelfCheckReport(msgspec.Struct, kw_only=True):
     """All answers, and what wrote them. tokens: of all of them; mismatches: answers that differ. exact: whether the
     engine claims that none can."""
 
@@ -55,7 +55,7 @@ def check(
     samplings: Sequence[SamplingParams],
     stop: Sequence[str] = (),
     done: Callable[[int], None] = lambda answers: None,
-) -> Report:
+) -> SelfCheckReport:
     """Write every prompt with each of ``samplings``, as many at once as the engine takes; then each one plainly, alone.
 
     done: told how many answers have been compared. Raises ConfigurationError for a prompt that cannot be served.
@@ -89,7 +89,7 @@ def _differing(engine: Engine, completion: Completion, params: SamplingParams, i
     written = completion.token_ids
     sampled = msgspec.structs.replace(params, seed=completion.seed)
     request = Request(id=id, prompt=completion.prompt_token_ids, params=sampled)
-    plain = engine.run(Answer(request, written).plainly(id)).result().token_ids
+    plain = engine.run(RecordedAnswer(request, written).plainly(id)).result().token_ids
     if (found := difference(written, plain)) is None and len(plain) < len(written):
         return Difference(len(plain), written[len(plain)], None)
     return found
@@ -112,9 +112,9 @@ def _checked(
     )
 
 
-def _report(engine: Engine, answers: list[Checked]) -> Report:
+def _report(engine: Engine, answers: list[Checked]) -> SelfCheckReport:
     info = engine.info
-    return Report(
+    return SelfCheckReport(
         target=info.target,
         drafter=info.drafter,
         dtype=info.dtype,
@@ -127,7 +127,7 @@ def _report(engine: Engine, answers: list[Checked]) -> Report:
     )
 
 
-def rows(report: Report) -> Iterator[str]:
+def rows(report: SelfCheckReport) -> Iterator[str]:
     """The report as a table, a line for each answer."""
     yield "prompt   temperature   tokens   steps   tokens/step   plain decoding"
     for one in report.answers:
@@ -142,7 +142,7 @@ def _said(found: Difference | None) -> str:
     return f"{plain} where output token {found.position} is {found.written}"
 
 
-def sentence(report: Report) -> str:
+def sentence(report: SelfCheckReport) -> str:
     """What came of it, and what was promised."""
     count = len(report.answers)
     if not report.mismatches:

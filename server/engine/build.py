@@ -13,7 +13,7 @@ from foresay.kvpaging import PagePool, PrefixIndex
 from foresay.server.engine import kept_kv
 from foresay.server.engine.calibrate import COMPILED, ProfileRun
 from foresay.server.engine.costs import Costs, digest
-from foresay.server.engine.device import Device, Loading, Progress, choose_activations, find_device, give_back
+from foresay.server.engine.device import Device, LoadContext, LoadProgress, choose_activations, find_device, give_back
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.drafters.registry import drafts
 from foresay.server.engine.drafting import (
@@ -106,7 +106,7 @@ class _Chosen:
     """What was found and planned before a weight is read. named: who will draft. of: what steps and drafts will cost
     hangs on."""
 
-    loading: Loading
+    loading: LoadContext
     memory: MemoryPlan
     dtype: Resolved
     activations: Resolved
@@ -117,7 +117,7 @@ class _Chosen:
 
 def build_engine(
     config: EngineConfig,
-    progress: Progress | None = None,
+    progress: LoadProgress | None = None,
     observers: Sequence[Observer] = (),
     beside: Mapping[str, int] | None = None,
     costs: Costs | None = None,
@@ -177,7 +177,7 @@ def build_engine(
     )
 
 
-def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _Chosen:
+def _chosen(config: EngineConfig, say: LoadProgress, beside: Mapping[str, int]) -> _Chosen:
     device, directory = find_device(config), target_directory(config)
     model = quantized(ModelConfig.from_directory(directory), config.quantize, "--quantize")
     dtype, activations = choose_dtype(config, model, device), choose_activations(config, model, device)
@@ -197,7 +197,7 @@ def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _
         pool.attach_windows(memory.window_pages, model.sliding_window)
     if memory.states is not None:
         pool.attach_states(*memory.states)
-    loading = Loading(config, directory, model, dtype.value, length, device, pool, activations.value == "int8", say)
+    loading = LoadContext(config, directory, model, dtype.value, length, device, pool, activations.value == "int8", say)
     files = [directory, *(one.directory for one in named if isinstance(one, FromFiles))]
     of = digest(config, files, device.name, threads.wanted())
     return _Chosen(loading, memory, dtype, activations, draft, named, of)
@@ -211,7 +211,7 @@ def _exactness(chosen: _Chosen, verifier: ModelRunner, witness: Witness | None) 
     return probe(verifier, loading.pool)
 
 
-def _capture(loading: Loading, verifier: ModelRunner, drafters: Sequence[Drafter]) -> Capture | None:
+def _capture(loading: LoadContext, verifier: ModelRunner, drafters: Sequence[Drafter]) -> Capture | None:
     """What captures a GPU's steps, with the target's passes captured; None on a CPU."""
     if loading.device.is_gpu:
         capture = capture_of(loading.config.graphs)
@@ -224,7 +224,7 @@ def _capture(loading: Loading, verifier: ModelRunner, drafters: Sequence[Drafter
 
 
 def _drafting(
-    loading: Loading,
+    loading: LoadContext,
     verifier: ModelRunner,
     drafters: Sequence[Drafter],
     profile_run: ProfileRun,

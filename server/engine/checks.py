@@ -73,7 +73,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     unknown: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer. works: nothing failed. probe: what was measured, by temperature, if it was asked for.
 
     recommended: what is known to draft well for the target, where nothing of the kind was asked for or it does not fit.

@@ -147,14 +147,14 @@ def _against_rounding(bits: set[int], device: Device) -> str:
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
-class Progress(Protocol):
+class LoadProgress(Protocol):
     """Told while the engine loads: what is being done now, and how much of it is done (0 to 1) where that is known."""
 
     def __call__(self, phase: str, share: float | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class LoadContext:
     """target: the target's directory. model: its configuration. length: the longest text, prompt and output together.
     dtype: of all weights. rounds: whether activations become 8 bits where weights have kernels for it. say: told what
     is done now. unkept: weights that were packed, and by what name they are to be kept."""
@@ -167,7 +167,7 @@ class Loading:
     device: Device
     pool: PagePool
     rounds: bool
-    say: Progress
+    say: LoadProgress
     unkept: list[tuple[str, Packed]] = field(default_factory=list)
 
     def paged_model(

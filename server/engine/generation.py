@@ -116,7 +116,7 @@ class ServedEngine(TokenEngine, Watched, Protocol):
         ...
 
 
-class RequestStats(Protocol):
+class RequestCounter(Protocol):
     """Counts what becomes of one request."""
 
     def kept(self, delta: Delta, piece: Piece) -> None:
@@ -207,7 +207,7 @@ class Generation:
         requests: Sequence[Request],
         most_pending: int = MOST_PENDING_TOKENS,
         spend: Callable[[int], None] = lambda tokens: None,
-        all_stats: Sequence[RequestStats] = (),
+        all_stats: Sequence[RequestCounter] = (),
         over: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine, self._over = engine, over

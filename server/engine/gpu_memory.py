@@ -23,7 +23,7 @@ import msgspec
 
 from foresay.server.engine.device import Device
 from foresay.server.engine.drafting import DEFAULT_TOKENS, pinned
-from foresay.server.engine.memory import MOST_UTILIZATION, Demand, Drafting, MemoryPlan, listed
+from foresay.server.engine.memory import MOST_UTILIZATION, Demand, DrafterShapes, MemoryPlan, listed
 from foresay.server.engine.parameters import item_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
@@ -46,7 +46,12 @@ _LEAST_CONTEXT = 512
 
 
 def plan_gpu(
-    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Drafting], device: Device
+    config: EngineConfig,
+    length: int,
+    dtype: str,
+    target: ModelConfig,
+    drafters: Sequence[DrafterShapes],
+    device: Device,
 ) -> MemoryPlan:
     """As :func:`foresay.server.engine.build.plan`. What does not fit is refused with the flags that would make it
     fit, and what has no kernels for a GPU."""
@@ -88,7 +93,7 @@ class _Case:
     length: int
     dtype: str
     target: ModelConfig
-    drafters: tuple[Drafting, ...]
+    drafters: tuple[DrafterShapes, ...]
     device: Device
 
     @property

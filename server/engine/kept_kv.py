@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foresay.kvpaging import DiskPages, KVStore
-from foresay.server.engine.device import Device, Loading
+from foresay.server.engine.device import Device, LoadContext
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.parameters import kv_kind
 from foresay.server.settings.config import EngineConfig
@@ -41,7 +41,7 @@ def room(config: EngineConfig, device: Device) -> tuple[int, str]:
     return size, f"up to {bytes_in_words(size)}, by the free disk"
 
 
-def opened(loading: Loading, target: ModelRunner, drafts: Sequence[Entry]) -> tuple[DiskPages | None, str]:
+def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -> tuple[DiskPages | None, str]:
     """What keeps the pages of an engine, whose stores are all there; None if none are kept. And that in words."""
     size, told = room(loading.config, loading.device)
     if not size:
@@ -62,7 +62,7 @@ def opened(loading: Loading, target: ModelRunner, drafts: Sequence[Entry]) -> tu
     return found, told
 
 
-def _key(loading: Loading) -> str:
+def _key(loading: LoadContext) -> str:
     """Another where any bit of a page might be another: by the model's files and its configuration, rotary embedding
     included, the length that this may be chosen by, types, kernels, threads and the processor."""
     kind, config = kv_kind(loading.model, loading.config.kv_dtype), loading.config

@@ -86,7 +86,7 @@ class MemoryPlan:
         return f"{parts}, KV cache of {self.tokens:,} tokens {bytes_in_words(self.kv_bytes)}"
 
 
-class Drafting(Protocol):
+class DrafterShapes(Protocol):
     """What the memory plan asks of a drafter, as :class:`foresay.server.engine.drafters.entry.Entry` has it."""
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
@@ -129,7 +129,7 @@ class Demand:
         config: EngineConfig,
         dtype: str,
         target: ModelConfig,
-        drafters: Sequence[Drafting],
+        drafters: Sequence[DrafterShapes],
         packed: bool = True,
         chunk: int = MAX_CHUNK,
     ) -> Demand:
@@ -213,7 +213,7 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) ->
     return demand.plan(tokens, machine, others)
 
 
-def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[Drafting]) -> int:
+def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[DrafterShapes]) -> int:
     """What a CPU's recordings hold when all have been made: of each model the rows of its largest pass, of which those
     of trees want logits; and of each that drafts the logits of its levels, for one, two, four .. sequences, twice: of
     trees that are always alike, and of those that end early."""

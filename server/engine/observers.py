@@ -22,7 +22,7 @@ import foresay
 from foresay.drafters.shadow import Shadow
 from foresay.server.engine.drafters.registry import lookup
 from foresay.server.engine.history import HistoryWriter
-from foresay.server.engine.trace import VERSION, Begin, Choice, Cut, End, Part, Record, Start, Step
+from foresay.server.engine.trace import VERSION, Begin, Cut, DraftChoice, End, EngineStart, Part, Record, Step
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
@@ -120,7 +120,7 @@ class TraceWriter(Observer):
     def started(self, info: EngineInfo, cost: CostModel) -> None:
         """An engine is ready. cost: what its passes take."""
         self._write(
-            Start(
+            EngineStart(
                 version=VERSION,
                 foresay=foresay.__version__,
                 at=time.time(),
@@ -212,12 +212,12 @@ class TraceWriter(Observer):
         self._lines.append(self._encoder.encode(record))
 
 
-def _choice(results: Sequence[VerifyResult]) -> Choice | None:
+def _choice(results: Sequence[VerifyResult]) -> DraftChoice | None:
     """What the budget weighed, which is the same for all sequences of a step."""
     for result in results:
         if (why := result.scheduled.plan.why) is not None:
             weighed = [(one.drafter, one.nodes, round(one.tokens, 3), round(one.ms, 3)) for one in why.weighed]
-            return Choice(drafter=why.choice, probe=why.probe, weighed=weighed)
+            return DraftChoice(drafter=why.choice, probe=why.probe, weighed=weighed)
     return None
 
 

@@ -20,7 +20,7 @@ from foresay.spec.trace import SequenceTrace, depths_of
 VERSION = 1
 
 
-class Start(msgspec.Struct, tag="start", tag_field="is", kw_only=True):
+class EngineStart(msgspec.Struct, tag="start", tag_field="is", kw_only=True):
     """An engine began. at: seconds since 1970. engine: what runs. text: whether the lines hold token ids.
 
     cost: rows of a pass of the target and its seconds, as measured at start-up.
@@ -75,7 +75,7 @@ class Part(msgspec.Struct, kw_only=True, omit_defaults=True):
     draws: list[int] | None = None
 
 
-class Choice(msgspec.Struct, kw_only=True):
+class DraftChoice(msgspec.Struct, kw_only=True):
     """Why a step drafted what it did: who does, whether only to be seen (``probe``), and all that was weighed, the
     choice first: drafter, nodes, tokens expected of the step, milliseconds expected of it."""
 
@@ -98,7 +98,7 @@ class Step(msgspec.Struct, tag="step", tag_field="is", kw_only=True):
     waiting: int
     pages: int
     parts: list[Part]
-    choice: Choice | None = None
+    choice: DraftChoice | None = None
 
 
 class End(msgspec.Struct, tag="end", tag_field="is", kw_only=True):
@@ -118,14 +118,14 @@ class Cut(msgspec.Struct, tag="cut", tag_field="is", kw_only=True):
     tokens: int
 
 
-Record = Start | Begin | Step | End | Cut
+Record = EngineStart | Begin | Step | End | Cut
 
 
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
 @dataclass(slots=True)
-class Told:
+class TracedRequest:
     """One request as the trace tells it. parts: of the steps in which something was drawn. text: tokens of its text;
     None while it ran when the trace ended."""
 
@@ -169,9 +169,9 @@ class Told:
 class Session:
     """One engine's life. requests: by id, in order of arrival."""
 
-    start: Start
+    start: EngineStart
     steps: list[Step] = field(default_factory=list)
-    requests: dict[str, Told] = field(default_factory=dict)
+    requests: dict[str, TracedRequest] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -202,7 +202,7 @@ def _take(trace: Trace, line: bytes, path: Path) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         trace.broken += 1
         return
-    if isinstance(record, Start):
+    if isinstance(record, EngineStart):
         if record.version != VERSION:
             raise ConfigurationError(f"{path}: is a trace of version {record.version}; this Foresay reads {VERSION}")
         trace.sessions.append(Session(record))
@@ -212,7 +212,7 @@ def _take(trace: Trace, line: bytes, path: Path) -> None:
 
 def _told(session: Session, record: Begin | Step | End | Cut) -> None:
     if isinstance(record, Begin):
-        session.requests[record.id] = Told(record)
+        session.requests[record.id] = TracedRequest(record)
         return
     if isinstance(record, Step):
         session.steps.append(record)
@@ -226,6 +226,6 @@ def _told(session: Session, record: Begin | Step | End | Cut) -> None:
         request.text = record.tokens
 
 
-def drafting(session: Session) -> Iterator[Told]:
+def drafting(session: Session) -> Iterator[TracedRequest]:
     """The requests that did not switch speculation off, and emitted something."""
     return (told for told in session.requests.values() if told.begin.speculate and told.parts)

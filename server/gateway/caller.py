@@ -174,7 +174,7 @@ class RateLimiter:
         return None if per_minute is None else TokenBucket(per_minute, self._clock)
 
 
-class Usage(msgspec.Struct, eq=False):
+class CallerUsage(msgspec.Struct, eq=False):
     """What one caller has used since the server started, or since the key was added. requests: those that ran.
     last_request: when the last of them began. Times are in seconds since 1970."""
 
@@ -192,7 +192,7 @@ class Caller(msgspec.Struct, frozen=True):
     name: str = ""
     tenant: str = ""
     rate_limiter: RateLimiter = msgspec.field(default_factory=RateLimiter)
-    usage: Usage = msgspec.field(default_factory=Usage)
+    usage: CallerUsage = msgspec.field(default_factory=CallerUsage)
 
 
 ANYONE = Caller()

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from foresay.server.gateway.caller import Caller, Limits, RateLimiter, Usage
+from foresay.server.gateway.caller import Caller, CallerUsage, Limits, RateLimiter
 from foresay.server.gateway.keys import ApiKey, HashedKey, KeyRing, exposed, read
 from foresay.spec.errors import ConfigurationError
 
@@ -93,7 +93,7 @@ class KeyStore:
             known = before.get(key.id)
             kept = known is not None and known.hashed == key.hashed
             rate_limiter = self._callers[key.id].rate_limiter if kept else RateLimiter(key.limits)
-            usage = self._callers[key.id].usage if kept else Usage()
+            usage = self._callers[key.id].usage if kept else CallerUsage()
             if rate_limiter.limits != key.limits:
                 rate_limiter.change(key.limits)
             callers[key.id] = Caller(key.name, key.id, rate_limiter, usage)

@@ -120,7 +120,7 @@ NotNegative = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(pattern=r"^[\w.@-]{1,64}$")]
 
 
-class Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class KeyEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One ``[[key]]``."""
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}$")]
@@ -140,10 +140,10 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class Entries(msgspec.Struct, forbid_unknown_fields=True):
     """The whole file."""
 
-    key: list[Entry] | None = None
+    key: list[KeyEntry] | None = None
 
 
-def read(path: Path) -> list[Entry] | None:
+def read(path: Path) -> list[KeyEntry] | None:
     """The keys in the file; None if it says nothing of keys, not even that there are none.
 
     :class:`ConfigurationError` says what is wrong with it, without repeating a value.

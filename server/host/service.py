@@ -21,11 +21,11 @@ from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import EngineFailed, QueueFull, Unavailable
 from foresay.server.schemas.shared import MetricsLevel
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import Names
+from foresay.server.settings.resolved import ModelNames
 from foresay.server.text.choice import Choice
 from foresay.server.text.last_prompts import LastPrompts
 from foresay.server.text.parsers.chat_format import ChatFormat
-from foresay.server.text.prompt import Rendered, Room
+from foresay.server.text.prompt import RenderedPrompt, Room
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer, loader_of
 from foresay.server.text.warned import Warned, WarningLog, warning
 from foresay.spec.errors import InvalidRequest
@@ -35,7 +35,7 @@ from foresay.spec.request import EngineInfo
 INLINE_CHARACTERS = 2000
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Where an answer comes from. id: of the request, without prefix. exact: as in
     :class:`~foresay.server.schemas.shared.Metrics`. metrics_level: unless the request says. warnings: about the model's
     name.
@@ -82,7 +82,7 @@ class Service:
         self,
         engine: ServedEngine,
         config: ServeConfig,
-        names: Names,
+        names: ModelNames,
         text: Text | None = None,
         server: ServerState | None = None,
     ) -> None:
@@ -153,12 +153,12 @@ class Service:
         made_by = f"{info.target} {info.dtype} {info.activations} {info.device} {info.exact}"
         return f"fs_{zlib.crc32(made_by.encode()):08x}"
 
-    def origin(self, request_id: str, asked: str | None) -> Origin:
+    def origin(self, request_id: str, asked: str | None) -> AnswerOrigin:
         """What the answer says about where it comes from. asked: the model that the request names."""
         info, name = self.opened()[1], self.names.own
         known = asked is None or self.names.has(asked)
         warnings = () if known else (warning("model_renamed", "model", asked=asked, name=name),)
-        return Origin(
+        return AnswerOrigin(
             id=request_id,
             model=name,
             fingerprint=self.fingerprint,
@@ -239,7 +239,7 @@ class Service:
 
     async def encode(
         self,
-        prompt: str | Rendered,
+        prompt: str | RenderedPrompt,
         add_special_tokens: bool,
         spoken: Sequence[int] = (),
         room: Room | None = None,
@@ -250,7 +250,7 @@ class Service:
         length alone tells is not read.
         """
         tokenizer = self.opened()[0].tokenizer
-        rendered = Rendered(prompt) if isinstance(prompt, str) else prompt
+        rendered = RenderedPrompt(prompt) if isinstance(prompt, str) else prompt
         if room is not None:
             room.check(tokenizer.fewest(rendered.text), about="at least ")
         if len(rendered.marked) <= INLINE_CHARACTERS:

@@ -13,10 +13,10 @@ from foresay.server.schemas.errors import TooManyWaiting, Unavailable, going_awa
 #: Bodies and messages of the largest size whose bytes may be held at once, by all callers together.
 MOST_BODIES = 64
 
-K = TypeVar("K", bound="Kept")
+K = TypeVar("K", bound="KeptByApi")
 
 
-class Kept(Protocol):
+class KeptByApi(Protocol):
     """What an API keeps for all its connections."""
 
     def drain(self) -> None:
@@ -29,9 +29,9 @@ class ServerState:
     answered. body_timeout: seconds that a body may take, besides what its bytes may. created: in seconds since 1970.
     reading: held while files are read, since not all libraries for that can be imported by two threads at once."""
 
-    def __init__(self, *kept: Kept) -> None:
+    def __init__(self, *kept: KeptByApi) -> None:
         self.draining = False
-        self._kept: dict[type, Kept] = {type(one): one for one in kept}
+        self._kept: dict[type, KeptByApi] = {type(one): one for one in kept}
         self.bodies = Shared(0)
         self.body_timeout = 30.0
         self.connections = Connections()

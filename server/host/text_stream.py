@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from foresay.server.host.completion import Completion, drafters_of
 from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
-from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Request, TokenLogprobs
@@ -50,7 +50,7 @@ class TextStream:
         self.tokens: list[TokenProvenance] = []
         self._engine = engine
         self._request = request
-        options = TextOptions(stop=tuple(stop), by_token=provenance, provenance=provenance)
+        options = ChoiceOptions(stop=tuple(stop), by_token=provenance, provenance=provenance)
         self._choice = Choice(request, engine.tokenizer, options, engine.info.eos_token_ids, request.prompt)
         self._unwanted = False
         self._pieces: deque[str] = deque()

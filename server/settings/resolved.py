@@ -243,7 +243,7 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-class Names(msgspec.Struct, frozen=True):
+class ModelNames(msgspec.Struct, frozen=True):
     """known: all names, the first one for answers. any: others mean the model too."""
 
     known: tuple[str, ...]

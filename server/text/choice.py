@@ -9,7 +9,16 @@ import msgspec
 from foresay.server.schemas.shared import FinishReason
 from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
 from foresay.server.text.detokenize import Detokenizer, StopSearch
-from foresay.server.text.parts import OutputParser, Part, PlainText, TokenText, ToolCallPart, joined, step_of, tokens_of
+from foresay.server.text.parts import (
+    OutputParser,
+    Part,
+    PlainText,
+    TokenParts,
+    ToolCallPart,
+    joined,
+    step_of,
+    tokens_of,
+)
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.server.text.warned import Warned
 from foresay.spec.names import PREDICTION
@@ -17,7 +26,7 @@ from foresay.spec.request import Delta, Origin, Request, TokenLogprobs
 from foresay.spec.trace import Statistics
 
 
-class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
+class ChoiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the text of a choice is made from its tokens. stop: strings that end it. silent: there shall be no tokens;
     the one that the engine writes all the same is dropped. by_token: keep what each token adds apart. provenance: say
     where the tokens come from; that needs ``by_token``.
@@ -47,7 +56,7 @@ class Piece(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
     finish_at: int | None = None
-    token_texts: list[TokenText] = []
+    token_texts: list[TokenParts] = []
     steps: list[StepProvenance] = []
     tokens: list[TokenProvenance] = []
 
@@ -80,7 +89,7 @@ class Choice:
         self,
         request: Request,
         tokenizer: Tokenizer,
-        options: TextOptions,
+        options: ChoiceOptions,
         eos_token_ids: Sequence[int],
         context: Sequence[int] = (),
         parser: OutputParser | None = None,
@@ -223,10 +232,10 @@ def _silenced(delta: Delta) -> Delta:
     return msgspec.structs.replace(delta, tokens=[], logprobs=None, stop_token=None, finish_reason=reason)
 
 
-def _token_texts(piece: Piece, begins: Sequence[tuple[int, int]]) -> list[TokenText]:
+def _token_texts(piece: Piece, begins: Sequence[tuple[int, int]]) -> list[TokenParts]:
     """What each token of a piece adds; what came out at the end of the answer belongs to the last one."""
     ends = [*begins[1:], (len(piece.text), len(piece.parts))]
     return [
-        TokenText(piece.text[text:end_of_text], piece.parts[part:end_of_parts])
+        TokenParts(piece.text[text:end_of_text], piece.parts[part:end_of_parts])
         for (text, part), (end_of_text, end_of_parts) in zip(begins, ends, strict=False)
     ]

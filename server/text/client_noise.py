@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from foresay.server.text.warned import Warned, warning
 
 
-class Noise(NamedTuple):
+class NoisePattern(NamedTuple):
     """What is left out. where: as the first line of the system message; or as a whole system message later on, which is
     harmless unless the chat template writes it at the beginning. pattern: all of it. why: it changes each time."""
 
@@ -24,13 +24,13 @@ class Noise(NamedTuple):
 #: Seen with Claude Code 2.1.330. To Anthropic's own address its header has more, such as ``cch=``, which changes with
 #: every request.
 CLIENT_NOISE = (
-    Noise(
+    NoisePattern(
         "Claude Code's x-anthropic-billing-header",
         "first line",
         re.compile(r"x-anthropic-billing-header: cc_version=[^;\n]*;( cc[a-z_]*=[^;\n]*;)*\s*"),
         "changes with every session and only serves its billing",
     ),
-    Noise(
+    NoisePattern(
         "Claude Code's count of the tokens left",
         "late message",
         re.compile(r"(<total_tokens>\w+ tokens left</total_tokens>\s*)?(Token usage: \d+/\d+; -?\d+ remaining\s*)?"),
@@ -45,7 +45,7 @@ def left_out(messages: Messages, hoists: Callable[[], bool]) -> tuple[Messages, 
     """Rendered messages without what clients add, and what to say of that, once of each. hoists: whether the chat
     template writes late system messages at the beginning."""
     kept: Messages = []
-    found: dict[Noise, int] = {}
+    found: dict[NoisePattern, int] = {}
     for index, message in enumerate(messages):
         noise = _found(message, late=index > 0)
         if noise is None or (noise.where == "late message" and not hoists()):
@@ -57,11 +57,11 @@ def left_out(messages: Messages, hoists: Callable[[], bool]) -> tuple[Messages, 
     return kept, tuple(_warning(noise, index) for noise, index in found.items())
 
 
-def _found(message: dict[str, Any], late: bool) -> Noise | None:
+def _found(message: dict[str, Any], late: bool) -> NoisePattern | None:
     text = message["content"] if message["role"] == "system" else ""
     where, text = ("late message", text) if late else ("first line", text.partition("\n")[0])
     return next((one for one in CLIENT_NOISE if text and one.where == where and one.pattern.fullmatch(text)), None)
 
 
-def _warning(noise: Noise, index: int) -> Warned:
+def _warning(noise: NoisePattern, index: int) -> Warned:
     return warning("client_noise_left_out", ("messages", index, "content"), name=f"{noise.client}, which {noise.why}")

@@ -132,7 +132,7 @@ def thought_of(parts: Sequence[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, ReasoningPart))
 
 
-class TokenText(msgspec.Struct, frozen=True):
+class TokenParts(msgspec.Struct, frozen=True):
     """What one token adds to an answer: text as the model wrote it, and the parts it is split into."""
 
     text: str
@@ -154,7 +154,7 @@ def step_of(origin: Origin, kept: int, made: int) -> StepProvenance:
 
 
 def tokens_of(
-    origin: Origin, tokens: Sequence[int], token_texts: Sequence[TokenText], logprobs: Sequence[TokenLogprobs]
+    origin: Origin, tokens: Sequence[int], token_texts: Sequence[TokenParts], logprobs: Sequence[TokenLogprobs]
 ) -> list[TokenProvenance]:
     """The tokens of a run, as far as they are in the answer. logprobs: one for each of them, or none."""
     told = [_token(origin, place, token, token_texts[place].parts) for place, token in enumerate(tokens)]

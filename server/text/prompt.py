@@ -96,7 +96,7 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _HARMLESS = frozenset(tag for tags in REASONING.values() for tag in tags)
 
 
-class Rendered(msgspec.Struct, frozen=True):
+class RenderedPrompt(msgspec.Struct, frozen=True):
     """A conversation as the chat template writes it. marked: its text, with ``mark`` inside of every control token that
     a client spelled; without a mark there are none.
     """
@@ -109,9 +109,9 @@ class Rendered(msgspec.Struct, frozen=True):
         """What the model reads."""
         return self.marked.replace(self.mark, "") if self.mark else self.marked
 
-    def behind(self, beginning: str) -> Rendered:
+    def behind(self, beginning: str) -> RenderedPrompt:
         """What follows ``beginning``."""
-        return Rendered(self.marked[len(beginning) :], self.mark)
+        return RenderedPrompt(self.marked[len(beginning) :], self.mark)
 
 
 class ControlTokens:
@@ -169,7 +169,7 @@ class ControlTokens:
             end = behind
         yield text[end:], False
 
-    def encode(self, rendered: Rendered, add_special_tokens: bool, room: Room | None) -> list[int]:
+    def encode(self, rendered: RenderedPrompt, add_special_tokens: bool, room: Room | None) -> list[int]:
         """Token ids of a marked text: control tokens where it spells them whole, text where a mark is in them."""
         parts = [self._aliases[part] if is_token else part for part, is_token in self._parts(rendered.marked)]
         text = "".join(parts).replace(rendered.mark, "")

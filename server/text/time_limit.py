@@ -26,13 +26,13 @@ _SHORTEST_LOOK = 0.01
 _STDERR = 2  # the file, which is there whatever sys.stderr is
 
 
-class TookTooLong(BaseException):
+class TimeIsUp(BaseException):
     """Raised inside of what runs when its time is over; no ``except Exception`` in there is to swallow it."""
 
 
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
-    """Raise :class:`TookTooLong` in the block if it computes for longer, between two of its instructions.
+    """Raise :class:`TimeIsUp` in the block if it computes for longer, between two of its instructions.
 
     One instruction that does not end, such as a power of a power, holds the interpreter's lock, so that nobody could be
     served, nor stop the server: after ``LOCKED_SECONDS`` more the process ends by SIGVTALRM, and says where it was.
@@ -81,7 +81,7 @@ class _Watch(threading.Thread):
         left = {thread: until - time.clock_gettime(clock) for thread, (clock, until) in self._until.items()}
         for thread in [thread for thread, seconds in left.items() if seconds <= 0]:
             del self._until[thread], left[thread]
-            _interrupt(thread, TookTooLong)
+            _interrupt(thread, TimeIsUp)
         return max(_SHORTEST_LOOK, min(left.values())) if left else None
 
 

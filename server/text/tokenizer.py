@@ -18,9 +18,9 @@ import msgspec
 
 from foresay.server.catalog.formats import TOOLS_VARIABLES
 from foresay.server.text.detokenize import SpelledToken, Spelling
-from foresay.server.text.prompt import ControlTokens, Rendered, Room, most_characters
+from foresay.server.text.prompt import ControlTokens, RenderedPrompt, Room, most_characters
 from foresay.server.text.tekken import SPECIAL, tokenizer_file
-from foresay.server.text.time_limit import TookTooLong, interrupted_after
+from foresay.server.text.time_limit import TimeIsUp, interrupted_after
 from foresay.spec.errors import ConfigurationError, InvalidRequest
 from foresay.verifier.model.errors import ModelError, code_refused
 
@@ -142,7 +142,7 @@ class Tokenizer:
         return 0 if self._most_characters is None else ceil(len(text) / self._most_characters)
 
     def encode_after(
-        self, spoken: Sequence[int], prompt: Rendered, add_special_tokens: bool = True, room: Room | None = None
+        self, spoken: Sequence[int], prompt: RenderedPrompt, add_special_tokens: bool = True, room: Room | None = None
     ) -> list[int]:
         """Token ids of ``prompt`` that begin with ``spoken``, if that is how the text begins; otherwise as ever.
 
@@ -156,7 +156,7 @@ class Tokenizer:
                 return ids
         return self._encode(prompt, add_special_tokens, room)
 
-    def _encode(self, prompt: Rendered, add_special_tokens: bool, room: Room | None) -> list[int]:
+    def _encode(self, prompt: RenderedPrompt, add_special_tokens: bool, room: Room | None) -> list[int]:
         if not prompt.mark:
             return self.encode(prompt.marked, add_special_tokens, room)
         return self._control.encode(prompt, add_special_tokens, room)
@@ -239,7 +239,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] = (),
-    ) -> Rendered:
+    ) -> RenderedPrompt:
         """The prompt the chat template makes of ``messages``; :class:`InvalidRequest` if it refuses them.
 
         Takes as long as the template does: at most ``RENDERING_SECONDS`` of its thread's processor time.
@@ -262,9 +262,9 @@ class Tokenizer:
                     continue_final_message=continue_final_message,
                     **others | variables,
                 )
-        except TookTooLong:
+        except TimeIsUp:
             raise InvalidRequest("messages", "the model's chat template takes too long for these messages") from None
         except Exception as error:  # a template is a program: anything that Python raises may come of it
             reason = str(error).replace(mark, "") if mark else error
             raise InvalidRequest("messages", f"the model's chat template refuses these messages: {reason}") from error
-        return Rendered(str(prompt), mark)
+        return RenderedPrompt(str(prompt), mark)

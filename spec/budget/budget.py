@@ -22,7 +22,7 @@ from foresay.spec.budget.cost import CostModel, DraftSeconds, of_draft
 from foresay.spec.budget.exploration import Exploration, Looks
 from foresay.spec.budget.members import NOTHING, OPEN, RESTING, Found, Member, SequenceStats
 from foresay.spec.budget.plan import NO_PLAN, Leader, Plan, Share, Why
-from foresay.spec.budget.weigh import CandidatePlan, Costs, Estimate, weigh, weigh_pinned
+from foresay.spec.budget.weigh import CandidatePlan, Estimate, StepCosts, weigh, weigh_pinned
 from foresay.spec.names import NONE, PREDICTION
 from foresay.spec.observer import Observer
 from foresay.spec.sequence import SequenceState
@@ -172,7 +172,7 @@ class Budget(Observer):
             shares = self._shares(chosen, index, sequence, case, estimates[index], costs)
             self._plans[sequence.id] = Plan.of(shares, why)
 
-    def _costs(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats]) -> Costs:
+    def _costs(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats]) -> StepCosts:
         """What ways are weighed by. Costs that are unsure are hoped to be low."""
         context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
         seconds = self.cost.table(len(able), context, rows, self.timed)
@@ -180,9 +180,11 @@ class Budget(Observer):
         for name, member in self._models.items():
             self._unread[name] = unread = sum([member.rest(s) for s, case in pairs if name in case.members])
             drafts[name] = DraftSeconds.of(member.costs, unread / _SPREAD, self.timed)
-        return Costs(seconds, drafts, sum([case.pace(seconds[1]) for case in cases]))
+        return StepCosts(seconds, drafts, sum([case.pace(seconds[1]) for case in cases]))
 
-    def _explored(self, ways: Sequence[CandidatePlan], costs: Costs, cases: Sequence[SequenceStats]) -> CandidatePlan:
+    def _explored(
+        self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]
+    ) -> CandidatePlan:
         """The best way, or one that is asked to be seen."""
         if self.timed and all(case.asked < _IN_A_TEXT for case in cases):
             for way in ways:
@@ -214,7 +216,7 @@ class Budget(Observer):
         sequence: SequenceState,
         case: SequenceStats,
         estimate: Estimate,
-        costs: Costs,
+        costs: StepCosts,
     ) -> list[Share]:
         """What a sequence drafts of the way that was chosen."""
         shares, levels = [], way.trees[index].levels if way.trees else 0.0

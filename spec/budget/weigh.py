@@ -63,7 +63,7 @@ class CandidatePlan(NamedTuple):
         return self.model, any(self.found)
 
 
-class Costs(NamedTuple):
+class StepCosts(NamedTuple):
     """seconds: of a step by its rows; no more rows than it knows are taken. drafts: of each model. pace: tokens in a
     second that time is worth."""
 
@@ -137,7 +137,7 @@ class Costs(NamedTuple):
         return self.way([()] * rows, model, trees, chain=True)
 
 
-def weigh(estimates: Sequence[Estimate], costs: Costs) -> list[CandidatePlan]:
+def weigh(estimates: Sequence[Estimate], costs: StepCosts) -> list[CandidatePlan]:
     """The best of each way of drafting, the choice first, no draft always among them."""
     nothing, found = [()] * len(estimates), costs.found(estimates)
     ways = [costs.way(nothing), *([costs.way(found)] if any(found) else [])]
@@ -151,7 +151,7 @@ def weigh(estimates: Sequence[Estimate], costs: Costs) -> list[CandidatePlan]:
     return sorted(ways, key=attrgetter("worth"), reverse=True)
 
 
-def weigh_pinned(estimates: Sequence[Estimate], costs: Costs, shape: TreeShape) -> list[CandidatePlan]:
+def weigh_pinned(estimates: Sequence[Estimate], costs: StepCosts, shape: TreeShape) -> list[CandidatePlan]:
     """The same where the shape is given: only who drafts it is chosen, and somebody does who has anything to say."""
     nothing, nodes = [()] * len(estimates), shape.nodes - 1
     ways = [costs.way(nothing), costs.way([estimate.found[:nodes] for estimate in estimates])]

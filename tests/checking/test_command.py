@@ -12,7 +12,7 @@ import pytest
 from foresay.server.cli.check.pair import check
 from foresay.server.cli.check.summary import show
 from foresay.server.cli.main import main
-from foresay.server.engine.checks import Finding, Measured, Report
+from foresay.server.engine.checks import CheckReport, Finding, Measured
 from foresay.spec.accept import ByDepth
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND, Case
 
@@ -112,7 +112,7 @@ def test_a_probe_fits_a_terminal_however_deep_drafts_were_accepted(monkeypatch) 
         same_tokens=True,
     )
     finding = Finding(subject="target", status="ok", text="fits")
-    report = Report(target="x", draft="y", works=True, verdict="works", findings=[finding], probe=[one])
+    report = CheckReport(target="x", draft="y", works=True, verdict="works", findings=[finding], probe=[one])
     show(report, out := Terminal())
     lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
     assert [line.rstrip() for line in lines[-4:]] == [

@@ -6,12 +6,12 @@ import pytest
 
 from foresay.server.cli.check.pair import check
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.checks import Report
+from foresay.server.engine.checks import CheckReport
 from foresay.spec.errors import ForesayError
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
 
 
-def told(report: Report, status: str) -> str:
+def told(report: CheckReport, status: str) -> str:
     return "\n".join(f"{finding.subject}: {finding.text}" for finding in report.findings if finding.status == status)
 
 

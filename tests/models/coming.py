@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from foresay.server.host.models.residency import Residency
-from foresay.server.host.models.resident import Keep, NoPlace, Patience, Resident
+from foresay.server.host.models.resident import Heartbeat, Keep, NoPlace, Resident
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import Footprint
 
@@ -86,9 +86,9 @@ class World:
             await asyncio.gather(task, return_exceptions=True)
 
     @asynccontextmanager
-    async def leased(self, name: str, keep: Keep = "usual", patience: Patience | None = None) -> AsyncIterator[None]:
+    async def leased(self, name: str, keep: Keep = "usual", patience: Heartbeat | None = None) -> AsyncIterator[None]:
         resident = self.residents[name]
-        lease = await self.residency.lease(resident, patience or Patience(), keep)
+        lease = await self.residency.lease(resident, patience or Heartbeat(), keep)
         try:
             assert resident.latest.standing in ("in", "leaving")
             yield

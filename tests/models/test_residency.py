@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from foresay.server.host.models.resident import Patience
+from foresay.server.host.models.resident import Heartbeat
 from foresay.server.schemas.errors import LoadFailed, Unavailable
 from foresay.spec.errors import ConfigurationError
 from tests.models.coming import CAPACITY, Comer, World
@@ -319,7 +319,7 @@ def test_who_waits_is_told_so_now_and_then():
         beats.append(asyncio.get_running_loop().time())
 
     async def play() -> None:
-        async with world.running(), world.leased("a", patience=Patience(beat, 0.01, 0.02)):
+        async with world.running(), world.leased("a", patience=Heartbeat(beat, 0.01, 0.02)):
             assert beats == pytest.approx([0.01, 0.03, 0.05, 0.07])
 
     clock.run(play())
@@ -335,7 +335,7 @@ async def test_a_beat_that_finds_nobody_ends_the_waiting():
 
     async with world.running():
         with pytest.raises(ConnectionResetError):
-            async with world.leased("a", patience=Patience(beat, 0.01, 0.01)):
+            async with world.leased("a", patience=Heartbeat(beat, 0.01, 0.01)):
                 pass
         assert not world.residents["a"].waiting
         await asyncio.sleep(0.08)

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from foresay.server.host.models.models import Models
-from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.warned import HEADER
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
@@ -330,7 +330,7 @@ def test_without_sections_there_is_one_model_that_is_there_from_the_start():
 
 def choice(tokenizer, id: str, prompt: list[int], **params: Any) -> Choice:
     request = Request(id=id, prompt=prompt, params=SamplingParams(**params))
-    return Choice(request, tokenizer, TextOptions(), [END])
+    return Choice(request, tokenizer, ChoiceOptions(), [END])
 
 
 async def test_a_client_that_does_not_read_holds_no_model(tokenizer):

@@ -8,7 +8,7 @@ from functools import partial
 
 from foresay.server.catalog.formats import TOOL_FORMATS, ToolFormat
 from foresay.server.text.parsers.formats import output
-from foresay.server.text.parsers.parser import Answer, ScriptParser
+from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
 THINK = ("<think>", "</think>")
@@ -27,7 +27,7 @@ def read(
     special: Mapping[int, str] | None = None,
 ) -> list[Part]:
     """The parts of ``text``, fed in pieces that end at ``cuts``. special: tags that arrive as marker tokens."""
-    answer = Answer(lambda index: f"id{index}", OFFERED, parallel)
+    answer = ParsedAnswer(lambda index: f"id{index}", OFFERED, parallel)
     parser = ScriptParser(answer, partial(output, TOOL_FORMATS.get(family, ToolFormat()), tags, opened), special)
     parts = [part for piece in _pieces(text, cuts) for part in _fed(parser, piece, dict(special or {}))]
     return joined(parts + parser.flush())

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from foresay.server.catalog.formats import TOOL_FORMATS
 from foresay.server.schemas.chat import Function
-from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.calls import strict_grammar, tool_call_grammar
 from foresay.server.text.parsers.chat_format import ChatFormat
@@ -72,7 +72,7 @@ def walked(tokenizer: Tokenizer, grammar: str, seed: int, most: int = 600, liked
 
 def answered(tokenizer: Tokenizer, offer: Offer, *runs: list[int]):
     parser = ChatFormat.of(tokenizer).parser("r", offer, opened=False)
-    choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, TextOptions(), [END], (), parser)
+    choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, ChoiceOptions(), [END], (), parser)
     stop = END if runs[-1][-1] == END else None
     reason: FinishReason = "length" if stop is None else "stop"
     *first, last = runs

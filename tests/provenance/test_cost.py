@@ -7,9 +7,9 @@ from typing import Any
 
 from foresay.server.api.common.route import EVENTS
 from foresay.server.api.openai.chat import ChatAnswer
-from foresay.server.host.service import Origin as AnswerOrigin
+from foresay.server.host.service import AnswerOrigin as AnswerOrigin
 from foresay.server.schemas.chat import ChatRequest
-from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.spec.request import Delta, Origin, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.scripted import END
@@ -23,7 +23,7 @@ SECONDS = {"plan": 1.2e-5, "propose": 1.2e-3, "forward": 9e-3, "draw": 3e-4, "co
 
 def microseconds(tokenizer: Any, tokens: list[int], told: bool) -> float:
     """Of one delta."""
-    options = TextOptions(by_token=told, provenance=told)
+    options = ChoiceOptions(by_token=told, provenance=told)
     choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, options, [END])
     origin = AnswerOrigin(id="1", model="toy", fingerprint="fs", exact=True)
     answer = ChatAnswer(origin, [choice], ChatRequest(messages=[], stream=True, provenance=told))

@@ -13,8 +13,8 @@ import pytest
 from foresay.server.api.common.streaming import Batch, Evenly, Spread, split
 from foresay.server.engine.generation import Generation
 from foresay.server.schemas.errors import EngineFailed
-from foresay.server.text.choice import Choice, Piece, TextOptions, merged
-from foresay.server.text.parts import TextPart, TokenText
+from foresay.server.text.choice import Choice, ChoiceOptions, Piece, merged
+from foresay.server.text.parts import TextPart, TokenParts
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from tests.provenance import clock
@@ -26,7 +26,7 @@ STEP = 0.030
 
 
 def run_of(tokens: list[int], **fields: Any) -> Piece:
-    token_texts = [TokenText(f"{token} ", [TextPart(f"{token} ")]) for token in tokens]
+    token_texts = [TokenParts(f"{token} ", [TextPart(f"{token} ")]) for token in tokens]
     return Piece(token_ids=tokens, text="".join(one.text for one in token_texts), token_texts=token_texts, **fields)
 
 
@@ -75,7 +75,7 @@ def test_nothing_waits_at_the_end_of_the_text(ending: Json) -> None:
 
 
 def test_split_pieces_are_the_piece(tokenizer: Any) -> None:
-    options = TextOptions(stop=("fox",), by_token=True, provenance=True)
+    options = ChoiceOptions(stop=("fox",), by_token=True, provenance=True)
     request = Request(id="r", prompt=[5], params=SamplingParams(logprobs=1))
     choice = Choice(request, tokenizer, options, [END])
     engine = Drafting(tokenizer.encode("Once a naïve 🦊 fo"))

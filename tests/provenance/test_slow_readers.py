@@ -15,10 +15,10 @@ from foresay.server.api.responses.events import OutputTextDelta
 from foresay.server.api.responses.send_queue import SendQueue
 from foresay.server.api.responses.store import SocketLimits
 from foresay.server.engine.generation import Generation
-from foresay.server.host.service import Origin
+from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas.completions import CompletionRequest
 from foresay.server.schemas.tokens import Provenance, StepProvenance, TokenProvenance
-from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from tests.provenance.drafting import Drafting, Json, check, ids_of, joined
@@ -94,13 +94,13 @@ async def test_a_socket_that_is_read_late(tokenizer: Any, seed: int) -> None:
 
 async def late(engine: Drafting, tokenizer: Any, pacing: Any, count: int) -> list[Json]:
     """The chunks of a completion whose reader comes when all is over."""
-    options = TextOptions(stop=("fox.",), by_token=True, provenance=True)
+    options = ChoiceOptions(stop=("fox.",), by_token=True, provenance=True)
     requests = [Request(id=f"r{n}", prompt=[5], params=SamplingParams(max_tokens=400)) for n in range(count)]
     choices = [Choice(request, tokenizer, options, [END]) for request in requests]
     shown = CompletionRequest(
         prompt="", provenance=True, stream_pacing=pacing, return_token_ids=True, spec_decode_metrics="detailed"
     )
-    answer = CompletionAnswer(Origin(id="1", model="toy", fingerprint="fs", exact=True), choices, shown)
+    answer = CompletionAnswer(AnswerOrigin(id="1", model="toy", fingerprint="fs", exact=True), choices, shown)
     async with Generation(engine, requests) as generation:
         while engine._tasks:
             await asyncio.sleep(0.001)

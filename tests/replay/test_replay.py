@@ -16,7 +16,7 @@ from foresay.server.cli.main import main
 from foresay.server.cli.replay import looked_up, recorded
 from foresay.server.engine.drafters.registry import LOOKUPS
 from foresay.server.engine.observers import Lines, TraceWriter
-from foresay.server.engine.trace import Begin, Part, Told, drafting, read
+from foresay.server.engine.trace import Begin, Part, TracedRequest, drafting, read
 from foresay.spec.budget import CostModel
 from foresay.spec.protocols import Drafter
 from foresay.spec.sampling import SamplingParams
@@ -55,7 +55,7 @@ def ran(
         return [answer.statistics for _, answer in sorted(house.run().items())]
 
 
-def requests(file: Path) -> list[Told]:
+def requests(file: Path) -> list[TracedRequest]:
     return [told for session in read(file).sessions for told in drafting(session)]
 
 
@@ -80,7 +80,7 @@ def test_the_recorded_row_is_what_happened(file: Path) -> None:
 def test_a_text_cut_in_the_run_counts_as_far_as_it_goes() -> None:
     begin = Begin(id="a", at=0.0, prompt=5, limit=100, temperature=1.0)
     part = Part(id="a", root=5, parents=[-1, 0, 1, 2], drawn=[1, 2, 3, -1], accepted=3, emitted=4)
-    assert recorded([Told(begin, [part], text=2)]).accepted == 2
+    assert recorded([TracedRequest(begin, [part], text=2)]).accepted == 2
 
 
 @pytest.mark.parametrize("levels", [2, 5])

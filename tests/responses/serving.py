@@ -10,7 +10,7 @@ from typing import Any
 import openai
 from aiohttp.test_utils import TestClient, TestServer, get_port_socket
 
-from foresay.server.api.common.kept import Limits
+from foresay.server.api.common.kept import StoreLimits
 from foresay.server.api.responses.store import Responses, SocketLimits
 from foresay.server.host.service import Service, Text
 from foresay.server.host.state import ServerState
@@ -36,7 +36,7 @@ async def serving(
     engine: ScriptedEngine,
     tokenizer: Tokenizer,
     sockets: SocketLimits | None = None,
-    stored: Limits | None = None,
+    stored: StoreLimits | None = None,
     middleware: Callable[..., Any] | None = None,
     auth: AuthMiddleware | None = None,
     send_buffer: int | None = None,

@@ -16,9 +16,9 @@ from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
 from foresay.server.api.responses.schemas import FunctionTool, Reasoning, Response, ResponseRequest, TextFormat
 from foresay.server.api.responses.schemas import TextOptions as ResponseText
 from foresay.server.api.responses.tools import Toolbox
-from foresay.server.host.service import Origin
+from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas.errors import EngineFailed, described
-from foresay.server.text.choice import Choice, Piece, TextOptions
+from foresay.server.text.choice import Choice, ChoiceOptions, Piece
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 from foresay.spec.request import Request, TokenLogprobs
 from foresay.spec.sampling import SamplingParams
@@ -28,7 +28,7 @@ CALL = ToolCallPart(index=0, id="call_1", name="look", arguments="")
 
 def answer_of(tokenizer, tools: Sequence[FunctionTool] = ()) -> ResponseAnswer:
     request = Request(id="r", prompt=[1, 2, 3], params=SamplingParams())
-    choice = Choice(request, tokenizer, TextOptions(), [0])
+    choice = Choice(request, tokenizer, ChoiceOptions(), [0])
     response = Response(
         id="resp_1",
         created_at=1,
@@ -39,7 +39,7 @@ def answer_of(tokenizer, tools: Sequence[FunctionTool] = ()) -> ResponseAnswer:
         top_p=1.0,
         text=ResponseText(format=TextFormat(type="text")),
     )
-    origin = Origin(id="1", model="toy", fingerprint="fs", exact=True)
+    origin = AnswerOrigin(id="1", model="toy", fingerprint="fs", exact=True)
     return ResponseAnswer(origin, choice, ResponseRequest(), response, Toolbox.of(tools, (), ()))
 
 

@@ -6,7 +6,7 @@ import re
 from typing import get_args
 
 import foresay.server.api.responses.socket as socket_module
-from foresay.server.api.common.kept import Limits
+from foresay.server.api.common.kept import StoreLimits
 from foresay.server.api.responses.events import ClientEvent, ResponseEvent, SocketError
 from foresay.server.api.responses.socket import Closing
 from foresay.server.api.responses.store import MOST_EVENTS, SocketLimits
@@ -38,7 +38,7 @@ def test_every_close_code_is_named():
 
 
 def test_the_numbers_are_those_of_the_code():
-    sockets, stored = SocketLimits(), Limits()
+    sockets, stored = SocketLimits(), StoreLimits()
     for number in (stored.bytes >> 20, MOST_EVENTS, sockets.most, MOST_BODIES):
         assert re.search(rf"\b{number}\b", PAGE), number
     assert f"{stored.count:,}" in PAGE

@@ -5,7 +5,7 @@ import random
 
 import msgspec
 
-from foresay.server.api.common.kept import Limits
+from foresay.server.api.common.kept import StoreLimits
 from foresay.server.api.responses.events import ResponseCompleted
 from foresay.server.api.responses.items import given_items
 from foresay.server.api.responses.schemas import OutputMessage, OutputText, Reasoning, Response, TextOptions
@@ -38,7 +38,7 @@ async def test_a_tenant_never_finds_anothers():
 
 
 async def test_the_least_recently_used_goes_first():
-    store = ResponseStore(Limits(count=3))
+    store = ResponseStore(StoreLimits(count=3))
     for id in "abc":
         store.keep(record("t", id))
     store.find("t", "a")
@@ -47,7 +47,7 @@ async def test_the_least_recently_used_goes_first():
 
 
 async def test_one_tenant_cannot_push_out_anothers():
-    for limits in (Limits(count=4), Limits(bytes=4 * record("loud", "00").measured())):
+    for limits in (StoreLimits(count=4), StoreLimits(bytes=4 * record("loud", "00").measured())):
         store = ResponseStore(limits)
         store.keep(record("quiet", "q"))
         for number in range(50):
@@ -59,7 +59,7 @@ async def test_one_tenant_cannot_push_out_anothers():
 
 
 async def test_what_one_socket_keeps_is_found_there_only_and_counts_as_its_keys():
-    store, here = ResponseStore(Limits(count=3)), {"place": "socket"}
+    store, here = ResponseStore(StoreLimits(count=3)), {"place": "socket"}
     store.keep(msgspec.structs.replace(record("t", "hidden"), **here))
     store.keep(record("t", "shown"))
     assert [store.find("t", "hidden", place) is not None for place in ("", "other", "socket")] == [False, False, True]
@@ -72,7 +72,7 @@ async def test_what_one_socket_keeps_is_found_there_only_and_counts_as_its_keys(
 
 async def test_bounds_hold_whatever_happens():
     rng = random.Random(1)
-    limits = Limits(count=12, bytes=40_000)
+    limits = StoreLimits(count=12, bytes=40_000)
     store = ResponseStore(limits)
     for _ in range(2000):
         tenant, id = rng.choice("abcd"), str(rng.randrange(20))
@@ -89,7 +89,7 @@ async def test_bounds_hold_whatever_happens():
 
 
 async def test_a_record_larger_than_the_bound_is_not_kept():
-    store = ResponseStore(Limits(bytes=2000))
+    store = ResponseStore(StoreLimits(bytes=2000))
     store.keep(record("t", "small"))
     store.keep(record("t", "large", "x" * 5000))
     assert store.find("t", "large") is None

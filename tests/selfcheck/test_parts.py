@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.server.observe.selfcheck.answer import Answer, Backlog, Difference, difference
+from foresay.server.observe.selfcheck.answer import Backlog, Difference, RecordedAnswer, difference
 from foresay.spec.request import Grammar
 from tests.selfcheck.checking import request
 
@@ -14,7 +14,7 @@ def test_the_plain_request_is_the_same_but_for_how_it_is_decoded() -> None:
     shown = {"logprobs": 3, "prompt_logprobs": 2}
     asked = request("r.1", seed=9, top_p=0.8, min_tokens=7, max_tokens=40, salt="ann", fork_of="r", **shown)
     asked.grammar = grammar
-    plain = Answer(asked, [1, 2, 3, 4]).plainly("again")
+    plain = RecordedAnswer(asked, [1, 2, 3, 4]).plainly("again")
     assert (plain.id, plain.prompt, plain.grammar, plain.salt) == ("again", asked.prompt, grammar, "ann")
     assert (plain.speculate, plain.aside, plain.fork_of, plain.forced) == (False, True, None, None)
     params = plain.params
@@ -37,8 +37,8 @@ def test_the_first_difference_is_told(plain: list[int], begin: int, found: Diffe
     assert difference([1, 2, 3, 4], plain, begin) == found
 
 
-def answer(id: str, tokens: int = 3) -> Answer:
-    return Answer(request(id, seed=1), [300] * tokens)
+def answer(id: str, tokens: int = 3) -> RecordedAnswer:
+    return RecordedAnswer(request(id, seed=1), [300] * tokens)
 
 
 async def test_the_oldest_give_way_by_number() -> None:

@@ -12,7 +12,7 @@ from foresay.server.host.models.models import Models
 from foresay.server.host.service import Service, Text
 from foresay.server.host.state import ServerState
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import Names
+from foresay.server.settings.resolved import ModelNames
 from foresay.spec.request import EngineInfo, Footprint
 
 
@@ -64,7 +64,7 @@ def service_of(
     """A service called ``toy``. most_running: requests that run and wait. settings: of a server."""
     if most_running is not None:
         settings |= {"max_seqs": 1, "max_queue": most_running - 1}
-    service = Service(engine, ServeConfig(**settings), Names((model, *aliases), any_model), text, server)
+    service = Service(engine, ServeConfig(**settings), ModelNames((model, *aliases), any_model), text, server)
     service.ping_seconds, service.most_pending_tokens = ping_seconds, most_pending_tokens
     return service
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from foresay import Engine
 from foresay.server.cli import chat, terminal
-from foresay.server.cli.chat import Conversation
+from foresay.server.cli.chat import ChatSession
 from foresay.server.cli.generate import drawn, for_people, sampling_params
 from foresay.server.cli.main import main
 from foresay.server.cli.progress import say
@@ -178,7 +178,7 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-class Talk(Conversation):
+class Talk(ChatSession):
     """One of the bundled toy's, whose prompts and sampling are noted."""
 
     def __init__(self, engine: Engine, interrupted: bool = False) -> None:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from foresay.server.api.common.statistics import drafting_steps
-from foresay.server.text.choice import Choice, Piece, TextOptions
+from foresay.server.text.choice import Choice, ChoiceOptions, Piece
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import SequenceTrace
@@ -52,7 +52,7 @@ def test_a_stop_string_cuts_alike_in_every_split(tokenizer, stop, include):
     ends = [count for count in range(len(tokens) + 1) if stop in tokenizer.decode(tokens[:count])]
     expected = text[: text.index(stop) + (len(stop) if include else 0)]
     for runs in partitions(tokens):
-        choice = Choice(request(), tokenizer, TextOptions(stop=(stop,), include_stop=include), [END])
+        choice = Choice(request(), tokenizer, ChoiceOptions(stop=(stop,), include_stop=include), [END])
         said, ids, _ = answer(choice, runs)
         assert said == expected
         assert ids == tokens[: ends[0]]
@@ -62,14 +62,14 @@ def test_a_stop_string_cuts_alike_in_every_split(tokenizer, stop, include):
 
 def test_the_engine_is_told_the_token_that_completed_the_stop_string(tokenizer):
     tokens = tokenizer.encode("abcdefg")
-    choice = Choice(request(), tokenizer, TextOptions(stop=("d",)), [END])
+    choice = Choice(request(), tokenizer, ChoiceOptions(stop=("d",)), [END])
     _, _, pieces = answer(choice, [tokens[:2], tokens[2:6], tokens[6:]])
     assert [piece.finish_at for piece in pieces] == [None, 4, None, None]
 
 
 def test_a_stop_string_before_the_cap_in_the_same_run_wins(tokenizer):
     tokens = tokenizer.encode("abcdefg")
-    choice = Choice(request(max_tokens=7), tokenizer, TextOptions(stop=("d",)), [END])
+    choice = Choice(request(max_tokens=7), tokenizer, ChoiceOptions(stop=("d",)), [END])
     text, _, pieces = answer(choice, [tokens], reason="length")
     assert (text, choice.finish_reason, choice.completion_tokens) == ("abc", "stop", 4)
     assert pieces[-1].finish_at == 4, "the engine has ended the request by itself, but its trace has to know"
@@ -80,7 +80,7 @@ def test_accepted_tokens_past_the_cut_are_not_counted(tokenizer):
     trace = SequenceTrace()
     for emitted in (1, 6):
         trace.record(list(range(1, emitted)), emitted - 1, emitted)
-    choice = Choice(request(), tokenizer, TextOptions(stop=("d",)), [END])
+    choice = Choice(request(), tokenizer, ChoiceOptions(stop=("d",)), [END])
     choice.take(Delta(id="r", tokens=tokens[:1]))
     choice.take(Delta(id="r", tokens=tokens[1:], finish_reason="length", statistics=trace.statistics(2, 0, 7, 5)))
     assert drafting_steps(choice) == [(5, 3)]  # five drafted; of the five accepted, b, c and d are in the text
@@ -90,7 +90,7 @@ def test_accepted_tokens_past_the_cut_are_not_counted(tokenizer):
 def test_the_end_token_at_every_place_of_a_run(tokenizer, place):
     tokens = [*tokenizer.encode("abcdef")[:place], END]
     for runs in partitions(tokens):
-        choice = Choice(request(), tokenizer, TextOptions(), [END])
+        choice = Choice(request(), tokenizer, ChoiceOptions(), [END])
         text, ids, _ = answer(choice, runs, "stop", END)
         assert (text, ids) == ("abcdef"[:place], tokens)
         assert (choice.finish_reason, choice.stop_reason, choice.completion_tokens) == ("stop", None, place + 1)
@@ -99,13 +99,13 @@ def test_the_end_token_at_every_place_of_a_run(tokenizer, place):
 def test_a_stop_token_is_named_and_its_text_left_out(tokenizer):
     a, b = tokenizer.encode("a")[0], tokenizer.encode("b")[0]
     for include, expected in ((False, "a"), (True, "ab")):
-        choice = Choice(request(stop_token_ids=(b,)), tokenizer, TextOptions(include_stop=include), [END])
+        choice = Choice(request(stop_token_ids=(b,)), tokenizer, ChoiceOptions(include_stop=include), [END])
         text, _, _ = answer(choice, [[a, b]], "stop", b)
         assert (text, choice.stop_reason) == (expected, b)
 
 
 def test_held_text_comes_out_when_the_cap_ends_the_answer(tokenizer):
-    choice = Choice(request(), tokenizer, TextOptions(stop=("end",)), [END])
+    choice = Choice(request(), tokenizer, ChoiceOptions(stop=("end",)), [END])
     text, _, pieces = answer(choice, [tokenizer.encode("the e"), tokenizer.encode("n")])
     assert text == "the en"
     assert pieces[0].text == "the "
@@ -114,13 +114,13 @@ def test_held_text_comes_out_when_the_cap_ends_the_answer(tokenizer):
 
 def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
     tokens = tokenizer.encode("a🐍")
-    choice = Choice(request(), tokenizer, TextOptions(), [END])
+    choice = Choice(request(), tokenizer, ChoiceOptions(), [END])
     assert answer(choice, [tokens[:-1]])[0] == tokenizer.decode(tokens[:-1])
 
 
 def test_no_stop_string_is_looked_for_below_min_tokens(tokenizer):
     tokens = tokenizer.encode("x.y.z.")
     for runs in partitions(tokens):
-        choice = Choice(request(min_tokens=3), tokenizer, TextOptions(stop=(".",)), [END])
+        choice = Choice(request(min_tokens=3), tokenizer, ChoiceOptions(stop=(".",)), [END])
         text, _, _ = answer(choice, runs)
         assert (text, choice.completion_tokens) == ("x.y", 4)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from foresay.server.text.detokenize import Detokenizer, SpelledToken, Spelling, StopSearch
-from foresay.server.text.prompt import Rendered
+from foresay.server.text.prompt import RenderedPrompt
 from foresay.server.text.tokenizer import Tokenizer
 from tests.server.conftest import byte_level_tokenizer, sentencepiece_tokenizer
 
@@ -255,15 +255,15 @@ def letter_by_letter(text: str) -> list[int]:
 def test_what_was_said_keeps_its_tokens():
     said = [*letter_by_letter("Once upon a time"), *TOKENIZER.encode("<|end|>", False)]
     assert said != TOKENIZER.encode("Once upon a time<|end|>", False)
-    ids = TOKENIZER.encode_after(said, Rendered("Once upon a time<|end|><|user|>The fox"), False)
+    ids = TOKENIZER.encode_after(said, RenderedPrompt("Once upon a time<|end|><|user|>The fox"), False)
     assert ids == [*said, *TOKENIZER.encode("<|user|>The fox", False)]
 
 
 def test_another_beginning_is_encoded_as_ever():
     said = letter_by_letter("Once upon a tart")
     text = "Once upon a time"
-    assert TOKENIZER.encode_after(said, Rendered(text), False) == TOKENIZER.encode(text, False)
-    assert TOKENIZER.encode_after([], Rendered(text), False) == TOKENIZER.encode(text, False)
+    assert TOKENIZER.encode_after(said, RenderedPrompt(text), False) == TOKENIZER.encode(text, False)
+    assert TOKENIZER.encode_after([], RenderedPrompt(text), False) == TOKENIZER.encode(text, False)
 
 
 def test_half_a_character_at_the_end_is_encoded_as_ever():
@@ -271,7 +271,7 @@ def test_half_a_character_at_the_end_is_encoded_as_ever():
     text = "a 🦊"
     said = [*TOKENIZER.encode("a ", False), *fox[:-1]]
     if len(fox) > 1:
-        assert TOKENIZER.encode_after(said, Rendered(text), False) == TOKENIZER.encode(text, False)
+        assert TOKENIZER.encode_after(said, RenderedPrompt(text), False) == TOKENIZER.encode(text, False)
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.booleans())
@@ -279,6 +279,6 @@ def test_the_text_is_always_the_same(before, after, special):
     for tokenizer in (TOKENIZER, SENTENCEPIECE_ENCODE_AFTER):
         text = before + after
         plain = tokenizer.encode(text, special)
-        ids = tokenizer.encode_after(tokenizer.encode(before, special), Rendered(text), special)
+        ids = tokenizer.encode_after(tokenizer.encode(before, special), RenderedPrompt(text), special)
         if ids != plain:
             assert tokenizer.decode(ids, False) == text

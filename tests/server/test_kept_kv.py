@@ -11,7 +11,7 @@ import pytest
 
 from foresay.kvpaging import PagePool
 from foresay.server.engine import kept_kv
-from foresay.server.engine.device import Device, Loading
+from foresay.server.engine.device import Device, LoadContext
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import BUNDLED
@@ -49,7 +49,7 @@ def test_what_is_no_size(size: str) -> None:
 def test_pages_are_of_all_that_their_bits_follow_from() -> None:
     directory = BUNDLED / "target"
     model, config = ModelConfig.from_directory(directory), EngineConfig()
-    ours = Loading(config, directory, model, "bfloat16", 512, CPU, PagePool(9), False, lambda *given: None)
+    ours = LoadContext(config, directory, model, "bfloat16", 512, CPU, PagePool(9), False, lambda *given: None)
     others = [
         replace(ours, target=BUNDLED / "draft"),
         replace(ours, model=replace(model, max_positions=model.max_positions + 1)),

@@ -19,7 +19,7 @@ from foresay.server.engine.generation import EngineStatus, generate
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
 from foresay.server.host.models.models import Models
-from foresay.server.host.models.resident import Patience
+from foresay.server.host.models.resident import Heartbeat
 from foresay.server.host.spare import Spares
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
@@ -182,7 +182,7 @@ async def test_one_that_is_not_loaded_has_the_settings_when_it_is_asked_for(serv
             await asyncio.sleep(0.01)
     assert await served.renew("ngram") == 0 and not served.models.first.loaded
     served.seen.clear()
-    (await residency.lease(served.models.first.resident, Patience())).release()
+    (await residency.lease(served.models.first.resident, Heartbeat())).release()
     info, status = served.engine.info, served.engine.status
     assert info is not None and info.drafter == "ngram" and status.starts == starts + 1
     assert not any(one.cause for one in served.seen), "nothing was replaced"

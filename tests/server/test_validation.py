@@ -236,7 +236,7 @@ def test_an_error_has_its_message_from_its_path():
 
 
 def test_a_client_is_told_its_own_names():
-    names = validation.Names({"messages.*": "input", "max_tokens": "options.most", "tools": "offered"})
+    names = validation.FieldNames({"messages.*": "input", "max_tokens": "options.most", "tools": "offered"})
     names["tools", 0, "function"] = ("input", 2)
     found = {
         "messages[1].role": "input",

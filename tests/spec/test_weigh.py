@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from foresay.spec.budget.cost import DraftSeconds
-from foresay.spec.budget.weigh import CandidatePlan, Costs, Estimate, ExpectedTree, weigh, weigh_pinned
+from foresay.spec.budget.weigh import CandidatePlan, Estimate, ExpectedTree, StepCosts, weigh, weigh_pinned
 from foresay.spec.tree import TreeShape
 
 
@@ -18,8 +18,8 @@ def draft(start: float = 0.0, level: float = 0.0, deciding: float = 0.0) -> Draf
     return DraftSeconds(0.0, (chains, trees), 0.0)
 
 
-def costs(seconds: Sequence[float], pace: float, **drafts: DraftSeconds) -> Costs:
-    return Costs(seconds, drafts, pace)
+def costs(seconds: Sequence[float], pace: float, **drafts: DraftSeconds) -> StepCosts:
+    return StepCosts(seconds, drafts, pace)
 
 
 def offers_of(rng: random.Random, sequences: int) -> list[Estimate]:
@@ -36,7 +36,7 @@ def offers_of(rng: random.Random, sequences: int) -> list[Estimate]:
     return made
 
 
-def tried(estimates: Sequence[Estimate], by: Costs) -> float:
+def tried(estimates: Sequence[Estimate], by: StepCosts) -> float:
     """The most that any number of found nodes alone, and any length of chains, is worth."""
     rows = len(estimates)
     best = rows - by.pace * by.seconds[rows]

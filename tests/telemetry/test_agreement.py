@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from foresay.server.engine.trace import Session, Told, read
+from foresay.server.engine.trace import Session, TracedRequest, read
 from foresay.spec.accept import ByDepth, by_place, tokens_per_step
 from tests.server.live import LiveServer
 from tests.telemetry.scraping import Scrape, Sums, scraped
@@ -47,11 +47,11 @@ class Seen:
         self.state, self.listed, self.log = state, listed, log
 
     @property
-    def told(self) -> list[Told]:
+    def told(self) -> list[TracedRequest]:
         return asked(self.session)
 
 
-def asked(session: Session) -> list[Told]:
+def asked(session: Session) -> list[TracedRequest]:
     """The requests that came from clients."""
     return [told for told in session.requests.values() if not told.begin.aside]
 

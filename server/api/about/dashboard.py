@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.route import EVENTS, Route, json_response
 from foresay.server.gateway.caller import CONTEXT, Shared
-from foresay.server.host.models.models import MODELS, Entry, Models
+from foresay.server.host.models.models import MODELS, Models, ServedModel
 from foresay.server.host.service import Service
 from foresay.server.observe.telemetry.report import HistoryReport, Point, RequestDetail, RequestSummary, Snapshot
 from foresay.server.observe.telemetry.telemetry import Telemetry
@@ -187,7 +187,7 @@ class RequestNotFound(ApiError):
     status, type, code, param = 404, "invalid_request_error", "request_not_found", "request_id"
 
 
-def _chosen(http: web.Request) -> Entry:
+def _chosen(http: web.Request) -> ServedModel:
     """The model that the numbers are of."""
     return http.app[MODELS].chosen(http.query.get("model"))
 

@@ -13,7 +13,7 @@ from foresay.server.api.about.dashboard import PAGE, served, wants_page
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.gateway.caller import CONTEXT, Caller
 from foresay.server.gateway.key_store import KeyStore
-from foresay.server.host.models.models import MODELS, Entry, Models
+from foresay.server.host.models.models import MODELS, Models, ServedModel
 from foresay.server.observe.telemetry.report import Replica
 from foresay.server.schemas.shared import ModelCard, ModelList, UsualSampling
 from foresay.server.settings.config import ServeConfig
@@ -234,7 +234,7 @@ async def usages(request: web.Request) -> web.Response:
     return json_response(Usages(data=[KeyUsage.of(caller) for caller in request.app[KEYS].callers]))
 
 
-def _card(served: Models, entry: Entry, name: str) -> ModelCard:
+def _card(served: Models, entry: ServedModel, name: str) -> ModelCard:
     info, created = entry.info, served.server.created
     longest = (entry.model.longest if info is None else info.max_model_len) or UNSET
     return ModelCard(
@@ -257,7 +257,7 @@ def _meta(info: EngineInfo) -> dict[str, int]:
     return told | {"n_embd": info.hidden_size, "n_params": info.parameters, "size": info.weight_bytes}
 
 
-def _sampling(entry: Entry) -> UsualSampling | UnsetType:
+def _sampling(entry: ServedModel) -> UsualSampling | UnsetType:
     text = entry.service.text
     if text is None:
         return UNSET

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from foresay.server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
 from foresay.server.host.asked import Progress
-from foresay.server.host.models.models import MODELS, Entry, Models
+from foresay.server.host.models.models import MODELS, Models, ServedModel
 from foresay.server.schemas.errors import ApiError, NotNow, described
 from foresay.server.schemas.shared import ErrorDetail
 from foresay.server.settings.config import EngineConfig, ServeConfig
@@ -117,7 +117,7 @@ _LOOSE = frozenset(
 )
 
 
-def begin(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progress) -> asyncio.Task[int]:
+def begin(models: Models, entry: ServedModel, settings: Mapping[str, Any], tell: Progress) -> asyncio.Task[int]:
     """Have the model go on with these settings; the result is how many requests that were running go on in another
     engine. It goes on when the client has left.
 
@@ -130,7 +130,7 @@ def begin(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progr
     return task
 
 
-async def _reload(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progress) -> int:
+async def _reload(models: Models, entry: ServedModel, settings: Mapping[str, Any], tell: Progress) -> int:
     try:
         return await _changed(models, entry, settings, tell)
     except (ApiError, InvalidRequest):
@@ -139,7 +139,7 @@ async def _reload(models: Models, entry: Entry, settings: Mapping[str, Any], tel
         raise InvalidRequest(_field(str(error), settings), str(error)) from None
 
 
-async def _changed(models: Models, entry: Entry, settings: Mapping[str, Any], tell: Progress) -> int:
+async def _changed(models: Models, entry: ServedModel, settings: Mapping[str, Any], tell: Progress) -> int:
     before = entry.service.config
     config = changed(before, settings)
     weights = not settings or not settings.keys().isdisjoint(applied_by("text"))

@@ -43,7 +43,7 @@ from foresay.server.api.common.turns import answered, chat_choices, chat_prompt
 from foresay.server.api.common.validation import converted, naming
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS
-from foresay.server.host.service import Origin, Service
+from foresay.server.host.service import AnswerOrigin, Service
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.text.choice import Choice, Piece
@@ -74,7 +74,7 @@ class MessagesAnswer(Answer):
 
     framing = FRAMING
 
-    def __init__(self, origin: Origin, choices: Sequence[Choice], body: GenerationRequest) -> None:
+    def __init__(self, origin: AnswerOrigin, choices: Sequence[Choice], body: GenerationRequest) -> None:
         super().__init__(origin, choices, body)
         self.id = f"msg_{origin.id}"
         self._choice = choices[0]

@@ -20,7 +20,7 @@ from foresay.server.api.anthropic.schemas import (
     ToolUseBlock,
     Turn,
 )
-from foresay.server.api.common.validation import Names, thinking
+from foresay.server.api.common.validation import FieldNames, thinking
 from foresay.server.schemas.bounds import MOST_TOOLS, check_count
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.warned import Warned, warning
@@ -61,7 +61,7 @@ class Conversation:
     """
 
     def __init__(self, body: CountTokensRequest, chat_format: ChatFormat) -> None:
-        self.names = Names(_NAMES)
+        self.names = FieldNames(_NAMES)
         self._body = body
         self._chat_format = chat_format
         self._messages: list[Json] = []

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common import statistics
 from foresay.server.api.common.route import EVENTS, Framing
-from foresay.server.host.service import Origin
+from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas.chat import ChatChunk, ChatCompletion
 from foresay.server.schemas.completions import Completion
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Metrics, RequestWarning, Usage
@@ -104,7 +104,7 @@ class Answer(ABC):
     prefix = ""
     framing: Framing = EVENTS
 
-    def __init__(self, origin: Origin, choices: Sequence[Choice], body: GenerationRequest) -> None:
+    def __init__(self, origin: AnswerOrigin, choices: Sequence[Choice], body: GenerationRequest) -> None:
         self.id = f"{self.prefix}-{origin.id}"
         self.model = origin.model
         self.origin = origin

@@ -23,7 +23,7 @@ LIST_QUERY = (
 )
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much is kept: records and bytes, of all tenants together."""
 
     count: int = 4096
@@ -89,8 +89,8 @@ class Shelf(Generic[R]):
 class Store(Generic[R]):
     """Records by tenant and id. A lookup of a tenant never finds another's."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: StoreLimits | None = None) -> None:
+        self.limits = limits or StoreLimits()
         self._shelves: dict[str, Shelf[R]] = {}
 
     def __len__(self) -> int:

@@ -29,7 +29,7 @@ from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import EventStream, Framing, error_shape, told
 from foresay.server.engine.generation import Generation
 from foresay.server.host.models.models import MODELS
-from foresay.server.host.models.resident import Keep, Patience
+from foresay.server.host.models.resident import Heartbeat, Keep
 from foresay.server.host.service import Service
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody
@@ -313,7 +313,7 @@ async def leased(
             return await answer(service)
     events = EventStream.of(http, framing)
     ping = models.find(name).service.ping_seconds
-    patience = Patience(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
+    patience = Heartbeat(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
     shape = error_shape(http)
     make = broken or (shape.make if shape else lambda status, body: body)
     async with _Telling(events, lambda error: make(*told(error))), models.lease(name, patience, keep) as service:

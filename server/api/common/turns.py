@@ -23,13 +23,13 @@ from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import json_response
 from foresay.server.api.common.streaming import collect, stream
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.host.service import Origin, Service
+from foresay.server.host.service import AnswerOrigin, Service
 from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.completions import CompletionRequest
 from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, Speculation
 from foresay.server.text import conversation
-from foresay.server.text.choice import Choice, TextOptions
+from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.client_noise import left_out
 from foresay.server.text.grammars.answers import Beginning, chat_grammar
 from foresay.server.text.grammars.fields import wanted
@@ -37,7 +37,7 @@ from foresay.server.text.last_prompts import LONG, difference
 from foresay.server.text.options import bad_words, check_choices, check_told, forked, scores_only, truncated
 from foresay.server.text.options import choices as choices_of
 from foresay.server.text.parts import OutputParser, PlainText
-from foresay.server.text.prompt import Rendered, Room
+from foresay.server.text.prompt import RenderedPrompt, Room
 from foresay.server.text.warned import Warned, headers, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import NONE, canonical
@@ -195,7 +195,7 @@ def room_for(service: Service, body: GenerationRequest, field: str) -> Room | No
     return None if body.truncate_prompt_tokens is not None else Room(field, service.opened()[1].max_model_len)
 
 
-async def _compared(service: Service, body: ChatRequest, told: Told, prompt: list[int]) -> str:
+async def _compared(service: Service, body: ChatRequest, told: ModelConversation, prompt: list[int]) -> str:
     """Where a long prompt differs from one that the same client sent before; empty if it does not."""
     if len(prompt) < LONG:
         return ""
@@ -209,22 +209,22 @@ async def _compared(service: Service, body: ChatRequest, told: Told, prompt: lis
     return await asyncio.to_thread(compared)
 
 
-class Told(NamedTuple):
+class ModelConversation(NamedTuple):
     """A conversation as the model reads it. offer: the tools it may call. messages: what the prompt was made of.
     warnings: what is not told as was asked."""
 
-    prompt: Rendered
+    prompt: RenderedPrompt
     offer: conversation.Offer
     messages: list[dict[str, Any]]
     warnings: tuple[Warned, ...]
 
 
-async def rendered(service: Service, body: ChatRequest) -> Told:
+async def rendered(service: Service, body: ChatRequest) -> ModelConversation:
     """The conversation as the model's chat template writes it, in a thread: a template is a program of the model's."""
     return await asyncio.to_thread(_rendered, service, body)
 
 
-def _rendered(service: Service, body: ChatRequest) -> Told:
+def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
     text = service.opened()[0]
     offer = conversation.offered(body)
     text.chat_format.check(body, offer)
@@ -240,7 +240,7 @@ def _rendered(service: Service, body: ChatRequest) -> Told:
     generic = text.chat_format.generic
     offered = [] if generic else offer.rendered()
 
-    def render(messages: list[dict[str, Any]]) -> Rendered:
+    def render(messages: list[dict[str, Any]]) -> RenderedPrompt:
         return text.tokenizer.render(messages, opens and not continues, continues, given, offered)
 
     messages, noted = conversation.messages(body), offer.warnings
@@ -251,7 +251,7 @@ def _rendered(service: Service, body: ChatRequest) -> Told:
         messages, noise = left_out(messages, lambda: text.tokenizer.hoists_system)
         noted += noise
     try:
-        return Told(render(messages), offer, messages, noted)
+        return ModelConversation(render(messages), offer, messages, noted)
     except InvalidRequest:
         folded, moved = conversation.folded(messages)
         if not moved:
@@ -259,7 +259,7 @@ def _rendered(service: Service, body: ChatRequest) -> Told:
         with suppress(InvalidRequest):
             prompt = render(folded)
             warnings = (warning("system_moved", ("messages", index)) for index in moved)
-            return Told(prompt, offer, folded, (*noted, *warnings))
+            return ModelConversation(prompt, offer, folded, (*noted, *warnings))
         raise
 
 
@@ -305,8 +305,8 @@ def _params(service: Service, body: GenerationRequest) -> SamplingParams:
     return params
 
 
-def _text_options(body: GenerationRequest) -> TextOptions:
-    return TextOptions(
+def _text_options(body: GenerationRequest) -> ChoiceOptions:
+    return ChoiceOptions(
         stop=validation.stop_strings(body),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
@@ -340,8 +340,8 @@ async def answered(
     service: Service,
     body: GenerationRequest,
     choices: Sequence[Choice],
-    kind: Callable[[Origin, Sequence[Choice], Any], Answer],
-    origin: Origin | None = None,
+    kind: Callable[[AnswerOrigin, Sequence[Choice], Any], Answer],
+    origin: AnswerOrigin | None = None,
 ) -> web.StreamResponse:
     """Run the choices of a request and send their answer, streamed or whole. origin: by default as it says."""
     answer = kind(origin or service.origin(body.request_id or CONTEXT.get().id, body.model), choices, body)

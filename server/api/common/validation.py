@@ -245,7 +245,7 @@ def _first(*values: T | None) -> T:
     return next((value for value in values[:-1] if value is not None), values[-1])  # type: ignore[return-value]
 
 
-class Names:
+class FieldNames:
     """What a client calls the fields of a chat request that was made of its own: a name for the beginning of a path,
     the longest one that is known; with ``.*`` behind it for all that it begins. Errors raised in a ``with`` block of it
     have the client's path.
@@ -257,13 +257,13 @@ class Names:
     def __setitem__(self, path: Path, name: Path) -> None:
         self._names[path] = name
 
-    def also(self, names: Mapping[str, str] | Mapping[Path, Path]) -> Names:
+    def also(self, names: Mapping[str, str] | Mapping[Path, Path]) -> FieldNames:
         """These names and more."""
-        more = Names({})
+        more = FieldNames({})
         more._names = self._names | {path_of(field): path_of(name) for field, name in names.items()}
         return more
 
-    def __enter__(self) -> Names:
+    def __enter__(self) -> FieldNames:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:

@@ -16,9 +16,9 @@ from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, json_response
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, completion_choices
-from foresay.server.api.common.validation import Names
+from foresay.server.api.common.validation import FieldNames
 from foresay.server.api.llamacpp.schemas import InfillRequest, NativeAnswer, NativeCompletion, NativeRequest
-from foresay.server.host.models.models import MODELS, Entry
+from foresay.server.host.models.models import MODELS, ServedModel
 from foresay.server.host.service import Service
 from foresay.server.schemas.completions import CompletionRequest
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest
@@ -32,7 +32,7 @@ from foresay.spec.names import NONE
 FRAMING = msgspec.structs.replace(EVENTS, done=b"")
 _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 #: The client's names of what a completion request calls otherwise.
-NAMES = Names(
+NAMES = FieldNames(
     {
         "max_tokens": "n_predict",
         "logprobs": "n_probs",
@@ -203,7 +203,7 @@ async def studio_model(http: web.Request) -> web.Response:
     return json_response(_studio(http.app[MODELS].find(name), name))
 
 
-def _studio(entry: Entry, name: str) -> dict[str, Any]:
+def _studio(entry: ServedModel, name: str) -> dict[str, Any]:
     known, running, text = entry.info, entry.running, entry.service.text
     told = {
         "id": name,

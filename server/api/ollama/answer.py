@@ -27,7 +27,7 @@ from foresay.server.api.ollama.schemas import (
     OllamaToolCall,
 )
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.host.service import Origin
+from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.settings.resolved import tagged
 from foresay.server.settings.units import count_in_words, moment
@@ -48,7 +48,7 @@ class OllamaAnswer(Answer):
 
     framing = LINES
 
-    def __init__(self, origin: Origin, choices: Sequence[Choice], body: GenerationRequest) -> None:
+    def __init__(self, origin: AnswerOrigin, choices: Sequence[Choice], body: GenerationRequest) -> None:
         super().__init__(origin, choices, body)
         self._choice = choices[0]
         self._began = time.perf_counter()

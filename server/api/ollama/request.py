@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from foresay.server.api.common import validation
-from foresay.server.api.common.validation import Names, thinking
+from foresay.server.api.common.validation import FieldNames, thinking
 from foresay.server.api.ollama.schemas import (
     EFFORTS,
     OllamaChatRequest,
@@ -33,7 +33,7 @@ _FOREVER = 1e9
 _SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 _OPTIONS = {name: name for name in _SAME} | {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 #: The client's names of what the chat request calls otherwise.
-NAMES = Names(
+NAMES = FieldNames(
     {field: f"options.{name}" for field, name in _OPTIONS.items()}
     | {
         "response_format": "format",

@@ -47,7 +47,7 @@ from foresay.server.api.ollama.schemas import (
 from foresay.server.catalog.catalog import of_short_name
 from foresay.server.catalog.fetch import fetched
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.host.models.models import MODELS, Entry
+from foresay.server.host.models.models import MODELS, ServedModel
 from foresay.server.host.service import Service, Text
 from foresay.server.schemas.completions import CompletionRequest
 from foresay.server.schemas.errors import Forbidden, ModelNotFound
@@ -168,7 +168,7 @@ async def running(http: web.Request) -> web.Response:
     return json_response(Running([_running(entry, info) for entry in models if (info := entry.running) is not None]))
 
 
-def _running(entry: Entry, info: EngineInfo) -> RunningModel:
+def _running(entry: ServedModel, info: EngineInfo) -> RunningModel:
     known = msgspec.structs.asdict(described(entry.name, entry.service.server.created, info))
     held, stays = 0 if info.footprint is None else info.footprint.held, entry.resident.stays(time.monotonic())
     return RunningModel(
@@ -189,7 +189,7 @@ async def show(http: web.Request, body: ShowRequest) -> web.Response:
     return json_response(_shown(entry))
 
 
-def _shown(entry: Entry) -> Shown:
+def _shown(entry: ServedModel) -> Shown:
     text, target = entry.service.text, entry.target
     defaults = {} if text is None else msgspec.structs.asdict(text.defaults)
     return Shown(

@@ -15,7 +15,7 @@ from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, chat_choices
 from foresay.server.api.openai.stored import StoredChats, keep
-from foresay.server.host.service import Origin, Service
+from foresay.server.host.service import AnswerOrigin, Service
 from foresay.server.schemas.bounds import check_metadata
 from foresay.server.schemas.chat import (
     AssistantMessage,
@@ -42,7 +42,7 @@ class ChatAnswer(Answer):
     prefix = "chatcmpl"
 
     def __init__(
-        self, origin: Origin, choices: Sequence[Choice], body: ChatRequest, store: StoredChats | None = None
+        self, origin: AnswerOrigin, choices: Sequence[Choice], body: ChatRequest, store: StoredChats | None = None
     ) -> None:
         super().__init__(origin, choices, body)
         self._include_reasoning = body.include_reasoning is not False

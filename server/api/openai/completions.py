@@ -16,7 +16,7 @@ from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, completion_choices
-from foresay.server.host.service import Origin, Service, Text
+from foresay.server.host.service import AnswerOrigin, Service, Text
 from foresay.server.schemas.completions import Completion, CompletionChoice, CompletionRequest
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Usage
 from foresay.server.schemas.tokens import CompletionLogprobs
@@ -63,7 +63,7 @@ class CompletionAnswer(Answer):
     prefix = "cmpl"
 
     def __init__(
-        self, origin: Origin, choices: Sequence[Choice], body: GenerationRequest, echoes: Sequence[Echo] = ()
+        self, origin: AnswerOrigin, choices: Sequence[Choice], body: GenerationRequest, echoes: Sequence[Echo] = ()
     ) -> None:
         super().__init__(origin, choices, body)
         self._echoes = echoes

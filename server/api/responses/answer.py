@@ -31,7 +31,7 @@ from foresay.server.api.responses.schemas import (
     Status,
 )
 from foresay.server.api.responses.tools import Toolbox
-from foresay.server.host.service import Origin
+from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody
 from foresay.server.schemas.tokens import Provenance
@@ -63,7 +63,7 @@ class ResponseAnswer(Answer):
 
     def __init__(
         self,
-        origin: Origin,
+        origin: AnswerOrigin,
         choice: Choice,
         body: ResponseRequest,
         response: Response,

@@ -28,18 +28,18 @@ from foresay.server.schemas.tokens import ChatTokenLogprob
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 
-class Kind(NamedTuple):
+class ItemEvents(NamedTuple):
     """What tells of more of an item, and of all of it."""
 
     delta: Callable[..., ResponseEvent]
     done: Callable[..., ResponseEvent]
 
 
-KINDS: dict[type[OutputItem], Kind] = {
-    OutputMessage: Kind(events.OutputTextDelta, events.OutputTextDone),
-    ReasoningItem: Kind(events.ReasoningTextDelta, events.ReasoningTextDone),
-    FunctionCall: Kind(events.ArgumentsDelta, events.ArgumentsDone),
-    CustomToolCall: Kind(events.CustomInputDelta, events.CustomInputDone),
+KINDS: dict[type[OutputItem], ItemEvents] = {
+    OutputMessage: ItemEvents(events.OutputTextDelta, events.OutputTextDone),
+    ReasoningItem: ItemEvents(events.ReasoningTextDelta, events.ReasoningTextDone),
+    FunctionCall: ItemEvents(events.ArgumentsDelta, events.ArgumentsDone),
+    CustomToolCall: ItemEvents(events.CustomInputDelta, events.CustomInputDone),
 }
 
 

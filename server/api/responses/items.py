@@ -22,7 +22,7 @@ from foresay.spec.errors import ContextLengthExceeded, InvalidRequest, Path, ins
 ROLES = ("user", "system", "developer", "assistant")
 
 
-class Kind(NamedTuple):
+class ItemType(NamedTuple):
     """A type of item. prefix: of its ids. required: fields without which there is none."""
 
     prefix: str
@@ -30,13 +30,13 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "message": Kind("msg", ("content",)),
-    "function_call": Kind("fc", ("call_id", "name", "arguments")),
-    "function_call_output": Kind("fco", ("call_id", "output")),
-    "custom_tool_call": Kind("ctc", ("call_id", "name", "input")),
-    "custom_tool_call_output": Kind("ctco", ("call_id", "output")),
-    "reasoning": Kind("rs"),
-    ADDITIONAL: Kind("at", ("tools",)),
+    "message": ItemType("msg", ("content",)),
+    "function_call": ItemType("fc", ("call_id", "name", "arguments")),
+    "function_call_output": ItemType("fco", ("call_id", "output")),
+    "custom_tool_call": ItemType("ctc", ("call_id", "name", "input")),
+    "custom_tool_call_output": ItemType("ctco", ("call_id", "output")),
+    "reasoning": ItemType("rs"),
+    ADDITIONAL: ItemType("at", ("tools",)),
 }
 REFERENCE = "item_reference"
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")

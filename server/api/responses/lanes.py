@@ -7,22 +7,22 @@ from collections.abc import Awaitable, Callable, Iterator
 from weakref import WeakValueDictionary
 
 from foresay.server.api.responses.events import Create
-from foresay.server.api.responses.turn import Turn
+from foresay.server.api.responses.turn import ResponseTurn
 from foresay.server.gateway.caller import Shared
 from foresay.server.schemas.errors import ApiError
 
 
-class Message:
+class LaneRequest:
     """What a client asks for. lane: held by the one whose turn it is. begun: it has its turn; turn: what it does, once
     that is prepared."""
 
     def __init__(self, create: Create, size: int, lane: asyncio.Lock) -> None:
         self.create, self.size, self.lane = create, size, lane
         self.begun = self.cancelled = False
-        self.turn: Turn | None = None
+        self.turn: ResponseTurn | None = None
         self.task: asyncio.Task[None] | None = None
 
-    def run(self, turn: Turn) -> Turn:
+    def run(self, turn: ResponseTurn) -> ResponseTurn:
         """``turn`` is what it does."""
         self.turn = turn
         if self.cancelled:
@@ -41,12 +41,14 @@ class Lanes:
     bodies: what a message takes its bytes of until it is answered.
     """
 
-    def __init__(self, answer: Callable[[Message], Awaitable[None]], idle: Callable[[], None], bodies: Shared) -> None:
+    def __init__(
+        self, answer: Callable[[LaneRequest], Awaitable[None]], idle: Callable[[], None], bodies: Shared
+    ) -> None:
         self._answer, self._idle, self._bodies = answer, idle, bodies
-        self._messages: list[Message] = []
+        self._messages: list[LaneRequest] = []
         self._lanes: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[LaneRequest]:
         return iter(list(self._messages))
 
     @property
@@ -62,11 +64,11 @@ class Lanes:
     def add(self, create: Create, size: int, refusal: Callable[[], ApiError]) -> None:
         """Serve a message of ``size`` bytes when its lane comes to it, or raise if there is no room for them."""
         self._bodies.take(size, refusal)
-        message = Message(create, size, self._lanes.setdefault(create.stream_id, asyncio.Lock()))
+        message = LaneRequest(create, size, self._lanes.setdefault(create.stream_id, asyncio.Lock()))
         self._messages.append(message)
         message.task = asyncio.create_task(self._run(message))
 
-    def drop(self, message: Message) -> None:
+    def drop(self, message: LaneRequest) -> None:
         """A message that waits will not run."""
         self._leave(message)
         if message.task is not None:
@@ -79,12 +81,12 @@ class Lanes:
             self.drop(message)
         await asyncio.gather(*(message.task for message in messages if message.task), return_exceptions=True)
 
-    def _leave(self, message: Message) -> None:
+    def _leave(self, message: LaneRequest) -> None:
         if message in self._messages:
             self._messages.remove(message)
             self._bodies.give(message.size)
 
-    async def _run(self, message: Message) -> None:
+    async def _run(self, message: LaneRequest) -> None:
         try:
             async with message.lane:  # whoever waits for it gets it in the order of their coming
                 message.begun = True

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from foresay.server.api.common import validation
-from foresay.server.api.common.validation import Names
+from foresay.server.api.common.validation import FieldNames
 from foresay.server.api.responses.items import messages_of
 from foresay.server.api.responses.schemas import (
     LOGPROBS,
@@ -37,7 +37,7 @@ INCLUDABLE = (
     "code_interpreter_call.outputs",
 )
 #: What the fields of the chat request are called here.
-NAMES = Names(
+NAMES = FieldNames(
     {
         "messages.*": "input",
         "max_completion_tokens": "max_output_tokens",

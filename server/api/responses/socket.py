@@ -24,10 +24,10 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from foresay.server.api.common.route import told
 from foresay.server.api.responses.answer import Cancelled
 from foresay.server.api.responses.events import CancelResponse, Create, SocketError
-from foresay.server.api.responses.lanes import Lanes, Message
+from foresay.server.api.responses.lanes import LaneRequest, Lanes
 from foresay.server.api.responses.send_queue import PROTOCOL, SendQueue, decoded, lane_of
 from foresay.server.api.responses.store import Responses
-from foresay.server.api.responses.turn import Turn, prepared
+from foresay.server.api.responses.turn import ResponseTurn, prepared
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import Models
 from foresay.server.host.service import Service
@@ -229,7 +229,7 @@ class Socket:
                     self._lanes.drop(message)
                     self._refuse(Cancelled(), message.create.stream_id)
 
-    async def _answer(self, message: Message) -> None:
+    async def _answer(self, message: LaneRequest) -> None:
         """Make the response that a message asks for."""
         create = message.create
         try:
@@ -245,7 +245,7 @@ class Socket:
             log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
             self._send("", _error(*told(error), create.stream_id))
 
-    async def _answered(self, service: Service, message: Message, create: Create) -> None:
+    async def _answered(self, service: Service, message: LaneRequest, create: Create) -> None:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
         generates = create.generate is not False and not warms
         turn = message.run(await prepared(service, create, self._id, create.stream_id, generates))
@@ -268,7 +268,7 @@ class Socket:
         if record is not None and record.place and not isinstance(error, Cancelled):
             self._state.store.drop(self._tenant, record.response.id)
 
-    def _remember(self, lane: str | None, turn: Turn) -> None:
+    def _remember(self, lane: str | None, turn: ResponseTurn) -> None:
         """The conversation of a lane, whose KV is kept warm while the socket is open."""
         self._warm[lane] = (turn.record.response.id, turn.salt)
         self._warm.move_to_end(lane)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from foresay.server.api.common.kept import Kept, Limits, Store
+from foresay.server.api.common.kept import Kept, Store, StoreLimits
 from foresay.server.api.responses.events import ResponseEvent
 from foresay.server.api.responses.items import said_items
 from foresay.server.api.responses.schemas import InputItem, Response
@@ -82,7 +82,7 @@ class Record(Kept, kw_only=True, eq=False):
 class ResponseStore(Store[Record]):
     """Responses, and which one each of their output items is of. Some are found from one WebSocket only."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: StoreLimits | None = None) -> None:
         super().__init__(limits)
         self._said: dict[tuple[str, str], str] = {}
 
@@ -140,7 +140,7 @@ class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
     closing: float = 2.0
 
 
-class Running(NamedTuple):
+class RunningResponse(NamedTuple):
     """A response that is being made. cancel: ends it early."""
 
     record: Record
@@ -151,10 +151,10 @@ class Responses:
     """The state behind ``/v1/responses``. running: by tenant and id. sockets: what tells each open one that the server
     goes away."""
 
-    def __init__(self, limits: Limits | None = None, socket_limits: SocketLimits | None = None) -> None:
+    def __init__(self, limits: StoreLimits | None = None, socket_limits: SocketLimits | None = None) -> None:
         self.store = ResponseStore(limits)
         self.socket_limits = socket_limits or SocketLimits()
-        self.running: dict[tuple[str, str], Running] = {}
+        self.running: dict[tuple[str, str], RunningResponse] = {}
         self.sockets: set[Callable[[], None]] = set()
         self.places = Shared(self.socket_limits.most)
 

@@ -27,7 +27,7 @@ from foresay.server.api.responses.schemas import (
     TextFormat,
     TextOptions,
 )
-from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses, Running
+from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses, RunningResponse
 from foresay.server.api.responses.tools import Toolbox, served
 from foresay.server.engine.generation import Generation
 from foresay.server.gateway.caller import CONTEXT
@@ -38,7 +38,7 @@ from foresay.server.text.choice import Choice
 from foresay.spec.errors import ContextLengthExceeded
 
 
-class Turn:
+class ResponseTurn:
     """A response that is about to run. Leaving :meth:`running` ends it, whatever happened, and keeps its record.
 
     keeps: whether the record is kept.
@@ -76,7 +76,7 @@ class Turn:
     async def running(self) -> AsyncIterator[Generation]:
         """The engine at work on it."""
         registry, key = self._service.server.of(Responses).running, (self.tenant, self.record.response.id)
-        registry[key] = Running(self.record, self.cancel)
+        registry[key] = RunningResponse(self.record, self.cancel)
         try:
             if self._cancelled:
                 raise Cancelled
@@ -130,7 +130,7 @@ async def prepared(
     place: str = "",
     stream_id: str | None = None,
     generates: bool = True,
-) -> Turn:
+) -> ResponseTurn:
     """A turn that is ready to run. place: the WebSocket it came through, where what is not stored is kept. generates:
     see :class:`ResponseAnswer`.
 
@@ -151,7 +151,7 @@ async def prepared(
     model, where = service.names.own, "" if response.store else place
     record = Record(tenant=tenant, response=response, items=items, model=model, place=where)
     record.fingerprint = origin.fingerprint
-    return Turn(service, answer, record, response.store or place != "")
+    return ResponseTurn(service, answer, record, response.store or place != "")
 
 
 def followed(service: Service, previous: str | None, tenant: str, place: str = "") -> Record | None:
@@ -270,7 +270,7 @@ def _tool_choice(asked: str | NamedChoice) -> str | NamedChoice:
     return asked
 
 
-async def whole(turn: Turn) -> Response:
+async def whole(turn: ResponseTurn) -> Response:
     """Run a turn to its end; one that is cancelled on the way keeps what it has said."""
     with contextlib.suppress(Cancelled):
         async with turn.running() as generation:

@@ -24,7 +24,7 @@ from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
 from foresay.server.cli.check.summary import advice
 from foresay.server.engine import kept_kv
 from foresay.server.engine.build import choose_dtype, draft_shape, fitting, max_model_len
-from foresay.server.engine.checks import Measured, Notes, Report, Target, described, facts, look_at_files, names_of
+from foresay.server.engine.checks import CheckReport, Measured, Notes, Target, described, facts, look_at_files, names_of
 from foresay.server.engine.checks import named as for_people
 from foresay.server.engine.device import choose_activations, find_device
 from foresay.server.engine.drafters.entry import Entry
@@ -209,13 +209,13 @@ def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Dr
         notes.ok("memory", text, **facts)
 
 
-def check(config: EngineConfig, probe_seconds: float | None = None) -> Report:
+def check(config: EngineConfig, probe_seconds: float | None = None) -> CheckReport:
     """Everything that is known of the pair. probe_seconds: load it and measure so long, unless it cannot work."""
     notes = Notes()
     advised = _look(notes, config)
     probed = _probe(notes, config, probe_seconds) if probe_seconds is not None and not notes.failed() else None
     last = _verdict(notes) if probed is None or notes.failed() else f"{_verdict(notes)} {probed[1]}"
-    return Report(
+    return CheckReport(
         target=config.target,
         draft=config.draft,
         works=not notes.failed(),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from foresay.server.engine.checks import Measured, Report
+from foresay.server.engine.checks import CheckReport, Measured
 from foresay.spec.accept import GAIN, SCATTERED, TOLD, ByDepth, by_place, tokens_per_step
 from foresay.spec.trace import Statistics
 
@@ -215,7 +215,7 @@ def _change(measured: Sequence[Measured], levels: int) -> str:
 _STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}
 
 
-def show(report: Report, out: TextIO) -> None:
+def show(report: CheckReport, out: TextIO) -> None:
     """Print the report: laid out and in colour on a terminal (``NO_COLOR`` keeps colours away), else as plain lines."""
     if out.isatty():
         _show_rich(report, out)
@@ -224,7 +224,7 @@ def show(report: Report, out: TextIO) -> None:
     out.flush()
 
 
-def plain(report: Report) -> str:
+def plain(report: CheckReport) -> str:
     """One line per finding, and one for what would mend it."""
     width = max(len(finding.subject) for finding in report.findings)
     lines = [f"{report.target} with --draft {report.draft}"]
@@ -236,7 +236,7 @@ def plain(report: Report) -> str:
     return "\n".join([*lines, *filter(None, [report.verdict, report.recommended]), ""])
 
 
-def _show_rich(report: Report, out: TextIO) -> None:
+def _show_rich(report: CheckReport, out: TextIO) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -250,7 +250,7 @@ def _show_rich(report: Report, out: TextIO) -> None:
         console.print(Text(report.recommended))
 
 
-def _findings(report: Report) -> RenderableType:
+def _findings(report: CheckReport) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 

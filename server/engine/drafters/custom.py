@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Self
 
 from foresay.drafters.custom import CustomDrafter, told
 from foresay.server.engine.checks import Notes, Target
-from foresay.server.engine.device import Loading
+from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import Entry
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import ALIASES, DRAFTERS, NONE
@@ -62,7 +62,7 @@ class Custom(Entry):
         if found is not None:
             notes.ok("draft", f"{self.asked}: a drafter of your own; works with any target", kind="custom")
 
-    def load(self, loading: Loading, target: ModelRunner) -> CustomDrafter:
+    def load(self, loading: LoadContext, target: ModelRunner) -> CustomDrafter:
         """Make one, and check what only one that was made tells: its name, and what it needs."""
         own = self._made(loading)
         name, needs = getattr(own, "name", None), getattr(own, "needs", self)
@@ -75,7 +75,7 @@ class Custom(Entry):
             self._check_needs(own, needs, loading)
         return CustomDrafter(own, loading.model.vocab_size)
 
-    def _made(self, loading: Loading) -> Drafter:
+    def _made(self, loading: LoadContext) -> Drafter:
         """One made with what its constructor declares, of what there is for it."""
         given = {
             "vocab_size": loading.model.vocab_size,
@@ -113,7 +113,7 @@ class Custom(Entry):
             self._refuse(f"{name} is not a drafter: it lacks {', '.join(lacking)}")
         return found
 
-    def _check_needs(self, own: Drafter, needs: object, loading: Loading) -> None:
+    def _check_needs(self, own: Drafter, needs: object, loading: LoadContext) -> None:
         depth = loading.model.num_layers
         if not isinstance(needs, FeatureRequest) or not all(0 <= layer <= depth for layer in needs.layers):
             self._refuse(f"its needs must be None or a FeatureRequest of layers from 0 to {depth}")

@@ -11,7 +11,7 @@ from typing import Self
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.drafters.recurrent_model import RecurrentDraftDrafter
 from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files, look_at_origin
-from foresay.server.engine.device import Loading
+from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import model_bytes, quantized, token_bytes
 from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
@@ -65,7 +65,7 @@ class DraftModel(FromFiles):
         """As those of the target."""
         return {DRAFT_MODEL: model_bytes(self.model, dtype, packed)}
 
-    def load(self, loading: Loading, target: ModelRunner) -> DraftModelDrafter:
+    def load(self, loading: LoadContext, target: ModelRunner) -> DraftModelDrafter:
         """It reads and proposes in the target's token ids."""
         dynamic, between = loading.config.draft_growth == "dynamic", self.between
         columns, read, ids = (None,) * 3 if between is None else (between.columns, between.read, between.token_ids)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 
 from foresay.kvpaging import PagePool
 from foresay.server.engine.checks import Notes, Target
-from foresay.server.engine.device import Loading
+from foresay.server.engine.device import LoadContext
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget.members import MODEL_LEVELS
 from foresay.spec.errors import ConfigurationError
@@ -102,7 +102,7 @@ class Entry:
         :class:`foresay.server.engine.memory.Demand`."""
         return {}
 
-    def load(self, loading: Loading, target: ModelRunner) -> Drafter:
+    def load(self, loading: LoadContext, target: ModelRunner) -> Drafter:
         """The drafter; this one is made of nothing."""
         drafter: Drafter = self.made()
         return drafter

@@ -20,7 +20,7 @@ from torch import Tensor
 from foresay.drafters.levels import TreeDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.server.engine.checks import Notes, Target, look_at_origin, made_for
-from foresay.server.engine.device import Loading
+from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import item_bytes
 from foresay.server.engine.vocabulary import overlap
@@ -124,7 +124,7 @@ class Head(FromFiles):
         floats = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
         return {"head": item_bytes(dtype) * floats + sum(t.numel() for t in stored if t.dtype is torch.int8)}
 
-    def load(self, loading: Loading, target: ModelRunner) -> Drafter:
+    def load(self, loading: LoadContext, target: ModelRunner) -> Drafter:
         """With its weights."""
         loading.say("reading the head's weights")
         made = self.drafter(target, loading.pool, loading.config.draft_growth == "dynamic")

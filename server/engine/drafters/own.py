@@ -11,7 +11,7 @@ from typing import Self
 
 from foresay.drafters.self_draft import SelfDrafter
 from foresay.server.engine.checks import Notes, Target, described
-from foresay.server.engine.device import Loading, choose_activations
+from foresay.server.engine.device import LoadContext, choose_activations
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
 from foresay.server.engine.parameters import item_bytes, model_bytes
@@ -118,7 +118,7 @@ class Own(Entry):
         own = model_bytes(model, dtype, packed) - item_bytes(dtype) * model.vocab_size * model.hidden_size
         return {SELF: own} if self.first is None else {SELF: own, **self.first.weights(dtype, packed)}
 
-    def load(self, loading: Loading, target: ModelRunner) -> SelfDrafter:
+    def load(self, loading: LoadContext, target: ModelRunner) -> SelfDrafter:
         """Made of the target's files, as ``--quantize`` makes it. Raises Unfit for a chain on a GPU, whose captured
         steps have no rounds."""
         config, model = loading.config, self.model

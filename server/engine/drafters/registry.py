@@ -14,7 +14,7 @@ from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.server.engine import history as draft_history
 from foresay.server.engine.checks import Notes, Target
-from foresay.server.engine.device import Loading
+from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.custom import Custom
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry, FromFiles
@@ -57,7 +57,7 @@ class Suffix(_Lookup):
     names, made = (SUFFIX,), SuffixDrafter
     what = "looks up the last tokens earlier in the text and in earlier answers"
 
-    def load(self, loading: Loading, target: ModelRunner) -> SuffixDrafter:
+    def load(self, loading: LoadContext, target: ModelRunner) -> SuffixDrafter:
         """With what it said before, if that was kept."""
         path = loading.config.draft_history
         if path is None:

@@ -21,7 +21,7 @@ from foresay.server.host.service import Service, Text
 from foresay.server.host.state import ServerState
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import Names, cached_target, choose_draft, nothing_to_fetch, target_directory
+from foresay.server.settings.resolved import ModelNames, cached_target, choose_draft, nothing_to_fetch, target_directory
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import EngineInfo, Footprint
 from foresay.spec.trace import StepTrace
@@ -69,7 +69,7 @@ class Model:
         """names: what clients call it, the first one for answers. spawn: starts its engine process."""
         engine: EngineClient | Fleet
         engine = EngineClient(config, spawn) if config.replicas is None else _fleet(config, config.replicas)
-        service = Service(engine, config, Names(tuple(names), config.any_model_name), server=server)
+        service = Service(engine, config, ModelNames(tuple(names), config.any_model_name), server=server)
         if not isinstance(engine, EngineClient):
             service.telemetry.replicas = engine.loads
         return cls(engine, service, config, on_status)

@@ -19,7 +19,7 @@ from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.residency import Residency
-from foresay.server.host.models.resident import Keep, Lease, Patience, Resident
+from foresay.server.host.models.resident import Heartbeat, Keep, Lease, Resident
 from foresay.server.host.service import Service
 from foresay.server.host.state import ServerState
 from foresay.server.observe.telemetry.exposition import Exposition
@@ -31,7 +31,7 @@ from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.request import EngineInfo
 
 
-class Entry(NamedTuple):
+class ServedModel(NamedTuple):
     """A model, and as the residency sees it."""
 
     model: Model
@@ -113,10 +113,10 @@ class Models:
         self, models: Sequence[Model], several: bool = False, keep: float | None = None, most: int | None = None
     ) -> None:
         self.several = several
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ServedModel] = {}
         for model in models:
             name = model.service.names.own
-            self._entries[name] = Entry(model, Resident(name, model, keep, "out" if several else "in"))
+            self._entries[name] = ServedModel(model, Resident(name, model, keep, "out" if several else "in"))
         self.residency = Residency([entry.resident for entry in self], most)
         self.exposition = Exposition(*[entry.service.telemetry for entry in self])
         #: The change to other settings that goes on, or was the last, by the model's name.
@@ -137,11 +137,11 @@ class Models:
         models = [Model.of(names, one, server, on_status, spawn) for names, one in named]
         return cls(models, bool(config.models), config.idle_seconds, config.max_loaded_models)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._entries.values())
 
     @property
-    def first(self) -> Entry:
+    def first(self) -> ServedModel:
         """The only one, or the first that the settings name."""
         return next(iter(self))
 
@@ -157,7 +157,7 @@ class Models:
 
     # -- names ---------------------------------------------------------------------------------------------------
 
-    def find(self, name: str | None) -> Entry:
+    def find(self, name: str | None) -> ServedModel:
         """The model that a request means, by one of its names, with Ollama's tag or without; the first one serves
         whatever else is asked for where any name will do. :class:`ModelNotFound` if there is none.
         """
@@ -172,7 +172,7 @@ class Models:
             raise InvalidRequest("model", f" is required; this server has {self._listed()}")
         raise ModelNotFound(f"The model {name!r} was not found; this server has {self._listed()}")
 
-    def chosen(self, name: str | None) -> Entry:
+    def chosen(self, name: str | None) -> ServedModel:
         """The model that somebody wants to read about; the first one unless a name is given."""
         return self.first if name is None else self.find(name)
 
@@ -181,7 +181,7 @@ class Models:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: ServedModel) -> None:
         """Let a model leave as soon as nobody uses it, unless there are others whose it is."""
         if CONTEXT.get().caller.rate_limiter.alone:
             self.residency.forget(entry.resident)
@@ -194,7 +194,7 @@ class Models:
 
     @asynccontextmanager
     async def lease(
-        self, name: str | None, patience: Patience | None = None, keep: Keep = "usual"
+        self, name: str | None, patience: Heartbeat | None = None, keep: Keep = "usual"
     ) -> AsyncIterator[Service]:
         """The service of the model that a request means. It stays loaded until its engine has no more to do for the
         request, or the context ends; a request for one that is not loaded waits. From here on the request is accepted:
@@ -206,7 +206,7 @@ class Models:
         if (refusal := entry.refusal) is not None:
             raise refusal
         lease = await self._leased(
-            entry, patience or Patience(), keep if CONTEXT.get().caller.rate_limiter.alone else "usual"
+            entry, patience or Heartbeat(), keep if CONTEXT.get().caller.rate_limiter.alone else "usual"
         )
         serve(release=lease.release)
         try:
@@ -224,7 +224,7 @@ class Models:
         async with self.lease(name) as service:
             yield service
 
-    async def _leased(self, entry: Entry, patience: Patience, keep: Keep) -> Lease:
+    async def _leased(self, entry: ServedModel, patience: Heartbeat, keep: Keep) -> Lease:
         """Lease the model, and note how long that took. Who waits holds a place among those that may."""
         if entry.loaded:
             serve(waited=0.0)
@@ -248,7 +248,7 @@ class Models:
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
 
-    async def renew(self, entry: Entry, config: ServeConfig, changed: bool | None, tell: Progress) -> int:
+    async def renew(self, entry: ServedModel, config: ServeConfig, changed: bool | None, tell: Progress) -> int:
         """Have an engine of other settings get ready, beside the one before if there is room, and requests go to it.
 
         changed: also those that run, and whether it may write other texts; None: it is another model, those end where
@@ -262,7 +262,7 @@ class Models:
             raise unavailable(engine.status)
         other = model.successor(config, changed)
         after = Resident(entry.name, other, entry.resident.usual_keep)
-        entries = {entry.resident: entry, after: Entry(other, after)}
+        entries = {entry.resident: entry, after: ServedModel(other, after)}
 
         def follow(one: Resident, next: Resident) -> None:
             nonlocal moved

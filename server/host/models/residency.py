@@ -26,10 +26,10 @@ from math import ceil
 
 from foresay.server.host.models.resident import (
     Follow,
+    Heartbeat,
     Keep,
     Lease,
     NoPlace,
-    Patience,
     Renewal,
     Resident,
     Waiter,
@@ -61,7 +61,7 @@ class Residency:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def lease(self, resident: Resident, patience: Patience, keep: Keep = "usual") -> Lease:
+    async def lease(self, resident: Resident, patience: Heartbeat, keep: Keep = "usual") -> Lease:
         """Lease a model; waits until it is in. keep: how long it stays behind this request, if nobody comes.
 
         Raises :class:`LoadFailed` if it cannot be loaded. The lease has to be given back.
@@ -95,7 +95,7 @@ class Residency:
         for resident in self.residents:
             self._refuse(resident)
 
-    async def _arrival(self, resident: Resident, patience: Patience) -> Resident:
+    async def _arrival(self, resident: Resident, patience: Heartbeat) -> Resident:
         """Wait for a lease; returns of what, since another may have its requests by then."""
         self._check(resident)
         waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
@@ -108,7 +108,7 @@ class Residency:
         if self._closed or self._clock() < resident.refused_until:
             raise self._refusal(resident)
 
-    async def _turn(self, resident: Resident, waiter: Waiter, patience: Patience) -> Resident:
+    async def _turn(self, resident: Resident, waiter: Waiter, patience: Heartbeat) -> Resident:
         """Wait among the others for the model."""
         if resident.standing == "in":
             return self._give(resident)

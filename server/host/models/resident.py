@@ -15,7 +15,7 @@ from foresay.spec.request import Footprint
 T = TypeVar("T")
 
 
-class Patience:
+class Heartbeat:
     """beat: called every ``seconds`` while a request waits, the first time after ``first``; nothing is, without one."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Patience:
         await self._beat()
 
 
-async def patiently(awaited: asyncio.Future[T], patience: Patience) -> T:
+async def patiently(awaited: asyncio.Future[T], patience: Heartbeat) -> T:
     """The result of ``awaited``, which is left alone if the task that waits is cancelled: others may wait for it."""
     while not awaited.done():
         done, _ = await asyncio.wait({awaited}, timeout=patience.seconds)

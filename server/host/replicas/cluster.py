@@ -52,7 +52,7 @@ FULL = 0.75
     health_check_period_s=2.0,
     health_check_timeout_s=10.0,
 )
-class Engine:
+class EngineActor:
     """A replica. host: the address it listens on; that of its node, if None. deployed, weights: as :class:`Hosted` has
     them."""
 
@@ -109,7 +109,7 @@ def application(
     threads = max(1, int(resources["num_cpus"]))
     config = config if config.threads is not None else replace(config, threads=threads)
     # With a version Serve restarts no replica where nothing but their number changes.
-    made = Engine.options(version=str(deployed), _internal=True, ray_actor_options=resources, **scaling)  # type: ignore[attr-defined]
+    made = EngineActor.options(version=str(deployed), _internal=True, ray_actor_options=resources, **scaling)  # type: ignore[attr-defined]
     return made.bind(config, host, deployed, weights)
 
 

@@ -44,7 +44,7 @@ class Gone(ForesayError):
     """The process has ended, or there is none."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Returned(msgspec.Struct, frozen=True):
     """What a method returned, or why it failed."""
 
     found: list[Address] | int | None = None
@@ -138,7 +138,7 @@ class ClusterProcess:
             body = b""
         if not body:
             raise Gone("Ray ended the process that speaks to it")
-        answer = msgspec.msgpack.decode(body, type=Answer)
+        answer = msgspec.msgpack.decode(body, type=Returned)
         if answer.failed is not None:
             raise answer.failed.error
         return answer.found
@@ -176,17 +176,17 @@ def _is_ours(connection: socket.socket) -> bool:
     return bool(user == os.getuid())
 
 
-async def _answered(cluster: Any, question: Question) -> Answer:
+async def _answered(cluster: Any, question: Question) -> Returned:
     try:
         if isinstance(cluster, ImportError):
             raise ConfigurationError(f"--replicas needs Ray Serve ({cluster}): pip install 'foresay[ray]'")
         given = [each for each in (question.config, question.weights) if each is not None]
-        return Answer(await getattr(cluster, question.name)(*given))
+        return Returned(await getattr(cluster, question.name)(*given))
     except ForesayError as error:
-        return Answer(failed=Failed(str(error), usage=isinstance(error, ConfigurationError)))
+        return Returned(failed=Failed(str(error), usage=isinstance(error, ConfigurationError)))
     except Exception as error:  # a bug, or one of Ray's
         log.exception("%s", question.name)
-        return Answer(failed=Failed(f"Ray: {type(error).__name__}: {error}"))
+        return Returned(failed=Failed(f"Ray: {type(error).__name__}: {error}"))
     finally:
         for signum in (signal.SIGTERM, signal.SIGINT):  # Ray's handlers end the process; the server drains before that
             signal.signal(signum, signal.SIG_IGN)

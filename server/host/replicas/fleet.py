@@ -21,7 +21,7 @@ from foresay.server.engine.generation import Cause, EngineStatus, Sink, check_co
 from foresay.server.host import frames
 from foresay.server.host.asked import Progress, Supervised, log
 from foresay.server.host.replicas.hosted import Address
-from foresay.server.host.replicas.replica import Replica
+from foresay.server.host.replicas.replica import ReplicaClient
 from foresay.server.host.replicas.router import Router
 from foresay.server.host.resumption import AGAIN, InFlight, InFlights
 from foresay.server.observe.telemetry import report
@@ -65,7 +65,7 @@ class Fleet(Supervised):
         self.observe: Callable[[StepTrace], None] | None = None
         self.observe_shadow: Callable[[ShadowReport], None] | None = None
         self._config, self._cluster = config, cluster
-        self._replicas: dict[str, Replica] = {}
+        self._replicas: dict[str, ReplicaClient] = {}
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._stranded = InFlights(lambda frame: None, config.max_resumes)  # while there is no replica
         self._router = Router(config.page_size)
@@ -112,11 +112,11 @@ class Fleet(Supervised):
         for name in self._replicas.keys() - listed.keys():
             self._leave(self._replicas[name])
         for name in listed.keys() - self._replicas.keys():
-            replica = Replica(listed[name], self._config.max_resumes, self._one_ready, self._step)
+            replica = ReplicaClient(listed[name], self._config.max_resumes, self._one_ready, self._step)
             replica.observe_shadow = self._shadow
             self._replicas[name], self._serving[name] = replica, asyncio.create_task(self._serve(replica))
 
-    async def _serve(self, replica: Replica) -> None:
+    async def _serve(self, replica: ReplicaClient) -> None:
         """Ask a replica until it is gone; what runs there then goes on elsewhere."""
         name, reason = replica.address.name, "the replica is gone"
         try:
@@ -132,14 +132,14 @@ class Fleet(Supervised):
                 replica.lose(reason)
                 self._go_on(replica, "died")
 
-    def _leave(self, replica: Replica) -> None:
+    def _leave(self, replica: ReplicaClient) -> None:
         """It is to end: all go on elsewhere."""
         del self._replicas[replica.address.name], self._serving[replica.address.name]
         replica.in_flight.move(changed=False)
         self._go_on(replica, "replaced")
         replica.close()
 
-    def _go_on(self, replica: Replica, cause: Cause) -> None:
+    def _go_on(self, replica: ReplicaClient, cause: Cause) -> None:
         """Whoever ran in a replica that is gone goes on in another."""
         going = replica.in_flight.leave()
         for flight in going:
@@ -169,7 +169,7 @@ class Fleet(Supervised):
     # -- replicas ------------------------------------------------------------------------------------------------
 
     @property
-    def ready(self) -> list[Replica]:
+    def ready(self) -> list[ReplicaClient]:
         """The replicas that take requests."""
         return [replica for replica in self._replicas.values() if replica.status.state == "ready"]
 
@@ -193,7 +193,7 @@ class Fleet(Supervised):
                 raise EngineFailed("the replicas were given up meanwhile")
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _step(self, replica: Replica, trace: StepTrace) -> None:
+    def _step(self, replica: ReplicaClient, trace: StepTrace) -> None:
         if self.observe is not None:
             lasts = [one.last for one in self.ready if one.last is not None]
             names = ("running", "waiting", "pages", "kept_pages")

@@ -26,7 +26,7 @@ STALE_SECONDS = 2.0
 SILENT_SECONDS, PINGS = 2.0, 4
 
 
-class Replica(Asked):
+class ReplicaClient(Asked):
     """One engine of a fleet. on_ready, on_step: told when it takes requests, and of its steps."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Replica(Asked):
         address: Address,
         most_losses: int,
         on_ready: Callable[[], None],
-        on_step: Callable[[Replica, StepTrace], None],
+        on_step: Callable[[ReplicaClient, StepTrace], None],
     ) -> None:
         super().__init__(most_losses)
         self.address = address

@@ -14,7 +14,7 @@ from foresay.server.gateway.caller import CONTEXT
 from foresay.spec.request import Delta, Request
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RecordedAnswer(msgspec.Struct, frozen=True):
     """request: with the seed that was drawn with. tokens: what was written, as far as it is in the text.
 
     request_id: the ``X-Request-Id`` of the HTTP request it came with; empty if it came otherwise. tries: re-runs that
@@ -77,7 +77,7 @@ Outcome = Literal["compared", "interrupted", "lost"]
 class Rerun:
     """A sink for the plain request. tokens: compared so far; difference: the first one, which ends it."""
 
-    def __init__(self, answer: Answer, id: str) -> None:
+    def __init__(self, answer: RecordedAnswer, id: str) -> None:
         self.answer, self.request = answer, answer.plainly(id)
         self.tokens = 0
         self.difference: Difference | None = None
@@ -134,15 +134,15 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._packed)
 
-    def put(self, answer: Answer) -> None:
+    def put(self, answer: RecordedAnswer) -> None:
         """Keep an answer; the oldest give way if there is too much."""
         packed = msgspec.msgpack.encode(answer)
         self._packed.append(packed)
         self._added(packed)
 
-    def take(self) -> Answer:
+    def take(self) -> RecordedAnswer:
         """The oldest. IndexError if there is none."""
-        answer: Answer = msgspec.msgpack.decode(self._popped(), type=Answer)
+        answer: RecordedAnswer = msgspec.msgpack.decode(self._popped(), type=RecordedAnswer)
         return answer
 
     def clear(self) -> None:
@@ -176,7 +176,7 @@ WHOLE = ("stop", "length")
 class Recorder:
     """A sink that passes on what it gets. keep: called with the answer; not if the request fails or is cancelled."""
 
-    def __init__(self, request: Request, sink: Sink, keep: Callable[[Answer], None]) -> None:
+    def __init__(self, request: Request, sink: Sink, keep: Callable[[RecordedAnswer], None]) -> None:
         self._request, self._sink, self._keep = request, sink, keep
         self._request_id = CONTEXT.get().id
         self._tokens: list[int] = []
@@ -195,7 +195,7 @@ class Recorder:
         """No delta will follow."""
         self._sink.fail(error)
 
-    def _answer(self, seed: int, length: int) -> Answer:
+    def _answer(self, seed: int, length: int) -> RecordedAnswer:
         params = msgspec.structs.replace(self._request.params, seed=seed)
         asked = msgspec.structs.replace(self._request, params=params)
-        return Answer(asked, self._tokens[:length], self._request_id)
+        return RecordedAnswer(asked, self._tokens[:length], self._request_id)

@@ -23,7 +23,7 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.engine.generation import ServedEngine, Sink, TokenEngine
-from foresay.server.observe.selfcheck.answer import Answer, Backlog, Difference, Outcome, Recorder, Rerun
+from foresay.server.observe.selfcheck.answer import Backlog, Difference, Outcome, RecordedAnswer, Recorder, Rerun
 from foresay.server.observe.telemetry.counts import SelfCheckCounts
 from foresay.server.schemas.errors import Unavailable
 from foresay.spec.request import EngineInfo, Request
@@ -96,7 +96,7 @@ class SelfCheck:
             while self.backlog and self._free() and self._requests == seen:
                 await self._guarded(self.backlog.take())
 
-    async def _guarded(self, answer: Answer) -> None:
+    async def _guarded(self, answer: RecordedAnswer) -> None:
         """A fault of ours in one check is no reason to check nothing any more in silence."""
         try:
             await self._check(answer)
@@ -109,7 +109,7 @@ class SelfCheck:
         """Whether nobody needs the engine, and it is there."""
         return self._idle.is_set() and self._taking()
 
-    async def _check(self, answer: Answer) -> None:
+    async def _check(self, answer: RecordedAnswer) -> None:
         """Re-run one answer, and count what came of it."""
         engine, follows, rerun = self._engine, self._follows, Rerun(answer, f"self-check-{next(self._numbers)}")
         try:
@@ -144,7 +144,7 @@ class SelfCheck:
             self._engine.cancel(self._rerun.request.id)
             self._rerun.end(outcome)
 
-    def _keep(self, follows: int, answer: Answer) -> None:
+    def _keep(self, follows: int, answer: RecordedAnswer) -> None:
         if follows == self._follows:
             self.backlog.put(answer)
             self._tell()
@@ -170,7 +170,7 @@ class CheckedEngine:
         self._engine.add(request, self._check.picked(request, sink) if self._picks else sink)
 
 
-def sentence(answer: Answer, found: Difference, info: EngineInfo | None) -> str:
+def sentence(answer: RecordedAnswer, found: Difference, info: EngineInfo | None) -> str:
     """What the log says about a difference: where it is, nothing of the text."""
     request = answer.request
     plain = "plain decoding ends before that" if found.plain is None else "plain decoding writes another token"

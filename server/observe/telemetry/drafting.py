@@ -79,7 +79,7 @@ K = TypeVar("K")
 Run = tuple[str, Shape, int, int]
 
 
-class Drafting:
+class DraftCounts:
     """One drafter's trees: how many, their nodes, and the accepted ones whose tokens are in the text; by depth too."""
 
     __slots__ = ("accepted", "accepted_per_depth", "drafted", "drafted_per_depth", "drafts")
@@ -100,7 +100,7 @@ class Drafting:
         for depth in range(accepted):
             self.accepted_per_depth[depth] += times
 
-    def add(self, other: Drafting | ShadowReport) -> None:
+    def add(self, other: DraftCounts | ShadowReport) -> None:
         """Count trees that somebody has counted."""
         self.drafts += other.drafts
         self.drafted += other.drafted
@@ -156,7 +156,7 @@ class Shadowing:
     __slots__ = ("drafting", "seconds", "steps", "tokens")
 
     def __init__(self) -> None:
-        self.drafting = Drafting()
+        self.drafting = DraftCounts()
         self.tokens = self.steps = 0
         self.seconds = 0.0
 

@@ -20,7 +20,7 @@ from foresay.server.observe.telemetry.counts import (
     TOKEN_BOUNDS,
     Histogram,
 )
-from foresay.server.observe.telemetry.drafting import Drafting, Places, Run, Shadowing, add
+from foresay.server.observe.telemetry.drafting import DraftCounts, Places, Run, Shadowing, add
 from foresay.spec.accept import GAIN
 from foresay.spec.trace import StepTrace
 
@@ -64,7 +64,7 @@ class Window:
     discarded: int
     forced: int
     run_lengths: Annotated[Histogram, RUN_BOUNDS]
-    drafting: dict[str, Drafting]
+    drafting: dict[str, DraftCounts]
     places: Places
     shadows: dict[str, Shadowing]
     # Of delivery.
@@ -185,7 +185,7 @@ class Window:
             for (drafter, shape, last, kept), times in runs.items():
                 self._settle(times, kept)
                 if shape.drafted:
-                    self.drafting.setdefault(drafter, Drafting()).count(shape, len(shape.trails[last]), times)
+                    self.drafting.setdefault(drafter, DraftCounts()).count(shape, len(shape.trails[last]), times)
                     self.places.count(shape, last, times)
         return self
 

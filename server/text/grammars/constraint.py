@@ -174,7 +174,7 @@ class GrammarFailed(ForesayError):
     """The grammar cannot say what follows the committed text: it is too complex there, or leaves nothing."""
 
 
-class Patience:
+class TimeBudget:
     """How much time the grammar of one request has left."""
 
     def __init__(self, seconds: float = BURST_SECONDS) -> None:
@@ -211,7 +211,7 @@ class LlguidanceConstraint:
         self._fresh = fresh
         self._state = border.state
         self._taken: list[int] = []
-        self._patience = Patience()
+        self._patience = TimeBudget()
         self._forces = True
 
     def forced(self, most: int) -> list[int]:
@@ -302,7 +302,7 @@ class LlguidanceConstraint:
         """An independent copy in the same state."""
         twin = LlguidanceConstraint(self._matcher.deep_copy(), self._vocabulary, self._border, self._fresh)
         twin._state, twin._taken = self._state, list(self._taken)
-        twin._patience, twin._forces = Patience(self._patience.seconds), self._forces
+        twin._patience, twin._forces = TimeBudget(self._patience.seconds), self._forces
         return twin
 
     def _walker(self) -> Walker:

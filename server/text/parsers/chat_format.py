@@ -20,7 +20,7 @@ import msgspec
 from foresay.server.catalog.formats import REASONING, TOOL_FORMATS, TOOLS_VARIABLES, ToolFormat
 from foresay.server.settings.config import ReasoningParser, ToolParser
 from foresay.server.text.parsers.formats import output
-from foresay.server.text.parsers.parser import Answer, ScriptParser
+from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import OutputParser, Part, PlainText, ReasoningPart, TextPart, ToolCallPart
 from foresay.spec.errors import InvalidRequest, inside
 
@@ -218,7 +218,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         if not any(tags):
             return PlainText()
         markers = {token: tag for token, tag in self.markers.items() if tag in tags}
-        answer = Answer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel)
+        answer = ParsedAnswer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel)
         return ScriptParser(answer, partial(output, form, self.thinks, opened), markers)
 
     def opened_by(self, prompt: str, continues: bool) -> bool:

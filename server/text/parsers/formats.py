@@ -7,21 +7,21 @@ from functools import partial
 from typing import Any
 
 from foresay.server.catalog.formats import PLACE, TAG, ToolFormat, Way
-from foresay.server.text.parsers.parser import Answer, Call, arguments, json_call
-from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, meant, spelled, text_before, value
+from foresay.server.text.parsers.parser import Call, ParsedAnswer, arguments, json_call
+from foresay.server.text.parsers.script import Broken, OutputOver, Reader, Script, meant, spelled, text_before, value
 
 _PIECES = re.compile(r"<[^<>]+>?|\[[A-Z_]+\]|```\w*|\S")
 _KEY_OF_NAME = re.compile(r'"(\w+)": "\{name\}"')
 
 
 def output(
-    form: ToolFormat, thinks: tuple[str, str] | None, opened: bool, reader: Reader, answer: Answer
+    form: ToolFormat, thinks: tuple[str, str] | None, opened: bool, reader: Reader, answer: ParsedAnswer
 ) -> Script[None]:
     """Reasoning between the tags in ``thinks``, which may be ``opened``, and text with calls if functions were offered.
 
     Only the beginning can be reasoning: a tag that is written later is text.
     """
-    if thinks and (opened or (yield from reader.passed_over(thinks[0], unless=(Broken, Ended)))):
+    if thinks and (opened or (yield from reader.passed_over(thinks[0], unless=(Broken, OutputOver)))):
         answer.thinking = True
         yield from text_before(reader, answer.reasoning, thinks[1:], trim=True)
         answer.thinking = False
@@ -38,7 +38,7 @@ def output(
             answer.text(tag)
 
 
-def _calls(form: ToolFormat, reader: Reader, answer: Answer) -> Script[bool]:
+def _calls(form: ToolFormat, reader: Reader, answer: ParsedAnswer) -> Script[bool]:
     """Calls in a row, written in one of the ways; returns whether there was one."""
     for way in form.ways:
         if (yield from _in_a_row(form, way, reader, answer)):
@@ -46,7 +46,7 @@ def _calls(form: ToolFormat, reader: Reader, answer: Answer) -> Script[bool]:
     return False
 
 
-def _in_a_row(form: ToolFormat, way: Way, reader: Reader, answer: Answer) -> Script[bool]:
+def _in_a_row(form: ToolFormat, way: Way, reader: Reader, answer: ParsedAnswer) -> Script[bool]:
     known = answer.offered if form.bare else None
     each, closes = way.call.partition("{")[0], way.call.rpartition("}")[2]
     before = (way.opens + each).removeprefix(form.begins)
@@ -65,7 +65,7 @@ def _passed_over(reader: Reader, text: str) -> Script[None]:
         yield from reader.passed_over(piece)
 
 
-def _call(way: Way, answer: Answer, before: str, may_lack: bool, reader: Reader, call: Call) -> Script[None]:
+def _call(way: Way, answer: ParsedAnswer, before: str, may_lack: bool, reader: Reader, call: Call) -> Script[None]:
     """A call after ``before``, which it may lack."""
     for piece in _PIECES.findall(before):
         if not may_lack or (yield from reader.ahead()) == piece:
@@ -76,7 +76,7 @@ def _call(way: Way, answer: Answer, before: str, may_lack: bool, reader: Reader,
         yield from _in_order(way, answer, reader, call)
 
 
-def _in_order(way: Way, answer: Answer, reader: Reader, call: Call) -> Script[None]:
+def _in_order(way: Way, answer: ParsedAnswer, reader: Reader, call: Call) -> Script[None]:
     """The name, and what follows it, up to the arguments."""
     before, *rest = PLACE.split(way.call)
     name = ""
@@ -117,7 +117,7 @@ def _word(reader: Reader) -> Script[str]:
 # -- parameters one by one ---------------------------------------------------------------------------------------------
 
 
-def _parameters(way: Way, end: str, answer: Answer, reader: Reader, call: Call) -> Script[None]:
+def _parameters(way: Way, end: str, answer: ParsedAnswer, reader: Reader, call: Call) -> Script[None]:
     """All parameters up to ``end``, reported as an object."""
     opening, _, between, _, closing = PLACE.split(way.parameter)
     schemas = answer.parameters_of(call.name or "")
@@ -173,7 +173,7 @@ def _value(reader: Reader, call: Call, end: str, padded: bool, schema: Any) -> S
     while not held.endswith(end):
         try:
             held += yield from reader.char(end)
-        except Ended:
+        except OutputOver:
             call.write(spelled(held)[1:-1] if streams else text + held)
             raise
         certain = next(at for at in range(len(held) + 1) if any(one.startswith(held[at:]) for one in ends))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from foresay.server.text.parsers.script import Broken, Ended, Reader, Script, string, text_of, value
+from foresay.server.text.parsers.script import Broken, OutputOver, Reader, Script, string, text_of, value
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 #: What different models call the arguments.
@@ -68,7 +68,7 @@ class Call:
             self.write("{}")
 
 
-class Answer:
+class ParsedAnswer:
     """What scripts say: text, and calls numbered as they come.
 
     identify: gives call number i its id. offered: the functions that were, by name, with the schema of their arguments.
@@ -115,7 +115,7 @@ class Answer:
             yield from read(reader, call)
         except Broken:
             pass
-        except Ended:
+        except OutputOver:
             if call.name is not None:
                 call.begin()
                 raise
@@ -159,7 +159,7 @@ def arguments(reader: Reader, call: Call) -> Script[None]:
     raw: list[str] = []
     try:
         yield from value(reader, raw.append)
-    except Ended:
+    except OutputOver:
         call.write("".join(raw))
         raise
     text = "".join(raw)
@@ -176,7 +176,10 @@ class ScriptParser:
     """
 
     def __init__(
-        self, answer: Answer, script: Callable[[Reader, Answer], Script[None]], markers: Mapping[int, str] | None = None
+        self,
+        answer: ParsedAnswer,
+        script: Callable[[Reader, ParsedAnswer], Script[None]],
+        markers: Mapping[int, str] | None = None,
     ) -> None:
         self.complete = False
         self._answer, self._tags = answer, dict(markers or {})
@@ -209,7 +212,7 @@ class ScriptParser:
         try:
             for atom in atoms:
                 self._script.send(atom)
-        except (StopIteration, Ended):
+        except (StopIteration, OutputOver):
             self.complete = True
         said = self._answer.said[:]
         self._answer.said.clear()

@@ -20,7 +20,7 @@ Script = Generator[None, str, T]
 LONGEST_PRELUDE = 2000
 
 
-class Ended(Exception):
+class OutputOver(Exception):
     """The output is over."""
 
 
@@ -37,11 +37,11 @@ class Reader:
         self._over = False
 
     def read(self) -> Script[str]:
-        """The next atom; :class:`Ended` if there is none."""
+        """The next atom; :class:`OutputOver` if there is none."""
         atom = self._again.pop() if self._again else "" if self._over else (yield)
         if not atom:
             self._over = True
-            raise Ended
+            raise OutputOver
         if self._tape is not None:
             if len(self._tape) == LONGEST_PRELUDE:
                 self._again.append(atom)
@@ -139,7 +139,7 @@ def text_before(reader: Reader, say: Callable[[str], None], tags: tuple[str, ...
             trim = trim and begin == 0
             _say(say, held[:begin])
             held = held[begin:]
-    except Ended:
+    except OutputOver:
         _say(say, held)
         raise
 
@@ -215,7 +215,7 @@ def _scalar(reader: Reader, write: Write, python: bool) -> Script[None]:
     try:
         while (char := (yield from reader.char())).isalnum() or char in "+-.":
             word += char
-    except Ended:
+    except OutputOver:
         write(word)
         raise
     reader.unread(char)
