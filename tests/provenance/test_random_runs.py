@@ -102,7 +102,7 @@ async def test_responses(fields: Json, seed: int, longest: int, protocol: str) -
 
 
 async def over_http(http: Any, ask: Json) -> list[Json]:
-    events = (await (await http.post("/v1/responses", json=ask | {"stream": True})).text()).split("\n\n")[:-1]
+    events = (await (await http.post("/v1/responses", json=ask | {"stream": True})).text()).split("\n\n")[:-2]
     return [json.loads(event.partition("\ndata: ")[2]) for event in events]
 
 

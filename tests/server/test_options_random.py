@@ -110,7 +110,7 @@ def told(*pieces: dict[str, Any]) -> dict[str, Any]:
     texts = [piece.get("text") or piece.get("delta", piece.get("message", {})).get("content", "") for piece in pieces]
     return {
         "text": "".join(texts),
-        "tokens": [token for piece in pieces for token in piece.get("token_ids", [])],
+        "tokens": [token for piece in pieces for token in piece.get("token_ids") or []],
         "reason": pieces[-1]["finish_reason"],
     }
 
