@@ -62,6 +62,9 @@ class Stepping:
     def step(self) -> list[Delta]:
         return [Delta(id=id, tokens=[5]) for id in self.running]
 
+    def keep_one(self) -> bool:
+        return False
+
     def tell(self) -> None:
         """Nobody observes it."""
 

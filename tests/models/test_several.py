@@ -124,7 +124,7 @@ async def test_what_it_says_of_its_models(tokenizer):
         assert (await server.json("/health"))["models"] == {"fox": "unloaded", "org/owl-1.5:q": "ok"}
         info = await server.json("/server_info")
         assert info["models"]["fox"] is None and info["models"]["org/owl-1.5:q"]["target"] == "toy"
-        assert await server.json("/load") == {"running": 0, "waiting": 0}
+        assert await server.json("/load") == {"running": 0, "waiting": 0, "server_load": 0}
 
 
 async def test_metrics_of_each_model_bear_its_name_and_no_family_stands_twice(tokenizer):
@@ -211,7 +211,7 @@ async def test_a_load_that_fails_is_told_in_the_stream_that_began_or_by_status(t
         server.by_name["fox"].seconds, server.by_name["fox"].wrong = 0.1, "its weights are damaged"
         async with server.client.post(path, json={"model": "fox", **ask, "stream": True}) as response:
             assert response.status == 200
-            body = await response.text()
+            body = (await response.text()).removesuffix("data: [DONE]\n\n")
         *_, last = body.strip().split(": ping\n\n")[-1].split('data: {"type":"ping"}\n\n')
         assert last.startswith(prefix)
         assert code(json.loads(last.removeprefix(prefix))) == "load_failed"
@@ -237,7 +237,7 @@ async def test_a_client_that_leaves_while_it_waits_takes_its_place_with_it(token
         ask = {"model": "fox", "prompt": "x"}
         waiting = asyncio.create_task(server.client.post("/v1/completions", json=ask))
         await server.settle("fox", "coming")
-        assert await server.json("/load") == {"running": 0, "waiting": 1}
+        assert await server.json("/load") == {"running": 0, "waiting": 1, "server_load": 1}
         assert (await server.json("/dashboard/state"))["snapshot"]["live"]["gauges"]["waiting"] == 1
         full = await server.client.post("/v1/completions", json=ask)
         assert full.status == 429 and (await full.json())["error"]["code"] == "queue_full"

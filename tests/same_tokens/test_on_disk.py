@@ -50,4 +50,5 @@ def test_what_another_engine_left(pair, tmp_path, family, drafter, kv, windows) 
     found = run(after, later)
     assert_same({job.id: texts[job.id] for job in later}, found)
     assert sum(found[job.id].cached_tokens > 0 for job in later) == len(later)
-    assert {path.suffix for path in (tmp_path / "drafts").iterdir()} == {".rows"}
+    recurrent = {".state"} if family == "qwen3_5" else set[str]()
+    assert {path.suffix for path in (tmp_path / "drafts").iterdir()} == {".rows"} | recurrent

@@ -126,7 +126,7 @@ async def details_of(client: TestClient, path: str, streamed: bool, **ask: Any) 
     if not streamed:
         usage = (await response.json())["usage"]
     elif "responses" in path:
-        last = (await response.text()).strip().split("data: ")[-1]
+        last = (await response.text()).removesuffix("data: [DONE]\n\n").strip().split("data: ")[-1]
         usage = json.loads(last)["response"]["usage"]
     else:
         usage = (await events(response))[-2]["usage"]

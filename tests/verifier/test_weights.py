@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.nodes import DECAY
 from foresay.verifier.model.weights import ModelWeights, load
 from tests.verifier.families import FAMILIES, LESS_ONE, make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
@@ -56,7 +57,8 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
     def check(actual, prefix, *names):
         if actual is not None:
             assert actual.dtype == dtype
-            assert torch.equal(actual, take(prefix, *names))
+            stored = take(prefix, *names)
+            assert torch.equal(actual, -stored.exp() if names == (DECAY,) else stored)
 
     split = {
         "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -87,7 +89,7 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
     assert not state
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"lfm2"}))  # whose modules all have other names
 def test_fused_tensors_hold_the_state_dict(tmp_path, family):
     model = make(family, tmp_path)
     weights = read(tmp_path)
