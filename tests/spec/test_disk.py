@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import random
+import threading
 import time
 from collections import defaultdict
 from functools import partial
@@ -16,8 +17,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from foresay.kvpaging import DiskPages
-from foresay.kvpaging.disk import Text
+from foresay.kvpaging import DiskPages, prefix
 from foresay.spec.budget import CostModel
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
@@ -41,8 +41,9 @@ def house(model: TableModel, folder: Path, key: str, most: int = 1 << 20, pages:
 
 def idle(made: House, pages: int = 1 << 20) -> None:
     """Time in which nobody asks, for so many pages."""
+    assert made.prefix is not None and made.prefix.disk is not None
     while pages and made.engine.keep_one():
-        pages -= 1
+        pages -= made.prefix.disk.is_free(60)
 
 
 class Life:
@@ -218,22 +219,29 @@ def test_the_ends_of_what_was_not_used_for_longest_go_first(
     assert 0 < found(model, tmp_path, [8, *PROMPT]) < 60
 
 
-def test_others_wait_for_few_pages(model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(disk: DiskPages, page: int, text: Text) -> bool:
-        time.sleep(0.002)
-        return fast(disk, page, text)
-
-    fast = DiskPages.read
+def test_those_who_decode_wait_for_no_file(model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(model, tmp_path)
-    made = house(model, tmp_path, "a")
+    made, goes_on = house(model, tmp_path, "a"), threading.Event()
+    load = DiskPages._load
+    monkeypatch.setattr(DiskPages, "_load", lambda *given: goes_on.wait(60) and load(*given))
     made.add("running", [1], SamplingParams(temperature=0.0, max_tokens=110))
     made.step()
-    monkeypatch.setattr(DiskPages, "read", read)
     made.add("read", PROMPT, GREEDY)
+    for _ in range(20):
+        made.step()
+    assert not made.answers["read"].deltas
+    goes_on.set()
     made.run()
-    steps = [trace.disk["read"] for trace in made.traces if trace.disk.get("read")]
-    assert sum(steps) == 56
-    assert max(steps) <= 2 * made.pool.page_size
+    assert made.answers["read"].last.cached_tokens == 56
+
+
+def test_nobody_waits_for_a_disk_that_hangs(model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(model, tmp_path)
+    made, goes_on = house(model, tmp_path, "a"), threading.Event()
+    monkeypatch.setattr(prefix, "_PATIENCE", 0.05)
+    monkeypatch.setattr(DiskPages, "_load", lambda *given: goes_on.wait(60))
+    assert made.answer(PROMPT, GREEDY).last.cached_tokens == 0
+    goes_on.set()
 
 
 def test_what_takes_longer_to_read_is_computed(model: TableModel, tmp_path: Path) -> None:
