@@ -114,7 +114,7 @@ class DiskPages:
         self._writes = True
         self._threads = ThreadPoolExecutor(_THREADS, "KV on disk", _on_all_cores)
         self._written: Future[int] | None = None
-        self._touched = set[int]()
+        self._touched = dict[int, Future[None]]()
         kinds = [self._file(key, kind) for key in stores for kind in _KINDS]
         self._files = [file for number, file in enumerate(kinds) if file.holds or not number]
         for key in stores:
@@ -138,14 +138,12 @@ class DiskPages:
 
     def load(self, text: Text, page: int) -> Future[Loaded]:
         """Have the files of a text read that is to be in this page."""
-        run, memory = page // _RUN, list[Tensor]()
-        if run not in self._touched:
-            self._touched.add(run)
+        if (run := page // _RUN) not in self._touched:
             memory = [part for stores in self._stores.values() for store in stores for part in store.run(run, _RUN)]
-        return self._threads.submit(self._load, text, memory)
+            self._touched[run] = self._threads.submit(touch, memory)
+        return self._threads.submit(self._load, text)
 
-    def _load(self, text: Text, memory: Sequence[Tensor]) -> Loaded:
-        touch(memory)
+    def _load(self, text: Text) -> Loaded:
         parts, damaged = dict[_File, Tensor](), False
         for file in self._files:
             data, path = torch.empty(sum(file.sizes), dtype=torch.uint8), self._path(file, text)
@@ -166,9 +164,11 @@ class DiskPages:
                 break
         return Loaded(parts, damaged)
 
-    def fill(self, page: int, loaded: Loaded) -> Iterator[None]:
-        """Put it into a page that nobody reads yet, in slices. Window page and checkpoint come along if there is
-        room."""
+    def fill(self, page: int, loaded: Loaded) -> Iterator[Future[None] | None]:
+        """Put it into a page that nobody reads yet, in slices; between two says what is to be waited for. Window page
+        and checkpoint come along if there is room."""
+        while not (touched := self._touched[page // _RUN]).done():
+            yield touched
         by: dict[str, list[tuple[_File, Tensor]]] = {kind: [] for kind in _KINDS}
         for file, data in loaded.parts.items():
             by[file.kind].append((file, data))

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from hashlib import blake2b
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ _TOKEN = np.dtype("<i8")  # tokens are hashed as little-endian 64-bit integers, 
 #: Pages whose files are read ahead.
 _AHEAD = 8
 #: Seconds that a text waits for a page at most, and others for the page that is being written.
-_PATIENCE, _WRITING = 1.0, 0.002
+_PATIENCE, _WRITING = 5.0, 0.002
 
 
 class _Entry(NamedTuple):
@@ -150,7 +150,7 @@ class PrefixIndex:
 
     # -- on disk -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, disk: DiskPages, tokens: Sequence[int], salt: str = "") -> Generator[Future[Loaded] | None]:
+    def fetch(self, disk: DiskPages, tokens: Sequence[int], salt: str = "") -> Generator[Future[Any] | None]:
         """Read the pages of a text that are on disk and not here, until one is nowhere; between two slices of work says
         what is to be waited for. All pages of the text stay here until the generator is closed, or at its end."""
         texts, self.fetched = self._texts(tokens, salt), 0
@@ -165,7 +165,7 @@ class PrefixIndex:
             while self.held:
                 self.pool.release(self.held.pop())
 
-    def _read(self, disk: DiskPages, texts: Iterator[Text]) -> Iterator[Future[Loaded] | None]:
+    def _read(self, disk: DiskPages, texts: Iterator[Text]) -> Iterator[Future[Any] | None]:
         asked = deque(self._ask(disk, islice(texts, _AHEAD)))
         while asked:
             text, page, loading = asked.popleft()
@@ -191,7 +191,7 @@ class PrefixIndex:
                 return
             yield text, self.held[-1], disk.load(text, self.held[-1])
 
-    def _fill(self, disk: DiskPages, text: Text, page: int, loaded: Loaded) -> Iterator[None]:
+    def _fill(self, disk: DiskPages, text: Text, page: int, loaded: Loaded) -> Iterator[Future[None] | None]:
         """Make a page of it, if it is whole."""
         if loaded.damaged:
             disk.damaged()

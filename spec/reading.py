@@ -6,9 +6,9 @@ import time
 from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any
 
 from foresay.kvpaging import PrefixIndex
-from foresay.kvpaging.disk import Loaded
 from foresay.spec.budget import CostModel
 from foresay.spec.sequence import SequenceState
 
@@ -26,7 +26,7 @@ class DiskReader:
     def __init__(self, prefix: PrefixIndex, cost: CostModel, chunk: int) -> None:
         self._prefix, self._cost, self._chunk = prefix, cost, chunk
         self._sequence: SequenceState | None = None
-        self._pages: Generator[Future[Loaded] | None] | None = None
+        self._pages: Generator[Future[Any] | None] | None = None
         self._count = self._slow = 0
         self._spent = 0.0
 
