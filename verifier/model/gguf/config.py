@@ -305,7 +305,7 @@ def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> I
     found: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for number, layer in enumerate(stack.layers):
         for product in layer.products(hidden):
-            stacks = (one.name.removesuffix(".weight") for one in product.stacked)
+            stacks = (one.name.removesuffix(".weight") for one in product.stacked if one.holds == "weight")
             there = [each for each in stacks if f"model.layers.{number}.{each}" in types] or list(product.rows)
             kinds = {types.get(f"model.layers.{number}.{module}", F32).name for module in there}
             found.setdefault((tuple(product.rows), tuple(sorted(kinds))), []).append(str(number))
