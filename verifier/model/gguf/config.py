@@ -332,11 +332,16 @@ def end_tokens(file: GgufFile) -> list[int]:
     named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ids = [each for each in named if type(each) is int]
     control = [index for index, kind in enumerate(types) if kind == _CONTROL and index < len(tokens)]
-    ids += [index for index in control if tokens[index] in _ENDS]
+    found = {tokens[index]: index for index in control if tokens[index] in _ENDS}
+    if found.keys() >= _OF_MESSAGES:
+        del found["<|end|>"]
+    ids += found.values()
     return list(dict.fromkeys(ids))
 
 
 _CONTROL = 3
+#: Where all of these are, the last ends a message, and not the text (gpt-oss).
+_OF_MESSAGES = {"<|return|>", "<|call|>", "<|end|>"}
 #: As llama.cpp has it.
 _ENDS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>", "</s>",
