@@ -251,6 +251,8 @@ def by_sequence(features: Features, counts: Sequence[int]) -> list[FeaturesOfPat
     """
     if not features:
         return [None] * len(counts)
+    if len(counts) == 1:
+        return [partial(of_path, features)]
     single = max(counts) == 1
     if single:
         features = {name: rows.clone() for name, rows in features.items()}
