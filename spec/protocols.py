@@ -101,12 +101,13 @@ class Forward:
 
     held: fp32, the wanted rows of all sequences in order, perhaps with others after them. starts: where each sequence's
     rows begin there (one more entry than sequences). features: by name (``"final"``, ``"layer.3"``), [R, H] over all
-    rows.
+    rows. woken: experts that had any of the rows, of a mixture's layer.
     """
 
     held: Tensor
     starts: list[int]
     features: dict[str, Tensor]
+    woken: float = 0.0
 
     @property
     def logits(self) -> Tensor:
