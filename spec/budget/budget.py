@@ -180,7 +180,7 @@ class Budget(Observer):
         for name, member in self._models.items():
             self._unread[name] = unread = sum([member.rest(s) for s, case in pairs if name in case.members])
             drafts[name] = DraftSeconds.of(member.costs, unread / _SPREAD, self.timed)
-        return StepCosts(seconds, drafts, sum([case.pace(seconds[1]) for case in cases]))
+        return StepCosts(seconds, drafts, sum([case.pace(seconds[1]) for case in cases]), self.cost.siblings)
 
     def _explored(
         self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]

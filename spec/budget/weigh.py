@@ -65,11 +65,13 @@ class CandidatePlan(NamedTuple):
 
 class StepCosts(NamedTuple):
     """seconds: of a step by its rows; no more rows than it knows are taken. drafts: of each model. pace: tokens in a
-    second that time is worth."""
+    second that time is worth. siblings: by rows, what one more takes if it stands beside another, not below (of a
+    mixture, whose experts it may have for itself)."""
 
     seconds: Sequence[float]
     drafts: Mapping[str, DraftSeconds]
     pace: float
+    siblings: Sequence[float] = ()
 
     def way(
         self, found: Sequence[Sequence[float]], model: str = "", trees: Sequence[ExpectedTree] = (), chain: bool = False
@@ -81,6 +83,8 @@ class StepCosts(NamedTuple):
         if model:
             levels = max([tree.levels for tree in trees])
             spent += self.drafts[model].seconds(levels, drafted, not chain)
+            if self.siblings:
+                spent += self.siblings[len(found) + nodes] * sum([max(0.0, tree.nodes - tree.levels) for tree in trees])
         tokens = len(found) + sum(map(sum, found)) + sum([tree.tokens for tree in trees])
         counts = tuple(map(len, found))
         return CandidatePlan(model, counts, tuple(trees), tokens, spent, nodes, tokens - self.pace * spent, chain)
@@ -91,7 +95,12 @@ class StepCosts(NamedTuple):
         levels, rows = max(1, round(tree.levels)), len(way.found) + way.nodes - round(tree.nodes)
         level = self.drafts[way.model].next(levels) / sum([each.levels > 0 for each in way.trees])
         first = min(max(1, rows), len(self.seconds) - 1)
-        return Price.of(pace, level, self.seconds[first : first + nodes], levels, round(tree.nodes))
+        seconds = self.seconds[first : first + nodes]
+        if self.siblings:
+            share = max(0.0, 1.0 - tree.levels / max(tree.nodes, 1.0))
+            more = enumerate(self.siblings[first : first + nodes])
+            seconds = [spent + share * n * one for spent, (n, one) in zip(seconds, more, strict=True)]
+        return Price.of(pace, level, seconds, levels, round(tree.nodes))
 
     def found(self, estimates: Sequence[Estimate]) -> list[Sequence[float]]:
         """Of all found nodes the likeliest that are worth their rows."""
