@@ -104,10 +104,11 @@ class Life:
         self.servers[place] = self.server(self.rng.choice("aab"))
 
     def damage(self) -> None:
-        files = [path for path in self.folder.glob("*/*") if path.is_file()]
+        files = [path for path in self.folder.glob("*/*") if path.is_file() and not path.is_symlink()]
+        held = [path.read_bytes() for path in files]
         for path in self.rng.sample(files, min(len(files), 5)):
             data = bytearray(path.read_bytes() or b"?")
-            match self.rng.randrange(5):
+            match self.rng.randrange(7):
                 case 0:
                     data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
                 case 1:
@@ -115,9 +116,15 @@ class Life:
                 case 2:
                     data += b"\0"
                 case 3:
-                    data[:] = self.rng.choice(files).read_bytes()  # another text's, tenant's or model's
+                    data[:] = self.rng.choice(held)  # another text's, tenant's or model's
                 case 4:
                     data[:] = self.rng.randbytes(self.rng.randrange(200))
+                case 5:  # one that was killed while it wrote
+                    path = path.rename(f"{path}.1")
+                case 6:
+                    path.unlink()
+                    path.symlink_to(self.rng.choice(files))
+                    continue
             path.write_bytes(data)
 
 
@@ -206,14 +213,17 @@ def test_a_full_disk_switches_it_off_with_a_line(
     assert not list(tmp_path.glob("*/*"))
 
 
+@pytest.mark.parametrize("clock_was_wrong", [False, True])
 def test_the_ends_of_what_was_not_used_for_longest_go_first(
-    model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_was_wrong: bool
 ) -> None:
     for number in range(2):
         monkeypatch.setattr(time, "time_ns", lambda number=number: 10**18 + number * 10**12)
         made = house(model, tmp_path, "a", most=4096 * 24)
         made.answer([8 - number, *PROMPT], GREEDY)
         idle(made)
+        for path in tmp_path.glob("*/*") if clock_was_wrong and not number else ():
+            os.utime(path, (4e9, path.stat().st_mtime - 1e9 + 4e9))
     assert len(list(tmp_path.glob("*/*"))) <= 24
     assert found(model, tmp_path, [7, *PROMPT]) == 60
     assert 0 < found(model, tmp_path, [8, *PROMPT]) < 60
