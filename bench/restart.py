@@ -92,7 +92,6 @@ def life(args: Namespace, prompt: Sequence[int], disk: str, folder: Path) -> Ite
 def same(answer: Answer, cold: Answer) -> float:
     """Its first token's time: it must have said the same."""
     assert answer.text == cold.text, "texts differ"
-    print("found", answer.cached, flush=True)
     return answer.first
 
 

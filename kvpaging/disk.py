@@ -226,8 +226,8 @@ class DiskPages:
             own, stores = self._own(file, page), self._stores[file.key]
             whole = own != NONE and all(store.marks[page] == self._pool.page_size for store in stores)
             if whole and not _used(self._path(file, text), used):
-                flat = [view.contiguous().flatten().view(torch.uint8) for view in self._parts(file, own)]
-                news.append((file, torch.cat([torch.empty(0, dtype=torch.uint8), *flat]).cpu()))
+                flat = [part.contiguous().flatten().view(torch.uint8).cpu() for part in self._parts(file, own)]
+                news.append((file, torch.cat([torch.empty(0, dtype=torch.uint8), *flat])))
         if news:
             self._written = self._threads.submit(self._keep, news, text, used)
 
