@@ -162,12 +162,7 @@ def _may_draft(config: EngineConfig) -> bool:
         model = None if place is None or config.quantize else ModelConfig.from_directory(resolve(place))
     except ModelError:  # whoever loads it says what is wrong
         return False
-    return (
-        model is not None
-        and model.quantization is None
-        and model.stack.recurrence is None
-        and _LEAST <= parameters(model) <= _MOST
-    )
+    return model is not None and model.quantization is None and _LEAST <= parameters(model) <= _MOST
 
 
 def _heads(config: EngineConfig) -> dict[str, Path]:
