@@ -28,14 +28,17 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.growth import Growth, layout
 from foresay.drafters.levels import TreeDrafter, room
+from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.proposer import Drafts
+from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.drafters.tree_builder import TreeBuilder, adjusts
 from foresay.kvpaging.pool import PADDING_PAGE
 from foresay.kvpaging.states import NONE
 from foresay.spec.names import SELF
-from foresay.spec.protocols import CatchesUp, Drafter, Features, LooksUp, Rows, Verified, reader_of
+from foresay.spec.protocols import Features, Rows, Verified, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 from foresay.verifier.forward_batch import StaticRows
@@ -51,6 +54,8 @@ from foresay.verifier.ops.trees import known_tokens, text_ends
 
 #: Tokens that a model or a head drafts for each of the copy's passes.
 _AHEAD = 3
+#: Who may draft for the copy.
+Before = TreeDrafter | NgramDrafter | SuffixDrafter
 
 
 @dataclass(slots=True)
@@ -68,7 +73,7 @@ class SelfDrafter(TreeDrafter):
     """Drafts with the target's shape. model: the copy, on the target's store, of which it writes scratch alone.
     before: who drafts chains for it, if there is one."""
 
-    def __init__(self, model: ModelRunner, dynamic: bool = True, before: Drafter | TreeDrafter | None = None) -> None:
+    def __init__(self, model: ModelRunner, dynamic: bool = True, before: Before | None = None) -> None:
         super().__init__(SELF, dynamic, model.store.device, model.store.pool)
         self.model, self.before, self.windows = model, before, model.store.windows
         self.recurrent, self.needs = model.store.states is not None, None if before is None else before.needs
@@ -126,7 +131,7 @@ class SelfDrafter(TreeDrafter):
         found = [self._found.pop(grown.sequence.id, None) for grown in growing]
         in_stages = shape.is_chain and 1 < shape.levels < MAX_NODES - _AHEAD
         if in_stages and not any(adjusts(grown.sequence, 0) for grown in growing):
-            if isinstance(before, LooksUp):
+            if isinstance(before, NgramDrafter | SuffixDrafter):
                 shapes = [TreeShape.chain(shape.levels - 1)] * len(growing)
                 found = before.find([grown.sequence for grown in growing], shapes)
             if isinstance(before, TreeDrafter) and all(before.able(grown.sequence) for grown in growing):
@@ -221,7 +226,7 @@ class SelfDrafter(TreeDrafter):
 
     def unread(self, sequence: SequenceState) -> int:
         """Tokens that what drafts for it has no rows of, the root among them."""
-        return self.before.unread(sequence) if isinstance(self.before, CatchesUp) else 1
+        return self.before.unread(sequence) if isinstance(self.before, DraftModelDrafter | EagleDrafter) else 1
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """The calibration learns; a draft model before it has rows of the nodes before its last round."""

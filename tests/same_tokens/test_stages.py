@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from foresay.drafters.levels import TreeDrafter
 from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.self_draft import Before, SelfDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.engine import Engine
-from foresay.spec.protocols import Drafter
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from tests.same_tokens.heads import KINDS, head_of
@@ -36,15 +36,10 @@ class Told(NgramDrafter):
         return DraftTree.chain([sequence.tokens[-1], *found], self.name) if found else None
 
 
-FIRST: dict[str, Callable[[Pair, PagePool], Drafter | None]] = {
-    "nobody": lambda pair, pool: None,
-    "told": lambda pair, pool: Told(pair),
-    "suffix": lambda pair, pool: SuffixDrafter(slice_seconds=1.0),
-    "draft_model": lambda pair, pool: pair.draft_model(pool),
-    **{kind: lambda pair, pool, kind=kind: head_of(pair, kind, "chain")(pool) for kind in KINDS},
-}
+#: Who drafts for the copy.
+FIRST = ["told", "suffix", "draft_model", *KINDS]
 #: All kinds before the copy of a dense model; a lookup and a head before those of windows, mixtures and hybrids.
-CASES = [("llama2", first) for first in FIRST if first != "nobody"]
+CASES = [("llama2", first) for first in FIRST]
 CASES += [(family, first) for family in ("gemma3", "olmoe", "qwen3_5", "lfm2") for first in ("told", "eagle3")]
 OPTIONS: dict[str, dict[str, int | bool]] = {
     "alone": {"max_seqs": 1},
@@ -54,8 +49,16 @@ OPTIONS: dict[str, dict[str, int | bool]] = {
 
 def engine_with(models: Pair, first: str, **options: int | bool) -> Engine:
     """Chains of seven. first: who drafts for the copy."""
-    making = lambda pool: models.copy(pool, before=FIRST[first](models, pool))  # noqa: E731
-    return engine_of(models.target, making, TreeShape.chain(7), **options)  # type: ignore[arg-type]
+
+    def copy(pool: PagePool) -> SelfDrafter:
+        if first in KINDS:
+            head = head_of(models, first, "chain")(pool)
+            assert isinstance(head, TreeDrafter)
+            return models.copy(pool, before=head)
+        looking: dict[str, Before] = {"told": Told(models), "suffix": SuffixDrafter(slice_seconds=1.0)}
+        return models.copy(pool, before=models.draft_model(pool) if first == "draft_model" else looking.get(first))
+
+    return engine_of(models.target, copy, TreeShape.chain(7), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -81,7 +84,7 @@ def test_the_target_before_itself_is_never_wrong(pair, family, first) -> None:
     """Or a row, a state, or a draw of what was verified before is another."""
     models = pair(family)
     models = replace(models, draft=models.target)
-    jobs = jobs_of(models.vocab_size, LENGTHS, 40, ["greedy", "cool", "warm"])
+    jobs = jobs_of(models.vocab_size, LENGTHS, 40)
     texts = run(engine_with(models, first, page_size=8, chunk=16, prefix=True, tokens=200), jobs)
     whole = [text.statistics for text in texts.values() if text.finish_reason != "stop"]
     assert whole and all(each.accepted == each.drafted for each in whole if each)

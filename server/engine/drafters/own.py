@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from foresay.drafters.self_draft import SelfDrafter
+from foresay.drafters.self_draft import Before, SelfDrafter
 from foresay.kvpaging import PagePool
 from foresay.server.engine.checks import Notes, Target, described
 from foresay.server.engine.device import LoadContext, choose_activations
@@ -130,6 +130,7 @@ class Own(Entry):
         packed.embed = target.decoder.embedding
         copy = ModelRunner(Decoder(model, packed, loading.length + MAX_NODES), target.store, loading.length)
         first = None if self.first is None else self.first.load(loading, target)
+        assert first is None or isinstance(first, Before), "as those are that may stand before it"
         return SelfDrafter(copy, config.draft_growth == "dynamic", first)
 
     def doubts(self, drafter: SelfDrafter, target: ModelRunner, pool: PagePool, directory: Path) -> str:
