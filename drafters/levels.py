@@ -119,7 +119,7 @@ class TreeDrafter(ABC):
     whether drafts are sampled with the target's own noise; False is for comparison. first: the first position of which
     it has a row. windows: the window pages, of one that reads layers which keep their rows in those.
     recurrent: whether it has recurrent layers. beyond: pages past those of a text that its passes may write to.
-    staged: whether its chains are drafted by others and verified by it.
+    chains_apart: whether a chain's level takes less than a tree's by more than its rows do.
     """
 
     free: bool = False
@@ -130,7 +130,7 @@ class TreeDrafter(ABC):
     windows: WindowPages | None = None
     recurrent: bool = False
     beyond: int = 0
-    staged: bool = False
+    chains_apart: bool = False
 
     def __init__(
         self, name: str, dynamic: bool, device: torch.device, pool: PagePool, token_ids: Tensor | None = None

@@ -73,6 +73,8 @@ class SelfDrafter(TreeDrafter):
     """Drafts with the target's shape. model: the copy, on the target's store, of which it writes scratch alone.
     before: who drafts chains for it, if there is one."""
 
+    chains_apart = True
+
     def __init__(self, model: ModelRunner, dynamic: bool = True, before: Before | None = None) -> None:
         super().__init__(SELF, dynamic, model.store.device, model.store.pool)
         self.model, self.before, self.windows = model, before, model.store.windows
@@ -82,7 +84,7 @@ class SelfDrafter(TreeDrafter):
         self._rounds: dict[tuple[int, int], Rounds] = {}
         self._chains: dict[str, _Chain] = {}
         self._found: dict[str, DraftTree] = {}
-        self.staged, self.checks = before is not None, before is None and self.device.type == "cpu"
+        self.checks = before is None and self.device.type == "cpu"
 
     @property
     def recorded_bytes(self) -> int:
