@@ -54,8 +54,9 @@ def make_models(root: Path) -> Path:
 class Case:
     """Settings and what is to be said of them.
 
-    draft: a keyword, or a directory of ``models``, perhaps behind ``medusa:``. broken: what is done to a copy of it;
-    target_broken: to a copy of the target. said: words of the faults or warnings; none for a pair that is sound.
+    draft: a keyword, or a directory of ``models``, perhaps behind ``medusa:`` and before ``> self``. broken: what is
+    done to a copy of it; target_broken: to a copy of the target. said: words of the faults or warnings; none for a pair
+    that is sound.
     """
 
     draft: str
@@ -66,12 +67,13 @@ class Case:
 
     def config(self, models: Path, space: Path) -> EngineConfig:
         """Settings with real directories in them; broken copies lie in ``space``."""
-        prefix, _, name = self.draft.rpartition(":")
+        first, *behind = self.draft.split(" > ")
+        prefix, _, name = first.rpartition(":")
         directory = _copy(models / name, space / "draft", self.broken) if (models / name).exists() else None
         target = _copy(models / "target", space / "target", self.target_broken)
-        draft = self.draft if directory is None else f"{prefix}:{directory}".lstrip(":")
+        draft = first if directory is None else f"{prefix}:{directory}".lstrip(":")
         base: dict[str, Any] = {"dtype": "float32", "kv_tokens": 640, "max_model_len": 256, "threads": 1}
-        return EngineConfig(**{**base, "target": str(target), "draft": draft, **self.changes})
+        return EngineConfig(**{**base, "target": str(target), "draft": " > ".join((draft, *behind)), **self.changes})
 
 
 def _copy(source: Path, destination: Path, broken: Break | None) -> Path:
