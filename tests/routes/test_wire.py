@@ -50,7 +50,7 @@ ASKED: list[tuple[str, Any, Json]] = [
     ("/completions", NATIVE | {"return_tokens": True, "n_probs": 1},
         {"completion_probabilities.3.id": any, "completion_probabilities.3.top_logprobs.0.id": any, "tokens.3": any}),
     ("/completion", NATIVE | {"response_fields": ["content"]}, {"error.param": "response_fields"}),
-    ("/tokenize", {"content": "Hi", "add_special": True, "with_pieces": True}, {"tokens.0.piece": "H", "tokens.1.id": any}),
+    ("/tokenize", {"content": "Hi", "add_special": True, "with_pieces": True}, {"tokens.0.piece": "H"}),
     ("/completion", NATIVE | {"n_predict": 30, "json_schema": SCHEMA}, {"content": '{"a": 1}', "stop_type": "eos"}),
     ("/completion", NATIVE | {"n_predict": 9, "grammar": 'root ::= "yes" | "no"'}, {"stop_type": "eos"}),
     ("/completion", NATIVE | {"repeat_penalty": 1.1, "repeat_last_n": 64}, {"error.param": "repeat_last_n"}),
@@ -136,7 +136,11 @@ REAL: list[tuple[str, Json, str]] = [
     ("/v1/chat/completions", CHAT, "choices.0.message.content"),
     ("/v1/responses", {"input": "Hi", "max_output_tokens": 4}, "output.0.content.0.text"),
     ("/v1/messages", CHAT | {"model": "bundled", "seed": None}, "content.0.text"),
-    ("/api/chat", {"model": "bundled", "messages": CHAT["messages"], "options": {"num_predict": 4}}, "message.content"),
+    (
+        "/api/chat",
+        {"model": "bundled", "messages": CHAT["messages"], "options": {"num_predict": 4, "temperature": 0}},
+        "message.content",
+    ),
     ("/completion", {"n_predict": 4, "add_special_tokens": False}, "content"),
     ("/v1/completions", {"max_tokens": 4, "add_special_tokens": False}, "choices.0.text"),
 ]

@@ -114,13 +114,13 @@ async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     text = body.content if body.prompt is None else body.prompt
     if text is not None and body.messages is not None:
         raise InvalidRequest("messages", "prompt and messages cannot be combined")
+    asked = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     if text is not None:
-        asked = body.add_special if body.add_special_tokens is None else body.add_special_tokens
         special = body.prompt is not None if asked is None else asked
         return await service.encode(text, special)
     if body.messages is None:
         raise InvalidRequest("prompt", " or messages is required")
-    fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS}
+    fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS} | {"add_special_tokens": asked}
     return await chat_prompt(service, validation.checked(ChatRequest(**fields)))
 
 
