@@ -118,6 +118,12 @@ def by_depth(window: Window) -> ByDepth:
     return ByDepth.of(by_place(drafting.accepted_per_depth for drafting in window.drafting.values()), window.drafts)
 
 
+def woken(window: Window) -> list[report.Woken]:
+    """Experts, by the rows of steps."""
+    steps = sorted((int(rows), rows, steps) for rows, steps in window.woke.items())
+    return [report.Woken(number, count, window.woken[rows] / count) for number, rows, count in steps]
+
+
 async def points(windows: Sequence[Window], seconds: int) -> list[report.Point]:
     """Buckets of a chart, each as the JSON of its :class:`Point`: made once, as what is over changes no more."""
     slices, found = Slices(), []
