@@ -41,17 +41,18 @@ MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """A tensor of files that holds a product of all experts, [E, O, K], or their biases, [E, O].
+    """A tensor of files that holds a product of all experts, [E, O, K], or their biases, [E, O]; or, of MXFP4, its
+    codes, [E, O, K / 32, 16], or its scales, [E, O, K / 32].
 
     name: of the tensor. turns: which of the product's (gates, what they are for) it has. transposed: it is [E, K, O].
-    interleaved: rows of the turns alternate. bias: it holds biases.
+    interleaved: rows of the turns alternate. holds: which of these it is.
     """
 
     name: str
     turns: tuple[int, ...] = (0,)
     transposed: bool = False
     interleaved: bool = False
-    bias: bool = False
+    holds: Literal["weight", "bias", "blocks", "scales"] = "weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,9 +302,12 @@ class MLP:
 #: Tensors of all experts in newer checkpoints; and in GGUF files, which have gates apart, and perhaps biases.
 GGUF_STACKS = {
     name: tuple(
-        Stacked(f"mlp.experts.{module}.{kind}", (turn,), bias=kind == "bias")
+        each
         for turn, module in enumerate(modules)
-        for kind in ("weight", "bias")
+        for each in (
+            Stacked(f"mlp.experts.{module}.weight", (turn,)),
+            Stacked(f"mlp.experts.{module}.bias", (turn,), holds="bias"),
+        )
     )
     for name, modules in ((GATE_UP, ("gate_proj", "up_proj")), (DOWN, ("down_proj",)))
 }

@@ -27,6 +27,7 @@ from foresay.verifier.model.nodes import (
     MLP,
     OUTPUT,
     QKV,
+    SINKS,
     Experts,
     HeadNorm,
     Layer,
@@ -138,7 +139,9 @@ def _shared(fields: Fields) -> MLP | None:
 _OSS_STACKS: Mapping[str, tuple[Stacked, ...]] = {
     name: (
         Stacked(f"mlp.experts.{theirs}", turns, transposed=True, interleaved=len(turns) > 1),
-        Stacked(f"mlp.experts.{theirs}_bias", turns, interleaved=len(turns) > 1, bias=True),
+        Stacked(f"mlp.experts.{theirs}_bias", turns, interleaved=len(turns) > 1, holds="bias"),
+        Stacked(f"mlp.experts.{theirs}_blocks", turns, interleaved=len(turns) > 1, holds="blocks"),
+        Stacked(f"mlp.experts.{theirs}_scales", turns, interleaved=len(turns) > 1, holds="scales"),
         *GGUF_STACKS[name],
     )
     for name, theirs, turns in ((GATE_UP, "gate_up_proj", (0, 1)), (DOWN, "down_proj", (0,)))
@@ -169,6 +172,12 @@ _OSS = {
 }  # fmt: skip
 
 _QWEN_GGUF = Gguf("qwen3moe", experts=True, values=lambda fields, head_dim: {"norm_topk_prob": True})
+_OSS_NAMES = {
+    "attn_sinks.weight": SINKS, "ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm",
+}  # fmt: skip
+_OSS_GGUF = Gguf(
+    "gpt-oss", _OSS_NAMES, windowed=True, experts=True, values=lambda *_: {"rope_parameters": {"truncate": False}}
+)
 _GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": _GRANITE_ROUTER}, True, experts=True, values=granite_values)
 
 FAMILIES = {
@@ -177,5 +186,5 @@ FAMILIES = {
     "MixtralForCausalLM": Family("Mixtral", mixtral, _MIXTRAL, Gguf("llama", in_pairs=True, experts=True)),
     "GraniteMoeForCausalLM": Family("Granite 3 mixtures", granite_moe, {"num_experts_per_tok": 2}, _GRANITE_GGUF),
     "Glm4MoeForCausalLM": Family("GLM-4.5, GLM-4.6, GLM-4.7", glm4_moe, _GLM),
-    "GptOssForCausalLM": Family("gpt-oss", gpt_oss, _OSS),
+    "GptOssForCausalLM": Family("gpt-oss", gpt_oss, _OSS, _OSS_GGUF),
 }

@@ -309,7 +309,7 @@ def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> I
     found: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for number, layer in enumerate(stack.layers):
         for product in layer.products(hidden):
-            stacks = (one.name.removesuffix(".weight") for one in product.stacked)
+            stacks = (one.name.removesuffix(".weight") for one in product.stacked if one.holds == "weight")
             there = [each for each in stacks if f"model.layers.{number}.{each}" in types] or list(product.rows)
             kinds = {types.get(f"model.layers.{number}.{module}", F32).name for module in there}
             found.setdefault((tuple(product.rows), tuple(sorted(kinds))), []).append(str(number))
@@ -336,11 +336,16 @@ def end_tokens(file: GgufFile) -> list[int]:
     named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ids = [each for each in named if type(each) is int]
     control = [index for index, kind in enumerate(types) if kind == _CONTROL and index < len(tokens)]
-    ids += [index for index in control if tokens[index] in _ENDS]
+    found = {tokens[index]: index for index in control if tokens[index] in _ENDS}
+    if found.keys() >= _OF_MESSAGES:
+        del found["<|end|>"]
+    ids += found.values()
     return list(dict.fromkeys(ids))
 
 
 _CONTROL = 3
+#: Where all of these are, the last ends a message, and not the text (gpt-oss).
+_OF_MESSAGES = {"<|return|>", "<|call|>", "<|end|>"}
 #: As llama.cpp has it.
 _ENDS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>", "</s>",
