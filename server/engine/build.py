@@ -75,13 +75,13 @@ def fitting(
     config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: list[Entry], device: Device
 ) -> tuple[MemoryPlan, list[Entry]]:
     """The plan, and the drafters: what ``auto`` chose may be left out, where it has no room or was not measured."""
-    needed = [one for one in drafters if config.draft != "auto" or not one.spared]
+    needed = [left for one in drafters if (left := one if config.draft != "auto" else one.spared) is not None]
     if device.is_gpu:
         drafters = needed
     try:
         return plan(config, length, dtype, target, drafters, device), drafters
     except Unfit:
-        if len(needed) == len(drafters):
+        if needed == drafters:
             raise
         return plan(config, length, dtype, target, needed, device), needed
 
@@ -193,7 +193,8 @@ def _chosen(config: EngineConfig, say: LoadProgress, beside: Mapping[str, int]) 
         check_beside(footprint(by_itself, device), others)
     memory, fits = fitting(config, length, dtype.value, model, named, device)
     if fits != named:
-        draft, named = Resolved(",".join(one.asked for one in fits), "copied from earlier text"), fits
+        reason = "without the target's copy, for which there is no room or which was not measured on this device"
+        draft, named = Resolved(",".join(one.asked for one in fits), reason), fits
     pool = PagePool(memory.pages, config.page_size)
     if memory.window_pages and model.sliding_window:
         pool.attach_windows(memory.window_pages, model.sliding_window)

@@ -44,6 +44,8 @@ _ANYWAY = 5
 #: Rows of the steps whose time is measured (some products are made in groups of 6, others of 8), and a drafted tree.
 _ROWS = (1, 2, 3, 5, 6, 8, 9, 12, 16, 32, 64)
 DRAFTED = TreeShape((4, 4, 3, 3))
+#: Levels of a chain that is timed apart.
+_CHAIN = 8
 #: Trees that kernels are compiled for where a budget chooses them: attention over few rows, over more and over many.
 COMPILED = (DRAFTED, TreeShape((8, 8)), TreeShape((20, 20)))
 #: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
@@ -314,7 +316,8 @@ class ProfileRun:
         one, tree = TreeShape.chain(1), DRAFTED.limited(most)
         # One that may grow as it likes, though not beyond a level: what it takes more than a chain is deciding that.
         opened = replace(OPEN.limited(most), price=Price(math.inf, (0.0, 0.0)))
-        times = self.turns(drafter, list(dict.fromkeys((one, tree, opened))))
+        apart = [TreeShape.chain(min(most, _CHAIN))] if getattr(drafter, "chains_apart", False) else []
+        times = self.turns(drafter, list(dict.fromkeys((one, tree, opened, *apart))))
         took = {shape: median(spent["propose"] for spent in each) for shape, each in times.items()}
         first, deep = took.get(one), took.get(tree)
         if first is None:  # no room to draft anything
@@ -325,7 +328,8 @@ class ProfileRun:
         beyond, beside = tree.levels - 1, tree.nodes - 1 - tree.levels
         level = first if deep is None or not beyond else max(0.0, deep - first) / (beyond + row * beside)
         deciding = max(0.0, took.get(opened, first) - first) if isinstance(drafter, Chains) else 0.0
-        return DraftCost(max(0.0, first - level), level, row * level, deciding=deciding)
+        along = min([level, *(max(0.0, took[chain] - first) / (chain.levels - 1) for chain in apart if chain in took)])
+        return DraftCost(max(0.0, first - along), along, row * level, deciding + level - along)
 
 
 class _Filler:
