@@ -101,7 +101,7 @@ def gap(ask: Ask, asked: Mapping[str, object], short: Sequence[int]) -> float:
     with ThreadPoolExecutor() as threads:
         body = {"prompt": short, "max_tokens": 600, "speculation": {"off": True}}
         stream = threads.submit(ask, body, lambda event: heard.append(time.perf_counter()))
-        while len(heard) < 32:
+        while len(heard) < 32 and not stream.done():
             time.sleep(0.01)
         begun = time.perf_counter()
         until = begun + ask(asked).first
