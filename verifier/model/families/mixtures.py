@@ -50,7 +50,8 @@ def experts(fields: Fields, router: Router, width: str = "intermediate_size", **
     key = next((each for each in _COUNTS if fields.get(each) is not None), _COUNTS[0])
     count = fields.integer(key, most=_MOST_EXPERTS)
     chosen = fields.integer("num_experts_per_tok", most=count)
-    return Experts(count, chosen, fields.integer(width), router, **{"activation": mlp(fields).activation, **more})
+    one = mlp(fields, width=width)
+    return Experts(count, chosen, one.inner, router, **{"activation": one.activation, **more})
 
 
 def sparse(fields: Fields, inside: Experts) -> list[MLP | Experts]:
