@@ -101,12 +101,13 @@ class Forward:
 
     held: fp32, the wanted rows of all sequences in order, perhaps with others after them. starts: where each sequence's
     rows begin there (one more entry than sequences). features: by name (``"final"``, ``"layer.3"``), [R, H] over all
-    rows.
+    rows. woken: experts that had any of the rows, of a mixture's layer.
     """
 
     held: Tensor
     starts: list[int]
     features: dict[str, Tensor]
+    woken: float = 0.0
 
     @property
     def logits(self) -> Tensor:
@@ -200,6 +201,18 @@ class Chains(Protocol):
 
     def chain_chances(self, sequence: SequenceState, levels: int) -> Sequence[float]:
         """The chance of each node of a chain of so many levels to be accepted."""
+        ...
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """A :class:`Drafter` that can verify what others found, before it goes on from there. checks: whether it does
+    now."""
+
+    checks: bool
+
+    def check(self, sequence: SequenceState, found: DraftTree) -> None:
+        """Begin the next draft of a sequence so."""
         ...
 
 

@@ -21,8 +21,9 @@ from tests.verifier.mxfp4 import publish
 from tests.verifier.reading import load_decoder
 
 LENGTHS = (9, 60, 17, 1, 33, 3)
-#: A softmax of all or of the chosen, sigmoids with corrections and groups, a shared expert, biases and clamped gates.
-FAMILIES = ("qwen3_moe", "glm4_moe", "gpt_oss")
+#: A softmax of all or of the chosen, sigmoids with corrections and groups, biases and clamped gates, a shared expert by
+#: itself, and one with a gate beside recurrent layers.
+FAMILIES = ("qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe")
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix tree", "chain4", "dynamic 8,8", "garbage", "truth"])

@@ -142,6 +142,7 @@ def _added(writer: Any, config: ModelConfig, names: tuple[str, str], tensor: Ten
     if tensor.dim() == 2 or ".experts." in name:
         of = "F32" if "ffn_gate_inp" in there or name.endswith(".bias") else kind(there)
         raw, found = blocks_of(turned, of, seed)
+        raw = raw[0] if there.endswith("_inp_shexp.weight") else raw
         writer.add_tensor(there, raw, raw_dtype=gguf.GGMLQuantizationType[of])
         return found.index_select(dim, order.argsort())
     writer.add_tensor(
@@ -182,6 +183,8 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
         writer.add_expert_feed_forward_length(mixture.inner)
         writer.add_expert_count(mixture.count)
         writer.add_expert_used_count(mixture.chosen)
+        if mixture.shared is not None:
+            writer.add_expert_shared_feed_forward_length(mixture.shared.inner)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
     window = next((each.window for each in config.stack.attentions if each.window), None)

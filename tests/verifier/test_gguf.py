@@ -98,13 +98,19 @@ AS_FILES_HAVE_IT = {
     "cohere2": EACH_FOURTH,
     "muse_glimmer": {**EACH_FOURTH, "layer_rope_theta": [1e4, 1e4, 1e4, 0]},
     "qwen3_5": {"linear_key_head_dim": 64, "linear_value_head_dim": 64},
+    "qwen3_5_moe": {
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256,
+    },
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "qwen3_moe": {"mlp_only_layers": [], "moe_intermediate_size": 512},
 }
 
 
-WITHOUT_FILES = {"qwen2_window", "granite_swa", "glm4_moe"}
+WITHOUT_FILES = {"qwen2_window", "granite_swa", "glm4_moe", "qwen3_next"}
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - WITHOUT_FILES))

@@ -194,7 +194,8 @@ class GatedDelta:
     Queries, keys and values go through a convolution of ``taps`` rows and SiLU. Of each row, with a key k and a query q
     of length 1: S is multiplied by the row's decay, learns k * share * (v - what it remembers of k), and is asked for
     q. What heads put out is normed and gated. key_heads: each is that of as many of the ``value_heads``, side by side;
-    ``tiled``: in files, of every ``key_heads``-th. norm: of heads.
+    ``tiled``: in files, of every ``key_heads``-th. by_key: files have queries, keys, values and gates of each key side
+    by side, and rates. norm: of heads.
     """
 
     key_heads: int
@@ -204,6 +205,7 @@ class GatedDelta:
     taps: int
     norm: NormKind
     tiled: bool = False
+    by_key: bool = False
 
     @property
     def keys(self) -> int:
@@ -227,12 +229,14 @@ class GatedDelta:
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """Into its heads, their rates, and out of them."""
-        values = self.values
-        return (
-            Product(MIXED, {"linear_attn.in_proj_qkv": self.channels, "linear_attn.in_proj_z": values}, hidden),
-            Product(RATES, dict.fromkeys(("linear_attn.in_proj_b", "linear_attn.in_proj_a"), self.value_heads), hidden),
-            Product(OUTPUT, {"linear_attn.out_proj": hidden}, values),
+        mixed, rates = {"qkv": self.channels, "z": self.values}, dict.fromkeys("ba", self.value_heads)
+        if self.by_key:
+            mixed, rates = {"qkvz": self.channels + self.values}, {"ba": 2 * self.value_heads}
+        into = (
+            Product(name, {f"linear_attn.in_proj_{kind}": size for kind, size in rows.items()}, hidden)
+            for name, rows in ((MIXED, mixed), (RATES, rates))
         )
+        return *into, Product(OUTPUT, {"linear_attn.out_proj": hidden}, self.values)
 
     def vectors(self) -> Iterator[Vector]:
         """Its other parameters."""
@@ -471,6 +475,11 @@ class Stack:
     def recurrence(self) -> Recurrence | None:
         """That of its recurrent layers, which are all alike; None if there are none."""
         return next((layer.mixer for layer in self.layers if not isinstance(layer.mixer, Attention)), None)
+
+    @property
+    def experts(self) -> Experts | None:
+        """Those of its first layer that has some; None if none has."""
+        return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)), None)
 
     @classmethod
     def uniform(cls, layers: int, attention: Attention, inner: int, norm: NormKind) -> Stack:

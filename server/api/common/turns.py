@@ -13,6 +13,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -99,18 +100,13 @@ def wishes(asked: Speculation | None, info: EngineInfo) -> dict[str, Any]:
     known = (ANYBODY, NOBODY, *info.drafters)
     if method not in known:
         raise InvalidRequest(
-            "speculation.method",
-            f' must be one of {", ".join(known)} on this server, got "{asked.method}"',
+            "speculation.method", f' must be one of {", ".join(known)} on this server, got "{asked.method}"'
         )
     if asked.off and (method not in (ANYBODY, NOBODY) or most):
         other = "max_tokens" if most else "method"
         raise InvalidRequest("speculation.off", f" turns drafting off: leave out either {other} or off")
     named = method if method in info.drafters and len(info.drafters) > 1 else ""
-    return {
-        "speculate": not asked.off and method != NOBODY and most != 0,
-        "draft_method": named,
-        "most_drafted": most,
-    }
+    return {"speculate": not asked.off and method != NOBODY and most != 0, "draft_method": named, "most_drafted": most}
 
 
 #: Tokens of a prompt that its first words are made of.
@@ -165,9 +161,6 @@ async def chat_choices(
     text, offer, chat_format = told.prompt.text, told.offer, service.opened()[0].chat_format
     opened = chat_format.opened_by(text, continues)
 
-    def parser(request_id: str) -> OutputParser:
-        return chat_format.parser(request_id, offer, opened, text)
-
     beginning = Beginning(text, opened, continues)
     grammar = await chat_grammar(body, offer, chat_format, service.opened()[0].tokenizer, beginning)
     predicted = await prediction_of(service, body)
@@ -175,7 +168,7 @@ async def chat_choices(
         prompts=[prompt],
         field="messages",
         follows=continues,
-        parser=parser,
+        parser=partial(chat_format.parser, offer=offer, opened=opened, prompt=text),
         grammar=grammar,
         predicted=predicted,
         warnings=told.warnings,

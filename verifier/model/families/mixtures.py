@@ -40,7 +40,7 @@ from foresay.verifier.model.rope_config import read_rope
 #: What config.json files call the number of experts.
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 #: The width of an expert where dense layers have another.
-_OWN_WIDTH = "moe_intermediate_size"
+OWN_WIDTH = "moe_intermediate_size"
 #: More than any model has: each has names of its own.
 _MOST_EXPERTS = 4096
 
@@ -50,7 +50,8 @@ def experts(fields: Fields, router: Router, width: str = "intermediate_size", **
     key = next((each for each in _COUNTS if fields.get(each) is not None), _COUNTS[0])
     count = fields.integer(key, most=_MOST_EXPERTS)
     chosen = fields.integer("num_experts_per_tok", most=count)
-    return Experts(count, chosen, fields.integer(width), router, **{"activation": mlp(fields).activation, **more})
+    one = mlp(fields, width=width)
+    return Experts(count, chosen, one.inner, router, **{"activation": one.activation, **more})
 
 
 def sparse(fields: Fields, inside: Experts) -> list[MLP | Experts]:
@@ -66,7 +67,7 @@ def qwen3_moe(fields: Fields) -> Stack:
     """Qwen 3's attention."""
     norm, rope = rms_norm(fields), read_rope(fields)
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
-    inside = experts(fields, Router(normalised=fields.flag("norm_topk_prob", False)), _OWN_WIDTH)
+    inside = experts(fields, Router(normalised=fields.flag("norm_topk_prob", False)), OWN_WIDTH)
     own = (attention(fields, rope, window=seen, biases=has, norm=HeadNorm(norm)) for seen in window_by_layer(fields))
     both = zip(own, sparse(fields, inside), strict=True)
     return Stack(tuple(Layer(each, inner, norm) for each, inner in both), norm)
@@ -110,7 +111,7 @@ def glm4_moe(fields: Fields) -> Stack:
     qk = HeadNorm(norm) if fields.flag("use_qk_norm", False) else None
     has = biases(fields, **{QKV: "attention_bias"})
     own = attention(fields, read_rope(fields, partial=True), biases=has, norm=qk)
-    inside = experts(fields, router, _OWN_WIDTH, shared=_shared(fields), shared_module="mlp.shared_experts")
+    inside = experts(fields, router, OWN_WIDTH, shared=_shared(fields), shared_module="mlp.shared_experts")
     dense = fields.integer("first_k_dense_replace", 1, minimum=0)
     layers = [mlp(fields) if layer < dense else inside for layer in range(layer_count(fields))]
     return Stack(tuple(Layer(own, each, norm) for each in layers), norm)
@@ -132,7 +133,7 @@ def _corrected(fields: Fields) -> Router:
 
 def _shared(fields: Fields) -> MLP | None:
     count = fields.integer("n_shared_experts", 1, minimum=0)
-    return MLP(fields.integer(_OWN_WIDTH) * count) if count else None
+    return MLP(fields.integer(OWN_WIDTH) * count) if count else None
 
 
 _OSS_STACKS: Mapping[str, tuple[Stacked, ...]] = {

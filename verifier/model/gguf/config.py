@@ -113,8 +113,10 @@ def _theirs(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def shape_of(name: str, tensor: GgufTensor) -> tuple[int, ...]:
-    """The shape here: a convolution of each channel by itself has a dimension more."""
+    """The shape here: a convolution of each channel by itself has a dimension more, and a gate of one row."""
     outer, *inner = tensor.shape
+    if name.endswith(".shared_expert_gate.weight"):
+        return 1, outer, *inner
     return (outer, 1, *inner) if name.endswith(CONVOLUTIONS) else tensor.shape
 
 
@@ -132,8 +134,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "architectures": [_architecture(file, fields)],
         "vocab_size": _vocab_size(file, fields),
         "hidden_size": hidden,
-        "intermediate_size": fields.integer("feed_forward_length"),
+        "intermediate_size": (fields.get if fields.get("expert_count") else fields.integer)("feed_forward_length"),
         "moe_intermediate_size": fields.get("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": fields.get("expert_shared_feed_forward_length"),
         "num_experts": fields.get("expert_count"),
         "num_experts_per_tok": fields.get("expert_used_count"),
         "num_hidden_layers": layer_count(file),
@@ -196,7 +199,8 @@ def _own_fields(file: GgufFile) -> Fields:
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): each for key, each in file.metadata.items() if key.startswith(prefix)}
     fields = Fields(own, f"{file.path}, {architecture}")
-    fields.refuse("expert_shared_count", "expert_shared_feed_forward_length", "expert_group_count")
+    shared = () if gguf_of(architecture).shared else ("expert_shared_count", "expert_shared_feed_forward_length")
+    fields.refuse(*shared, "expert_group_count")
     return fields
 
 
@@ -244,7 +248,7 @@ def _vocab_size(file: GgufFile, fields: Fields) -> int:
 
 def _dtype(file: GgufFile) -> str:
     """What all matrices are in, if they are in one type of 16 bits."""
-    matrices = ((ours(name, file), tensor) for name, tensor in file.tensors.items() if ".ffn_gate_inp." not in name)
+    matrices = ((ours(name, file), tensor) for name, tensor in file.tensors.items() if ".ffn_gate_inp" not in name)
     found = {tensor.type for name, tensor in matrices if len(shape_of(name, tensor)) > 1}  # routers stay fp32
     return _DTYPES.get(found.pop(), "float32") if len(found) == 1 else "float32"
 
