@@ -92,7 +92,6 @@ def life(args: Namespace, prompt: Sequence[int], disk: str, folder: Path) -> Ite
 def same(answer: Answer, cold: Answer) -> float:
     """Its first token's time: it must have said the same."""
     assert answer.text == cold.text, "texts differ"
-    print("found", answer.cached, flush=True)
     return answer.first
 
 
@@ -102,7 +101,7 @@ def gap(ask: Ask, asked: Mapping[str, object], short: Sequence[int]) -> float:
     with ThreadPoolExecutor() as threads:
         body = {"prompt": short, "max_tokens": 600, "speculation": {"off": True}}
         stream = threads.submit(ask, body, lambda event: heard.append(time.perf_counter()))
-        while len(heard) < 32:
+        while len(heard) < 32 and not stream.done():
             time.sleep(0.01)
         begun = time.perf_counter()
         until = begun + ask(asked).first

@@ -24,7 +24,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -92,11 +92,8 @@ class _File(NamedTuple):
         return (len(head) + -len(head) % 8).to_bytes(8, "little") + head + b" " * (-len(head) % 8)
 
 
-class Loaded(NamedTuple):
-    """What was read of a page, if there was something; whether a file was damaged."""
-
-    parts: dict[_File, Tensor]
-    damaged: bool
+#: What was read of a page; nothing if there is nothing of it.
+Loaded = Mapping[_File, Tensor]
 
 
 class DiskPages:
@@ -108,12 +105,12 @@ class DiskPages:
     """
 
     def __init__(self, folder: Path, stores: Mapping[str, Sequence[KVStore]], pool: PagePool, most: int) -> None:
-        self._news: Counter[str] = Counter()
+        self._news = deque[str]()
         self._folder, self._stores, self._pool, self._most = folder, stores, pool, most
         self._room = 0
         self._writes = True
         self._threads = ThreadPoolExecutor(_THREADS, "KV on disk", _on_all_cores)
-        self._written: Future[int] | None = None
+        self._written: Future[None] | None = None
         self._touched = dict[int, Future[None]]()
         kinds = [self._file(key, kind) for key in stores for kind in _KINDS]
         self._files = [file for number, file in enumerate(kinds) if file.holds or not number]
@@ -126,13 +123,15 @@ class DiskPages:
 
     def news(self) -> dict[str, int]:
         """Tokens since the last time: ``read``, ``written``, ``damaged``, and ``slow``, where reading was given up."""
-        news, self._news = self._news, Counter()
+        news: Counter[str] = Counter()
+        while self._news:
+            news[self._news.popleft()] += self._pool.page_size
         return news
 
     def slow(self, pages: int) -> None:
         """Reading so many pages took longer than computing them would have: the rest of the text is computed."""
         log.info("a text is not read from disk: computing it takes less")
-        self._news["slow"] += pages * self._pool.page_size
+        self._news += ["slow"] * pages
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -144,7 +143,7 @@ class DiskPages:
         return self._threads.submit(self._load, text)
 
     def _load(self, text: Text) -> Loaded:
-        parts, damaged = dict[_File, Tensor](), False
+        parts = dict[_File, Tensor]()
         for file in self._files:
             data, path = torch.empty(sum(file.sizes), dtype=torch.uint8), self._path(file, text)
             try:
@@ -157,33 +156,31 @@ class DiskPages:
                 is_whole = False
             if not is_whole:
                 log.warning("%s is damaged, or of something else: it is removed, and its page computed", path)
-                damaged = True
+                self._news.append("damaged")
                 with suppress(OSError):
                     path.unlink()
             if not parts:
                 break
-        return Loaded(parts, damaged)
+        return parts
 
     def fill(self, page: int, loaded: Loaded) -> Iterator[Future[None] | None]:
         """Put it into a page that nobody reads yet, in slices; between two says what is to be waited for. Window page
         and checkpoint come along if there is room."""
         while not (touched := self._touched[page // _RUN]).done():
             yield touched
-        by: dict[str, list[tuple[_File, Tensor]]] = {kind: [] for kind in _KINDS}
-        for file, data in loaded.parts.items():
-            by[file.kind].append((file, data))
-        for file, data in by[_ROWS]:
+        for file, data in self._of(loaded, _ROWS):
             for store in self._stores[file.key]:
                 store.marks[page] = self._pool.page_size
             yield from _copied(self._parts(file, page), data.split(file.sizes))
-        if self._all(by[_WINDOW]) and (windows := self._pool.windows) is not None and windows.available:
+        window, windows, state = self._of(loaded, _WINDOW), self._pool.windows, self._of(loaded, _STATE)
+        if window and windows is not None and windows.available:
             windows.see([page])
             windows.unsee(page, passed=True)
-            for file, data in by[_WINDOW]:  # at once: it may be taken away
+            for file, data in window:  # at once: it may be taken away
                 deque(_copied(self._parts(file, page), data.split(file.sizes)), 0)
-        if self._all(by[_STATE]) and (states := self._pool.states) is not None:
-            yield from self._fill_state(states, page, by[_STATE])
-        self._news["read"] += self._pool.page_size
+        if state and (states := self._pool.states) is not None:
+            yield from self._fill_state(states, page, state)
+        self._news.append("read")
 
     def _fill_state(self, states: StatePages, page: int, loaded: Sequence[tuple[_File, Tensor]]) -> Iterator[None]:
         if (own := states.allocate()) == NONE:
@@ -197,25 +194,16 @@ class DiskPages:
             states.filling.remove(own)
             states.release(own)
 
-    def _all(self, loaded: Sequence[tuple[_File, Tensor]]) -> bool:
-        """Whether nothing of these is missing: of all models that have something of the kind."""
-        return bool(loaded) and len(loaded) == sum(file.kind == loaded[0][0].kind for file in self._files)
-
-    def damaged(self) -> None:
-        """A page had to be computed for that."""
-        self._news["damaged"] += self._pool.page_size
+    def _of(self, loaded: Loaded, kind: str) -> list[tuple[_File, Tensor]]:
+        """What there is of a kind; nothing if a model's window or state is missing."""
+        found = [(file, data) for file, data in loaded.items() if file.kind == kind]
+        return found if kind == _ROWS or len(found) == sum(file.kind == kind for file in self._files) else []
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def is_free(self, seconds: float) -> bool:
         """Whether a page can be written now, after waiting for the one before for so long."""
-        if self._written is not None:
-            try:
-                self._news["written"] += self._written.result(seconds)
-            except TimeoutError:
-                return False
-            self._written = None
-        return True
+        return self._written is None or bool(wait([self._written], seconds).done)
 
     def write(self, page: int, text: Text) -> None:
         """Have what a page holds written, or note that it was used, if :meth:`is_free`. After an error nothing is
@@ -226,19 +214,18 @@ class DiskPages:
             own, stores = self._own(file, page), self._stores[file.key]
             whole = own != NONE and all(store.marks[page] == self._pool.page_size for store in stores)
             if whole and not _used(self._path(file, text), used):
-                flat = [view.contiguous().flatten().view(torch.uint8) for view in self._parts(file, own)]
-                news.append((file, torch.cat([torch.empty(0, dtype=torch.uint8), *flat]).cpu()))
+                flat = [part.contiguous().flatten().view(torch.uint8).cpu() for part in self._parts(file, own)]
+                news.append((file, torch.cat([torch.empty(0, dtype=torch.uint8), *flat])))
         if news:
             self._written = self._threads.submit(self._keep, news, text, used)
 
-    def _keep(self, news: Sequence[tuple[_File, Tensor]], text: Text, used: int) -> int:
-        """Tokens that are on disk now, and were not."""
+    def _keep(self, news: Sequence[tuple[_File, Tensor]], text: Text, used: int) -> None:
         try:
             kept = [file for file, data in news if self._kept(file, data, text, used)]
         except OSError as error:
             self._writes, kept = False, []
             log.warning("KV is no longer kept on disk until the engine restarts: %s", error)
-        return self._pool.page_size * (self._files[0] in kept)
+        self._news += ["written"] * (self._files[0] in kept)
 
     def _kept(self, file: _File, data: Tensor, text: Text, used: int) -> bool:
         """Whether there was room."""

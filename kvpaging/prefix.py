@@ -193,9 +193,7 @@ class PrefixIndex:
 
     def _fill(self, disk: DiskPages, text: Text, page: int, loaded: Loaded) -> Iterator[Future[None] | None]:
         """Make a page of it, if it is whole."""
-        if loaded.damaged:
-            disk.damaged()
-        if not loaded.parts:
+        if not loaded:
             return
         parent = len(text.digest)
         yield from disk.fill(page, loaded)

@@ -65,17 +65,17 @@ def timings(choices: Sequence[Choice]) -> shared.Timings | None:
     told = usage(choices)
     cached, written = told.prompt_tokens_details.cached_tokens, told.completion_tokens
     read, later = told.prompt_tokens - cached, written - len(choices)  # the first token of each comes with the prompt
-    prompt_ms = 1000 * max(0.0, *(one.time_to_first_token - one.seconds.get("queue", 0.0) for one in known))
-    decode_ms = 1000 * max(one.decode_seconds for one in known)
+    prompt_ms = _milliseconds(max(0.0, *(one.time_to_first_token - one.seconds.get("queue", 0.0) for one in known)))
+    decode_ms = _milliseconds(max(one.decode_seconds for one in known))
     drafting = speculative_decoding(choices, "summary")
     return shared.Timings(
         cache_n=cached,
         prompt_n=read,
-        prompt_ms=round(prompt_ms, 3),
+        prompt_ms=prompt_ms,
         prompt_per_token_ms=_ratio(prompt_ms, read),
         prompt_per_second=_ratio(1000 * read, prompt_ms),
         predicted_n=written,
-        predicted_ms=round(decode_ms, 3),
+        predicted_ms=decode_ms,
         predicted_per_token_ms=_ratio(decode_ms, later),
         predicted_per_second=_ratio(1000 * later, decode_ms),
         draft_n=UNSET if drafting is None else drafting.num_draft_tokens,
@@ -84,7 +84,7 @@ def timings(choices: Sequence[Choice]) -> shared.Timings | None:
 
 
 def _ratio(over: float, under: float) -> float:
-    return round(over / under, 3) if under else 0.0
+    return over / under if under else 0.0
 
 
 def _per_step(choices: Sequence[Choice]) -> float | None:
