@@ -127,7 +127,7 @@ def _rounded_bits(model: ModelConfig) -> set[int]:
     if (found := model.quantization) is None:
         return set()
     schemes = (found.scheme(module, inner) for module, inner, _ in matrices(model) if inner % GROUP == 0)
-    return {each.bits for each in schemes if each is not None and not each.floats}
+    return {each.bits for each in schemes if each is not None and (each.e2m1 or not each.floats)}
 
 
 def _against_rounding(bits: set[int], device: Device) -> str:

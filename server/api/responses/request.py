@@ -39,6 +39,7 @@ NAMES = FieldNames(
         "response_format.json_schema": "text.format",
         "response_format": "text.format",
         "logprobs": "include",
+        "reasoning_effort": "reasoning.effort",
         "tool_choice.function": "tool_choice",
         "tool_choice.allowed_tools": "tool_choice",
     }
