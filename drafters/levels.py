@@ -134,7 +134,7 @@ class TreeDrafter(ABC):
         :func:`foresay.verifier.ops.sample.sample_rows`."""
         self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
         self.device, self.token_ids = device, None if token_ids is None else token_ids.to(device)
-        self._page_size = pool.page_size
+        self._page_size, self._pages = pool.page_size, pool.num_pages
         self._levels: list[tuple[_Kind, Levels]] = []
         self._ahead = 0
         self._ends: dict[tuple[int, int], TextEnds] = {}
@@ -271,7 +271,7 @@ class TreeDrafter(ABC):
         self.capture, shape = capture, self.limited(shape)
         for count, pages in rooms:
             for apart in (False, True)[: 1 + self.free]:
-                self._made(shape, vocab_size, _Kind(count, pages, apart, shape.price is not None))
+                self._made(shape, vocab_size, _Kind(count, self._room(pages), apart, shape.price is not None))
                 self._ahead = len(self._levels)
                 yield
 
@@ -279,9 +279,13 @@ class TreeDrafter(ABC):
         """What is made for such trees."""
         first = growing[0]
         count = 1 << (len(growing) - 1).bit_length()  # few captures serve all: what is behind the last is padding
-        pages = room(max(len(grown.sequence.table.pages) for grown in growing), self._page_size)
+        pages = self._room(max(len(grown.sequence.table.pages) for grown in growing))
         kind = _Kind(count, pages, apart, first.shape.price is not None)
         return self._made(first.shape, first.sequence.noise.vocab_size, kind)
+
+    def _room(self, pages: int) -> int:
+        """Pages of tables that take so many. A CPU reads as many as a text has, however many there is room for."""
+        return self._pages if self.device.type == "cpu" else room(pages, self._page_size)
 
     def _made(self, shape: TreeShape, vocab_size: int, kind: _Kind) -> Levels:
         """Those of a shape, or of a deeper one that begins alike, which ends early."""
