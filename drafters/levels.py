@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -201,11 +201,6 @@ class TreeDrafter(ABC):
         """See :class:`foresay.spec.protocols.Chains`."""
         return self.calibration.chain(kind_of(sequence.sampling), levels)
 
-    @cached_property
-    def _host_ids(self) -> Tensor | None:
-        """Brought to the host when first needed, since an outline of a drafter has none to bring."""
-        return None if self.token_ids is None else self.token_ids.cpu()
-
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """One tree per sequence; those of one shape grow together."""
@@ -213,7 +208,7 @@ class TreeDrafter(ABC):
         growing = [self._below(*pair) for pair in zip(sequences, shapes, strict=True)]
         for index, grown in enumerate(growing):
             if grown.shape.levels and self.able(grown.sequence):
-                apart = self.free and adjusts(grown.sequence, 0) and by_path(grown.sequence)
+                apart = self.free and self._adjusts(grown.sequence) and by_path(grown.sequence)
                 together.setdefault((grown.shape, grown.shape.price is None, apart), []).append(index)
         for (_, _, apart), members in together.items():
             self._grow([growing[index] for index in members], apart)
@@ -239,7 +234,7 @@ class TreeDrafter(ABC):
             at.curves.write(self.calibration, [grown.kind for grown in growing])
         if at.bars is not None:
             at.bars.write([grown.bars for grown in growing])
-        adjusting = any(adjusts(sequence, 0) for sequence in sequences)
+        adjusting = any(map(self._adjusts, sequences))
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
         asked = shape.levels if self.device.type == "cpu" else max(levels_ahead(grown.shape) for grown in growing)
         for level in at.grown(asked, change):
@@ -251,11 +246,15 @@ class TreeDrafter(ABC):
         for sequence in sequences:
             self.began(sequence)
 
+    def _adjusts(self, sequence: SequenceState) -> bool:
+        """Whether its logits are changed as a request wants: not on a device, where each level would wait."""
+        return self.device.type == "cpu" and adjusts(sequence, 0)
+
     def _adjust(self, growing: Sequence[TreeBuilder], sequences: int, logits: Tensor) -> None:
         """Change the logits of a level as the requests want them. sequences: for how many there is room."""
         for grown, rows in zip(growing, logits.view(sequences, -1, logits.shape[1]), strict=False):
             if not grown.over and adjusts(grown.sequence, grown.depth):
-                rows.copy_(grown.adjusted(rows.cpu(), self._host_ids))  # what a device has goes there and back
+                rows.copy_(grown.adjusted(rows, self.token_ids))
 
     def _joined(self, sequence: SequenceState, reach: int) -> BatchSlot:
         sampling, table = sequence.sampling if self.shared_noise else _GREEDY, sequence.table
@@ -270,7 +269,7 @@ class TreeDrafter(ABC):
         """
         self.capture, shape = capture, self.limited(shape)
         for count, pages in rooms:
-            for apart in (False, True)[: 1 + self.free]:
+            for apart in (False, True)[: 1 + (self.free and self.device.type == "cpu")]:
                 self._made(shape, vocab_size, _Kind(count, self._room(pages), apart, shape.price is not None))
                 self._ahead = len(self._levels)
                 yield

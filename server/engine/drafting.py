@@ -115,13 +115,13 @@ def capture_levels(
     verifier: ModelRunner, drafting: Drafting, longest: int, max_seqs: int, capture: Capture
 ) -> Iterator[float]:
     """The levels of drafts: whoever asks for some later would hold up all streams until they are captured. Stops after
-    each, with the share of its drafter's."""
+    each, with a device's share of its drafter's."""
     needed = rooms(max_seqs, longest, verifier.store.pool.page_size)
     for drafter, shape in drafting.shapes():
         captured = on_device(drafter)
         if captured is not None and shape.levels:
             for number, _ in enumerate(captured.capture_ahead(shape, verifier.vocab_size, needed, capture), start=1):
-                yield number / (len(needed) * (1 + captured.free))
+                yield number / len(needed)
 
 
 def runner_of(
