@@ -143,7 +143,7 @@ def runner_of(
     for number, (key, bucket) in enumerate(buckets(verifier, make, capture, (counts, tables)), start=1):
         say("capturing steps", number / total)
         made[key] = bucket
-        for step in bucket.steps:
+        for step in bucket:
             step.drafting = _part(drafting.budget, step.proposer)
     return GraphStepRunner(verifier, drafting.drafter, made)
 

@@ -58,12 +58,6 @@ class Captured:
     with_stop: Replay | None = None
     drafting: float = 0.0
 
-    @classmethod
-    def of(cls, step: SpeculativeStep, capture: Capture) -> Captured:
-        """Capture a step whole, and in two parts if it has a place for the logits between them."""
-        whole = capture(without_stops(step))
-        return cls(step, whole, None if step.logits is None else capture(step.with_stop))
-
     @property
     def state(self) -> StepState:
         """The sequences it runs."""
@@ -73,24 +67,6 @@ class Captured:
     def proposer(self) -> Proposer:
         """Who proposes in it."""
         return self.step.proposer
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """The steps of a bucket: of the roots alone, then with drafts, the smallest first."""
-
-    steps: Sequence[Captured]
-
-    @property
-    def plain(self) -> Captured:
-        """That of the roots alone."""
-        return self.steps[0]
-
-    def step(self, batch: Sequence[ScheduledSequence]) -> Captured | None:
-        """The first that drafts what is planned for each of these, with a stop if one needs it; None if none does."""
-        stops = any(map(needs_stop, batch))
-        able = (each for each in self.steps if each.with_stop is not None or not stops)
-        return next((each for each in able if all(map(each.proposer.takes, batch))), None)
 
 
 def sizes(max_seqs: int) -> list[int]:
@@ -131,8 +107,9 @@ def buckets(
     capture: Capture,
     shapes: tuple[list[int], list[int]],
     sample: Drawing = sampled_ids,
-) -> Iterator[tuple[tuple[int, int], Bucket]]:
-    """Capture every step, the largest first, and yield them as they are ready: by sequences and pages.
+) -> Iterator[tuple[tuple[int, int], Sequence[Captured]]]:
+    """Capture every step, the largest first, and yield them as they are ready: by sequences and pages, without drafts
+    and then with them, the smallest first.
 
     shapes: the numbers of sequences, and the pages of a table.
     """
@@ -147,7 +124,8 @@ def buckets(
             stops = [not each.shape.levels or (size == 1 and bool(each.name)) for each in proposers]
             pairs = zip(proposers, stops, strict=True)
             steps = [SpeculativeStep(model, each, state, sample, logits if stop else None) for each, stop in pairs]
-            yield (size, pages), Bucket([Captured.of(step, capture) for step in steps])
+            parts = [None if step.logits is None else capture(step.with_stop) for step in steps]
+            yield (size, pages), [Captured(s, capture(without_stops(s)), p) for s, p in zip(steps, parts, strict=True)]
 
 
 #: Rows past what two steps may write, for which pages are kept too.

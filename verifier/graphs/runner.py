@@ -13,10 +13,10 @@ those pages later writes after it, on the same stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
-from foresay.spec.errors import ForesayError, NumericalError
+from foresay.spec.errors import NumericalError
 from foresay.spec.logits import NOT_FINITE, why_nothing
 from foresay.spec.protocols import Drafter, Verifier
 from foresay.spec.sequence import SequenceState
@@ -24,7 +24,6 @@ from foresay.spec.step import Raw, ScheduledSequence, StepRunner, VerifyResult, 
 from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.buckets import (
-    Bucket,
     Captured,
     Launched,
     between_drafts,
@@ -53,7 +52,7 @@ class GraphStepRunner(StepRunner):
         self,
         verifier: Verifier,
         drafter: Drafter | None,
-        buckets: Mapping[tuple[int, int], Bucket],
+        buckets: Mapping[tuple[int, int], Sequence[Captured]],
         run_ahead: bool = True,
     ) -> None:
         super().__init__(verifier, drafter)
@@ -125,16 +124,17 @@ class GraphStepRunner(StepRunner):
         """The step that can run this plan; None if none can."""
         if not all(map(capturable, batch)):
             return None
-        bucket = self._bucket([scheduled.sequence for scheduled in batch])
-        return None if bucket is None else bucket.step(batch)
+        stops, steps = any(map(needs_stop, batch)), self._bucket([scheduled.sequence for scheduled in batch])
+        able = (each for each in steps if each.with_stop is not None or not stops)
+        return next((each for each in able if all(map(each.proposer.takes, batch))), None)
 
-    def _bucket(self, sequences: list[SequenceState]) -> Bucket | None:
+    def _bucket(self, sequences: list[SequenceState]) -> Sequence[Captured]:
         """The smallest that takes so many sequences and their tables, the step ahead included."""
-        for (size, pages), bucket in self.buckets.items():
-            rows = max(map(reach, bucket.steps))
+        for (size, pages), steps in self.buckets.items():
+            rows = max(map(reach, steps))
             if len(sequences) <= size and all(pages_for(s, rows) <= pages for s in sequences):
-                return bucket
-        return None
+                return steps
+        return ()
 
     def _begin(self, captured: Captured, batch: list[ScheduledSequence]) -> Launched | None:
         """Launch the step of a plan; what the device does not have yet is written first."""
@@ -154,10 +154,8 @@ class GraphStepRunner(StepRunner):
         lengths = [sequence.table.length for sequence in sequences]
         captured.state.write_tables(pages, lengths)
         captured.proposer.write(batch)
-        raw: list[Raw] = []
-        if any(map(needs_stop, batch)):
-            raw = self._launch_with_stop(captured, batch)
-        else:
+        raw = self._launch_with_stop(captured, batch) if any(map(needs_stop, batch)) else ()
+        if not raw:
             captured.launch()
         return Launched(captured, batch, lengths, pages, captured.step.fetched(), raw)
 
@@ -205,11 +203,8 @@ class GraphStepRunner(StepRunner):
         tree, verified = outcome.of(index, proposer.name)
         tree = proposer.arrived(sequence, index, tree, outcome.more)
         raw = launched.raw[index] if launched.raw else None
-
-        def why() -> ForesayError:
-            return NumericalError(NOT_FINITE) if raw is None else why_nothing(sequence, raw()[0])
-
-        result = self.emitted(scheduled, tree, verified, why)
+        broken = partial(NumericalError, NOT_FINITE) if raw is None else lambda: why_nothing(sequence, raw()[0])
+        result = self.emitted(scheduled, tree, verified, broken)
         proposer.collected(sequence, tree, result.rows)
         if raw is not None:
             self.look_at(scheduled, result, raw)
