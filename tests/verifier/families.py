@@ -32,6 +32,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     GraniteSWAConfig,
     GraniteSWAForCausalLM,
     HunYuanDenseV1Config,
@@ -185,6 +187,19 @@ LFM2 = {
     "block_multiple_of": 32,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
+#: Mamba-2 layers with two heads to a key, without positions; with experts beside the MLP, and without.
+GRANITE_HYBRID = {
+    **GRANITE,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 160,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "position_embedding_type": None,
+}
 #: Mixtures: experts are narrower than the model is wide, and one layer has none.
 QWEN3_MOE = {
     "head_dim": 32,
@@ -275,6 +290,12 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     ),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, QWEN3_5),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM, LFM2),
+    "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, GRANITE_HYBRID),
+    "granite_hybrid_moe": (
+        GraniteMoeHybridConfig,
+        GraniteMoeHybridForCausalLM,
+        {**GRANITE_HYBRID, "num_local_experts": 8, "intermediate_size": 96, "position_embedding_type": "rope"},
+    ),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE),
     "olmoe": (OlmoeConfig, OlmoeForCausalLM, {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
@@ -332,11 +353,11 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("linear_attn.A_log"):
+        if name.endswith("A_log"):
             parameter.copy_(torch.rand(parameter.shape, generator=generator) * 4 - 3)
-        elif name.endswith("linear_attn.dt_bias"):
+        elif name.endswith("dt_bias"):
             parameter.copy_(torch.rand(parameter.shape, generator=generator) * 4 - 4)
-        elif name.endswith("linear_attn.norm.weight"):
+        elif name.endswith(("linear_attn.norm.weight", "mamba.norm.weight")):
             parameter.copy_(1 + 0.2 * noise)
         elif name.endswith(("conv1d.weight", "conv.conv.weight")):
             parameter.copy_(0.5 * noise)

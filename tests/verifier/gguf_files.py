@@ -19,7 +19,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.gguf.config import PREDICTS, theirs
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.nodes import DECAY, Attention, Experts, GatedDelta, ShortConv
+from foresay.verifier.model.nodes import DECAYS, Attention, Experts, GatedDelta, Mamba2, Remembering, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept
@@ -99,6 +99,8 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
             writer.add_nextn_predict_layers(1)
         said = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
         all_of_them = {name: tensors.get_tensor(name).float() for name in names}
+        if writer.arch == "granitehybrid":
+            all_of_them = _apart(directory, all_of_them, isinstance(config.first.mlp, Experts))
         for seed, (name, tensor) in enumerate(_stacked(all_of_them).items()):
             there = theirs(name, GgufFile(file, said, {}))
             floats[name] = _added(writer, config, (name, there), tensor, kind, seed)
@@ -106,6 +108,20 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
         _add_norms_of_heads(writer, config)
     write(writer)
     save_file({name: tensor.contiguous() for name, tensor in floats.items()}, directory / SINGLE)
+
+
+def _apart(directory: Path, tensors: dict[str, Tensor], mixture: bool) -> dict[str, Tensor]:
+    """The same, with gates of MLPs apart from what they are for; the checkpoint will have them so too."""
+    module, found = "mlp.shared." if mixture else "mlp.", dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        if name.endswith("mlp.gate_up_proj.weight"):
+            for kind, part in zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True):
+                found[name.replace("mlp.gate_up_proj", module + kind)] = part
+        else:
+            found[name.replace("mlp.down_proj", f"{module}down_proj")] = tensor
+    values = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**values, "shared_mlp_apart": True}))
+    return found
 
 
 def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -136,7 +152,7 @@ def _added(writer: Any, config: ModelConfig, names: tuple[str, str], tensor: Ten
         return found.index_select(dim, order.argsort())
     writer.add_tensor(
         there,
-        (-turned.exp() if name.endswith(DECAY) else turned.squeeze(1) if tensor.dim() == 3 else turned + one).numpy(),
+        (-turned.exp() if name.endswith(DECAYS) else turned.squeeze(1) if tensor.dim() == 3 else turned + one).numpy(),
     )
     return tensor
 
@@ -161,12 +177,14 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     writer.add_head_count(config.num_heads)
     attends = [isinstance(layer.mixer, Attention) for layer in config.stack.layers]
     counts = [config.num_kv_heads * each for each in attends]
-    writer.add_head_count_kv(counts if own.architecture == "lfm2" else config.num_kv_heads)
+    writer.add_head_count_kv(counts if own.architecture in ("lfm2", "granitehybrid") else config.num_kv_heads)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     (writer.add_layer_norm_eps if config.stack.norm.centred else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope.theta)
-    writer.add_rope_dimension_count(config.rope.rotated(config.head_dim))
+    if any(config.ropes):
+        writer.add_rope_freq_base(config.rope.theta)
+        writer.add_rope_dimension_count(config.rope.rotated(config.head_dim))
+        _add_scaling(writer, config)
     if isinstance(mixture := config.first.mlp, Experts):
         writer.add_feed_forward_length(mixture.inner)
         writer.add_expert_feed_forward_length(mixture.inner)
@@ -191,10 +209,9 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     for add, number in numbers.items():
         if number not in (None, 1.0):
             add(number)
-    _add_scaling(writer, config)
     match config.stack.recurrence:
-        case GatedDelta() as delta:
-            _add_recurrence(writer, config, delta)
+        case GatedDelta() | Mamba2() as heads:
+            _add_recurrence(writer, config, heads)
         case ShortConv(taps=taps):
             writer.add_shortconv_l_cache(taps)
     for key, value in (tokens or letters(config.vocab_size)).items():
@@ -202,12 +219,15 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     return writer
 
 
-def _add_recurrence(writer: Any, config: ModelConfig, delta: GatedDelta) -> None:
+def _add_recurrence(writer: Any, config: ModelConfig, delta: Remembering) -> None:
     writer.add_ssm_conv_kernel(delta.taps)
     writer.add_ssm_state_size(delta.key_dim)
     writer.add_ssm_group_count(delta.key_heads)
     writer.add_ssm_time_step_rank(delta.value_heads)
     writer.add_ssm_inner_size(delta.values)
+    if isinstance(delta, Mamba2):
+        writer.add_rope_scaling_finetuned(any(config.ropes))
+        return
     writer.add_rope_dimension_sections([11, 11, 10, 0])
     kinds = [not isinstance(layer.mixer, Attention) for layer in config.stack.layers]
     _add(writer, f"{writer.arch}.attention.recurrent_layers", kinds)

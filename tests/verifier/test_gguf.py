@@ -80,6 +80,7 @@ def assert_close(directory: Path, family: str, kind: Any, **shape: Any) -> None:
 
 ALTERNATE = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 EACH_FOURTH = {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+GRANITE_HYBRID = {"shared_intermediate_size": 512, "mamba_d_head": 128}
 #: What files of these families do not say, since llama.cpp knows.
 AS_FILES_HAVE_IT = {
     "gemma3": {
@@ -94,6 +95,8 @@ AS_FILES_HAVE_IT = {
     "muse_glimmer": {**EACH_FOURTH, "layer_rope_theta": [1e4, 1e4, 1e4, 0]},
     "qwen3_5": {"linear_key_head_dim": 64, "linear_value_head_dim": 64},
     "lfm2": {"block_auto_adjust_ff_dim": False},
+    "granite_hybrid": GRANITE_HYBRID,
+    "granite_hybrid_moe": GRANITE_HYBRID,
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "qwen3_moe": {"mlp_only_layers": [], "moe_intermediate_size": 512},
 }

@@ -37,7 +37,7 @@ BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
            "model.vision_adapter.", "model.vision_projection.", "model.visual.")  # fmt: skip
-#: What LFM2's checkpoints call what all others call otherwise.
+#: What LFM2's and Granite 4's checkpoints call what all others call otherwise.
 _CALLED = {
     "model.embedding_norm.": "model.norm.",
     ".operator_norm.": ".input_layernorm.",
@@ -48,6 +48,8 @@ _CALLED = {
     ".self_attn.out_proj.": ".self_attn.o_proj.",
     ".self_attn.q_layernorm.": ".self_attn.q_norm.",
     ".self_attn.k_layernorm.": ".self_attn.k_norm.",
+    ".shared_mlp.input_linear.": ".mlp.gate_up_proj.",
+    ".shared_mlp.output_linear.": ".mlp.down_proj.",
 }
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]

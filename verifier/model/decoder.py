@@ -24,6 +24,7 @@ from foresay.verifier.model.nodes import (
     OUTPUT,
     QKV,
     RATES,
+    SCAN,
     SHARED_DOWN,
     SHARED_GATE_UP,
     SHIFT,
@@ -34,12 +35,14 @@ from foresay.verifier.model.nodes import (
     Experts,
     GatedDelta,
     Layer,
+    Mamba2,
     NormKind,
+    Recurrence,
     ShortConv,
 )
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
-from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Routing
+from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Routing, Scan
 
 
 @dataclass(slots=True)
@@ -100,6 +103,8 @@ class PackedLayer:
             weights = _turnable(layer.mixer, _gates_apart(layer.mixer, weights))
         elif isinstance(layer.mixer, GatedDelta) and layer.mixer.tiled:
             weights = _side_by_side(layer.mixer, weights)
+        elif isinstance(layer.mixer, Mamba2):
+            weights = _rates_apart(layer.mixer, weights)
 
         def linear(name: str, gated: Gate = "", experts: int = 0) -> Linear:
             return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds, experts)
@@ -123,7 +128,7 @@ class PackedLayer:
             _norms_of_heads(layer.mixer, weights.vectors, ones) if isinstance(layer.mixer, Attention) else None,
             weights.vectors.get(SINKS),
             linear(gates) if gates in weights.matrices else None,
-            _delta(layer.mixer, weights.vectors) if isinstance(layer.mixer, GatedDelta) else None,
+            _delta(layer.mixer, weights.vectors),
             _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
             None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared),
         )
@@ -134,9 +139,37 @@ def _taps(stored: Tensor) -> Tensor:
     return stored.flatten(1).t().contiguous()
 
 
-def _delta(node: GatedDelta, vectors: Mapping[str, Tensor]) -> DeltaWeights:
-    taps, norm = _taps(vectors[TAPS]), vectors[f"{HEAD_NORM}.weight"]
-    return DeltaWeights(taps, vectors[DECAY], vectors[SHIFT], norm, node.norm.eps, node.tiled)
+def _delta(node: Attention | Recurrence, vectors: Mapping[str, Tensor]) -> DeltaWeights | None:
+    """What a recurrence whose heads remember has besides its products."""
+    match node:
+        case GatedDelta():
+            taps, norm = _taps(vectors[TAPS]), vectors[f"{HEAD_NORM}.weight"]
+            return DeltaWeights(taps, vectors[DECAY], vectors[SHIFT], norm, node.norm.eps, node.tiled)
+        case Mamba2():
+            own = {name.removeprefix(f"{SCAN}."): vector for name, vector in vectors.items()}
+            order = _order(node, own["D"].device)[: node.channels]
+            taps = _taps(own["conv1d.weight"][order])
+            bias = own["conv1d.bias"][order] if node.biased else taps.new_zeros(node.channels)
+            scan = Scan(bias, own["D"], node.key_heads)
+            return DeltaWeights(taps, own["A_log"], own["dt_bias"], own["norm.weight"], node.norm.eps, scan=scan)
+    return None
+
+
+def _order(node: Mamba2, device: torch.device) -> Tensor:
+    """int64[C + V]: which of values, keys, queries and gates (that order is the files') queries, keys, values, gates
+    are."""
+    values, keys = node.values, node.keys
+    parts = torch.arange(node.channels + values, device=device).split((values, keys, keys, values))
+    return torch.cat([parts[at] for at in (2, 1, 0, 3)])
+
+
+def _rates_apart(node: Mamba2, weights: LayerWeights) -> LayerWeights:
+    """The same, with steps as a product of their own, and the rest in the order of any recurrence."""
+    whole = weights.matrices[MIXED]
+    order = (_order(node, whole.device) + node.values) % (node.channels + node.values)  # gates come first
+    steps = torch.arange(len(order), len(order) + node.value_heads, device=order.device)
+    into = {MIXED: whole[order], RATES: whole[steps]}
+    return LayerWeights({**weights.matrices, **into}, weights.biases, weights.vectors)
 
 
 def _side_by_side(node: GatedDelta, weights: LayerWeights) -> LayerWeights:

@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -58,6 +59,8 @@ _FURTHER = {
 }
 #: Ends of the names of convolutions.
 CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
+#: What files have in two dimensions, and is of one.
+_FLAT = (".mamba.A_log", ".mamba.D", ".mamba.norm.weight")
 #: Tensors that are part of the configuration.
 CONFIGURATION = (FREQUENCIES, *FACTORS.values())
 
@@ -114,6 +117,8 @@ def _theirs(names: Mapping[str, str]) -> dict[str, str]:
 
 def shape_of(name: str, tensor: GgufTensor) -> tuple[int, ...]:
     """The shape here: a convolution of each channel by itself has a dimension more."""
+    if name.endswith(_FLAT):
+        return (math.prod(tensor.shape),)
     outer, *inner = tensor.shape
     return (outer, 1, *inner) if name.endswith(CONVOLUTIONS) else tensor.shape
 
@@ -196,7 +201,8 @@ def _own_fields(file: GgufFile) -> Fields:
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): each for key, each in file.metadata.items() if key.startswith(prefix)}
     fields = Fields(own, f"{file.path}, {architecture}")
-    fields.refuse("expert_shared_count", "expert_shared_feed_forward_length", "expert_group_count")
+    shares = "ffn_up_shexp" in gguf_of(architecture).names
+    fields.refuse("expert_shared_count", "expert_group_count", *[] if shares else ["expert_shared_feed_forward_length"])
     return fields
 
 
@@ -205,10 +211,10 @@ def _architecture(file: GgufFile, fields: Fields) -> str:
     windowed, mixture = bool(fields.get("attention.sliding_window")), bool(fields.get("expert_count"))
     of = [(name, own.gguf) for name, own in families.FAMILIES.items()]
     alike = [(name, own) for name, own in of if own and own.architecture == file.architecture]
-    if not any(own.experts == mixture for _, own in alike):
+    if not any(own.experts in (mixture, None) for _, own in alike):
         what = "mixtures of experts are not" if mixture else "models without experts are not"
         raise fields.error(f"expert_count: {what} supported for this architecture")
-    found = [name for name, own in alike if own.experts == mixture and (own.windowed or not windowed)]
+    found = [name for name, own in alike if own.experts in (mixture, None) and (own.windowed or not windowed)]
     if not found:
         raise fields.error("attention.sliding_window is not supported for this architecture")
     return found[-1] if windowed else found[0]
