@@ -19,7 +19,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.gguf.config import PREDICTS, theirs
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.nodes import DECAYS, Attention, Experts, GatedDelta, Mamba2, Remembering, ShortConv
+from foresay.verifier.model.nodes import DECAYS, MLP, Attention, Experts, GatedDelta, Mamba2, Remembering, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept
@@ -177,7 +177,9 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     writer.add_head_count(config.num_heads)
     attends = [isinstance(layer.mixer, Attention) for layer in config.stack.layers]
     counts = [config.num_kv_heads * each for each in attends]
-    writer.add_head_count_kv(counts if own.architecture in ("lfm2", "granitehybrid") else config.num_kv_heads)
+    writer.add_head_count_kv(
+        counts if own.architecture in ("lfm2", "granitehybrid", "nemotron_h") else config.num_kv_heads
+    )
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     (writer.add_layer_norm_eps if config.stack.norm.centred else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
@@ -191,7 +193,8 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
         writer.add_expert_count(mixture.count)
         writer.add_expert_used_count(mixture.chosen)
     else:
-        writer.add_feed_forward_length(config.intermediate_size)
+        inner = [config.intermediate_size * isinstance(layer.mixer, MLP) for layer in config.stack.layers]
+        writer.add_feed_forward_length(inner if any(inner) else config.intermediate_size)
     window = next((each.window for each in config.stack.attentions if each.window), None)
     if window is not None and own.windowed:
         writer.add_sliding_window(window)

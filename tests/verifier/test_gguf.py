@@ -97,6 +97,7 @@ AS_FILES_HAVE_IT = {
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "granite_hybrid": GRANITE_HYBRID,
     "granite_hybrid_moe": GRANITE_HYBRID,
+    "nemotron_h": {"mamba_head_dim": 128},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "qwen3_moe": {"mlp_only_layers": [], "moe_intermediate_size": 512},
 }

@@ -255,7 +255,11 @@ def published(directory: Path, kind: str, family: str = "qwen3") -> None:
         "intermediate_size": 160,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        **{"qwen3_5": {"linear_num_value_heads": 8}, "granite_hybrid": {"mamba_n_heads": 8}}.get(family, {}),
+        **{
+            "qwen3_5": {"linear_num_value_heads": 8},
+            "granite_hybrid": {"mamba_n_heads": 8},
+            "nemotron_h": {"mamba_num_heads": 8},
+        }.get(family, {}),
     }
     make(family, directory / "plain", **sizes, head_dim=32)
     about, convert = FORMATS[kind]

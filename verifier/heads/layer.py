@@ -157,5 +157,6 @@ class PagedHead:
                     return x[:0], x[:0]
                 x, seen = take_rows(x, rows.logits_indices), take_rows(seen, rows.logits_indices)
             inner = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
-            mixed = add_norm(x, layer.down.unfinished(layer.gate_up.gated(inner)), above)
+            into, back = layer.inner
+            mixed = add_norm(x, back.unfinished(into.gated(inner)), above)
         return mixed, x

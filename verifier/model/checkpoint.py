@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,19 @@ _CALLED = {
     ".shared_mlp.input_linear.": ".mlp.gate_up_proj.",
     ".shared_mlp.output_linear.": ".mlp.down_proj.",
 }
+#: And Nemotron-H's, whose layers are one of these each.
+_ALONE = tuple(
+    (re.compile(pattern), ours)
+    for pattern, ours in (
+        (r"^backbone\.", "model."),
+        (r"^model\.embeddings\.", "model.embed_tokens."),
+        (r"^model\.norm_f\.", "model.norm."),
+        (r"^(model\.layers\.\d+)\.norm\.", r"\1.input_layernorm."),
+        (r"\.mixer\.(?=[qkvo]_proj\.)", ".self_attn."),
+        (r"\.mixer\.(?=(?:up|down)_proj\.)", ".mlp."),
+        (r"\.mixer\.", ".mamba."),
+    )
+)
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers that old checkpoints carry and every decoder computes itself; scales by which activations would be rounded,
@@ -179,6 +193,8 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
     for name in stored:
         begun = next((prefix for prefix in _INSIDE if name.startswith(prefix)), None)
         own = name if begun is None else _INSIDE[begun] + name.removeprefix(begun)
+        for pattern, most in _ALONE:
+            own = pattern.sub(most, own)
         called = next((part for part in _CALLED if part in own), None)
         own = own if called is None else own.replace(called, _CALLED[called])
         if own in found:

@@ -21,6 +21,7 @@ from foresay.verifier.model.nodes import (
     HEAD_GATE,
     HEAD_NORM,
     MIXED,
+    MLP,
     OUTPUT,
     QKV,
     RATES,
@@ -36,8 +37,8 @@ from foresay.verifier.model.nodes import (
     GatedDelta,
     Layer,
     Mamba2,
+    Mixer,
     NormKind,
-    Recurrence,
     ShortConv,
 )
 from foresay.verifier.model.rope import RopeTable, pairs_apart
@@ -78,12 +79,13 @@ class PackedLayer:
     """The weights of one layer (:class:`~foresay.verifier.model.nodes.Layer`), packed. of_heads: the norms of queries
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; of a recurrent layer its rates, as qkv is
     all else that it reads. delta: a recurrent layer's other weights; taps: those of a convolution alone, fp32[T, C].
-    experts: of a layer that has some, of which all have a part in gate_up and down."""
+    experts: of a layer that has some, of which all have a part in gate_up and down. Of an MLP alone, qkv and output are
+    that."""
 
     qkv: Linear
     output: Linear
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None
+    down: Linear | None
     before_attention: Norm | None
     after_attention: Norm | None
     before_mlp: Norm | None
@@ -95,10 +97,18 @@ class PackedLayer:
     taps: Tensor | None = None
     experts: PackedExperts | None = None
 
+    @property
+    def inner(self) -> tuple[Linear, Linear]:
+        """Into its MLP or experts and back, of a layer that has some."""
+        assert self.gate_up is not None and self.down is not None, "it has some"
+        return self.gate_up, self.down
+
     @classmethod
     def of(cls, layer: Layer, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False) -> PackedLayer:
         """dtype: of activations. rounds: see :class:`~foresay.verifier.model.linear.Linear`."""
+        alone = layer.mixer if isinstance(layer.mixer, MLP) else None
         into, gates = (QKV, HEAD_GATE) if isinstance(layer.mixer, Attention) else (MIXED, RATES)
+        into, out = (into, OUTPUT) if alone is None else (GATE_UP, DOWN)
         if isinstance(layer.mixer, Attention):
             weights = _turnable(layer.mixer, _gates_apart(layer.mixer, weights))
         elif isinstance(layer.mixer, GatedDelta) and layer.mixer.tiled:
@@ -112,15 +122,15 @@ class PackedLayer:
         def around(name: str | None, kind: NormKind = layer.norm) -> Norm | None:
             return None if name is None else norm_of(kind, name, weights.vectors, ones)
 
-        mixture = layer.mlp if isinstance(layer.mlp, Experts) else None
+        inner, mixture = layer.mlp, layer.mlp if isinstance(layer.mlp, Experts) else None
         count, beside = (0, None) if mixture is None else (mixture.count, mixture.shared)
         shared = None if beside is None else (linear(SHARED_GATE_UP, beside.activation), linear(SHARED_DOWN))
-        ones = torch.ones(weights.matrices[OUTPUT].shape[0], dtype=dtype, device=weights.matrices[OUTPUT].device)
+        ones = torch.ones(weights.matrices[out].shape[0], dtype=dtype, device=weights.matrices[out].device)
         return cls(
-            linear(into),
-            linear(OUTPUT),
-            linear(GATE_UP, layer.mlp.activation, count),
-            linear(DOWN, experts=count),
+            linear(into, "" if alone is None else alone.activation),
+            linear(out),
+            None if inner is None else linear(GATE_UP, inner.activation, count),
+            None if inner is None else linear(DOWN, experts=count),
             around(layer.norms.before_attention),
             around(layer.norms.after_attention, layer.after or layer.norm),
             around(layer.norms.before_mlp),
@@ -139,7 +149,7 @@ def _taps(stored: Tensor) -> Tensor:
     return stored.flatten(1).t().contiguous()
 
 
-def _delta(node: Attention | Recurrence, vectors: Mapping[str, Tensor]) -> DeltaWeights | None:
+def _delta(node: Mixer, vectors: Mapping[str, Tensor]) -> DeltaWeights | None:
     """What a recurrence whose heads remember has besides its products."""
     match node:
         case GatedDelta():

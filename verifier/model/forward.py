@@ -16,7 +16,7 @@ from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.model.decoder import Decoder, PackedExperts, PackedLayer
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.nodes import MLP, Attention
 from foresay.verifier.ops.attention import rotate_and_store, tree_attention
 from foresay.verifier.ops.experts import mixed, route, sort_rows
 from foresay.verifier.ops.records import Norm, Rotation, SplitKSums
@@ -46,21 +46,21 @@ def forward(
         if isinstance(node.mixer, Attention):
             kept = rows.of_layer(store.is_windowed(index))
             seen = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(index))
+        elif isinstance(node.mixer, MLP):
+            seen = layer.qkv.gated(normed, count)
         else:
             seen = recurrence(layer, normed, rows, next(states))
         branch = _branch(layer.output, seen, layer.after_attention, count)
+        behind = next_norm if node.mlp is None else layer.before_mlp
         if node.parallel:
             add_norm(x, branch, None, count, node.share)
         else:
-            normed = add_norm(x, branch, layer.before_mlp, count, node.share)
+            normed = add_norm(x, branch, behind, count, node.share)
         del seen, branch  # their memory is used again
-        if layer.experts is None:
-            branch = _branch(layer.down, layer.gate_up.gated(normed, count), layer.after_mlp, count)
-        else:
-            branch = experts(layer, layer.experts, normed, count)
-            branch = branch if layer.after_mlp is None else norm(branch, layer.after_mlp, count)
-        normed = add_norm(x, branch, next_norm, count, node.share)
-        del branch
+        if node.mlp is not None:
+            branch = inside(layer, normed, count)
+            normed = add_norm(x, branch, next_norm, count, node.share)
+            del branch
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
     if asked.final:
@@ -78,12 +78,21 @@ def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: Lay
     return gated_delta(mixed, layer.head_gate.wide(normed, rows.count), layer.delta, *more)
 
 
-def experts(layer: PackedLayer, own: PackedExperts, normed: Tensor, count: Tensor | None) -> Tensor:
+def inside(layer: PackedLayer, normed: Tensor, count: Tensor | None) -> Tensor | SplitKSums:
+    """[R, H]: what an MLP makes of its rows, or experts."""
+    into, back = layer.inner
+    if layer.experts is None:
+        return _branch(back, into.gated(normed, count), layer.after_mlp, count)
+    mixed = experts(into, back, layer.experts, normed, count)
+    return mixed if layer.after_mlp is None else norm(mixed, layer.after_mlp, count)
+
+
+def experts(gate_up: Linear, down: Linear, own: PackedExperts, normed: Tensor, count: Tensor | None) -> Tensor:
     """[R, H]: what each row's experts make of it, and the shared one."""
     logits = own.router.wide(normed, count)
     chosen, weights = route(logits, own.routing, own.correction, count)
     copies, rows = sort_rows(normed, chosen, own.routing, count)
-    parts = layer.down.of_experts(layer.gate_up.of_experts(copies, rows), rows, torch.float32)
+    parts = down.of_experts(gate_up.of_experts(copies, rows), rows, torch.float32)
     if own.shared is None:
         return mixed(parts, weights, rows.places, normed.dtype, count=count)
     into, back = own.shared

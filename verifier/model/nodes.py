@@ -332,6 +332,8 @@ class MLP:
         )
 
 
+Mixer = Attention | Recurrence | MLP
+
 #: Tensors of all experts in newer checkpoints; and in GGUF files, which have gates apart, and perhaps biases.
 GGUF_STACKS = {
     name: tuple(
@@ -446,14 +448,15 @@ AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernor
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Attention, or a recurrence, and an MLP, or experts, each added to the residual stream.
+    """Attention, or a recurrence, and an MLP, or experts, each added to the residual stream; or one of these alone,
+    which is the mixer then, an MLP too.
 
     norm: how what they read is normed; after: how what they put out is, None: alike. parallel: the MLP reads what
     attention reads. share: by what both are multiplied before they are added.
     """
 
-    mixer: Attention | Recurrence
-    mlp: MLP | Experts
+    mixer: Mixer
+    mlp: MLP | Experts | None
     norm: NormKind
     norms: Norms = BEFORE
     parallel: bool = False
@@ -468,14 +471,15 @@ class Layer:
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """In the order in which they are computed."""
-        return *self.mixer.products(hidden), *self.mlp.products(hidden)
+        return *self.mixer.products(hidden), *(() if self.mlp is None else self.mlp.products(hidden))
 
     def vectors(self, hidden: int) -> Iterator[Vector]:
         """Its parameters besides those of the products."""
         for name, kind in zip(self.norms, (self.norm, self.after or self.norm) * 2, strict=True):
             if name is not None:
                 yield from kind.vectors(name, hidden)
-        yield from self.mixer.vectors()
+        if not isinstance(self.mixer, MLP):
+            yield from self.mixer.vectors()
         if isinstance(self.mlp, Experts):
             yield from self.mlp.vectors(hidden)
 
@@ -504,7 +508,7 @@ class Stack:
     @property
     def recurrence(self) -> Recurrence | None:
         """That of its recurrent layers, which are all alike; None if there are none."""
-        return next((layer.mixer for layer in self.layers if not isinstance(layer.mixer, Attention)), None)
+        return next((one.mixer for one in self.layers if not isinstance(one.mixer, Attention | MLP)), None)
 
     @classmethod
     def uniform(cls, layers: int, attention: Attention, inner: int, norm: NormKind) -> Stack:

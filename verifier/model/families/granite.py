@@ -17,7 +17,7 @@ from foresay.verifier.model.families.family import (
     ropes_by_theta,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import MLP, OUTPUT, QKV, Attention, Experts, Layer, Mamba2, Stack
+from foresay.verifier.model.nodes import MLP, OUTPUT, QKV, Attention, Experts, Layer, Mixer, Stack
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
 
@@ -26,7 +26,7 @@ def granite(fields: Fields) -> Stack:
     return granite_stack(fields, mlp(fields, bias=fields.flag("mlp_bias", False)))
 
 
-def granite_stack(fields: Fields, inner: MLP | Experts, own: Sequence[Attention | Mamba2] = ()) -> Stack:
+def granite_stack(fields: Fields, inner: MLP | Experts, own: Sequence[Mixer] = ()) -> Stack:
     """Layers that have this behind their attention, or what ``own`` has of each; absent: they see everything."""
     return _stack(fields, own or [granite_attention(fields, read_rope(fields))] * layer_count(fields), inner)
 
@@ -46,7 +46,7 @@ def granite_attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> A
     return attention(fields, rope, scale=fields.number("attention_multiplier", 1.0), biases=has, **more)
 
 
-def _stack(fields: Fields, own: Sequence[Attention | Mamba2], inner: MLP | Experts) -> Stack:
+def _stack(fields: Fields, own: Sequence[Mixer], inner: MLP | Experts) -> Stack:
     norm, share = rms_norm(fields), fields.number("residual_multiplier", 1.0)
     return Stack(
         tuple(Layer(each, inner, norm, share=share) for each in own),

@@ -1,15 +1,38 @@
-"""Granite 4: most layers are Mamba-2's."""
+"""Granite 4, Nemotron-H: most layers are Mamba-2's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from foresay.verifier.model.families.family import FUSED_GATE_UP, Family, Gguf, layer_count, mlp, rms_norm
+from foresay.verifier.model.families.family import (
+    FUSED_GATE_UP,
+    MOST_LAYERS,
+    Family,
+    Gguf,
+    attention,
+    biases,
+    mlp,
+    rms_norm,
+)
 from foresay.verifier.model.families.granite import granite_attention, granite_stack, granite_values
 from foresay.verifier.model.families.mixtures import GRANITE_ROUTER, GRANITE_STACKS, experts
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import MLP, Attention, Experts, Mamba2, Router, Stack
+from foresay.verifier.model.nodes import (
+    MLP,
+    OUTPUT,
+    QKV,
+    Attention,
+    Experts,
+    Layer,
+    Mamba2,
+    Mixer,
+    NormKind,
+    Norms,
+    Router,
+    Stack,
+)
 from foresay.verifier.model.rope_config import read_rope
 
 #: Numbers that kernels take at once.
@@ -31,18 +54,41 @@ def granite_hybrid(fields: Fields) -> Stack:
     return granite_stack(fields, inner, _mixers(fields, granite_attention(fields, rope), _granite_mamba(fields)))
 
 
-def _mixers(fields: Fields, attends: Attention, scans: Mamba2) -> Sequence[Attention | Mamba2]:
-    """By ``layer_types``, in the words of transformers 4 or 5."""
-    kinds: dict[str, Attention | Mamba2] = {
+def _mixers(fields: Fields, attends: Attention, scans: Mamba2, alone: MLP | None = None) -> Sequence[Mixer]:
+    """By ``layer_types``, in the words of transformers 4 or 5. alone: layers may be this."""
+    kinds: dict[str, Mixer] = {
         "attention": attends, "full_attention": attends, "mamba": scans, "linear_attention": scans,
+        **({} if alone is None else {"mlp": alone}),
     }  # fmt: skip
     names = fields.get("layer_types") or fields.get("layers_block_type")
-    if not isinstance(names, list) or len(names) != layer_count(fields) or not set(names) <= set(kinds):
-        raise fields.error(f"layer_types must list mamba or attention for {layer_count(fields)} layers: {names!r}")
+    layers = fields.integer("num_hidden_layers", len(names) if isinstance(names, list) else None, most=MOST_LAYERS)
+    if not isinstance(names, list) or len(names) != layers or not set(names) <= set(kinds):
+        raise fields.error(f"layer_types must list {', '.join(kinds)} for {layers} layers: {names!r}")
     own = [kinds[name] for name in names]
     if attends not in own:
         raise fields.error("layer_types must list a layer of attention")
     return own
+
+
+#: Nemotron-H's letters of its layers.
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def nemotron_h(fields: Fields) -> Stack:
+    """Each layer is one of Mamba-2's, or attends without positions, or is an MLP without gates."""
+    fields.refuse("use_bias", "mamba_proj_bias", "mlp_bias")
+    norm, pattern = NormKind(fields.number("layer_norm_epsilon", 1e-5)), fields.get("hybrid_override_pattern")
+    if fields.get("layers_block_type") is None and isinstance(pattern, str):
+        names = [_LETTERS.get(letter, letter) for letter in pattern]
+        fields = Fields({**fields.values, "layers_block_type": names, "num_hidden_layers": len(names)}, fields.where)
+    has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
+    sizes = fields.integer("n_groups", 8), fields.integer("mamba_num_heads", 128)
+    widths = fields.integer("ssm_state_size", 128), fields.integer("mamba_head_dim", 64)
+    taps = fields.integer("conv_kernel", 4, minimum=2, most=64)
+    scans = _mamba(fields, (*sizes, *widths), taps, "use_conv_bias", norm)
+    inner = mlp(fields, "relu2", "mlp_hidden_act")
+    own = _mixers(fields, attention(fields, None, biases=has), scans, inner)
+    return Stack(tuple(Layer(each, None, norm, Norms("input_layernorm")) for each in own), norm)
 
 
 def _granite_mamba(fields: Fields) -> Mamba2:
@@ -54,10 +100,11 @@ def _granite_mamba(fields: Fields) -> Mamba2:
     if heads * dim != wide:
         raise fields.error(f"mamba_n_heads {heads} times mamba_d_head {dim} is not mamba_expand times hidden_size")
     sizes = fields.integer("mamba_n_groups", 1), heads, fields.integer("mamba_d_state", 256), dim
-    return _mamba(fields, sizes, fields.integer("mamba_d_conv", 4, minimum=2, most=64), "mamba_conv_bias")
+    taps = fields.integer("mamba_d_conv", 4, minimum=2, most=64)
+    return _mamba(fields, sizes, taps, "mamba_conv_bias", rms_norm(fields))
 
 
-def _mamba(fields: Fields, sizes: tuple[int, int, int, int], taps: int, bias: str) -> Mamba2:
+def _mamba(fields: Fields, sizes: tuple[int, int, int, int], taps: int, bias: str, norm: NormKind) -> Mamba2:
     """sizes: groups, heads, widths of states and of heads. bias: the key that says whether the convolution has one."""
     groups, heads, state, dim = sizes
     limit = fields.get("time_step_limit")
@@ -68,15 +115,15 @@ def _mamba(fields: Fields, sizes: tuple[int, int, int, int], taps: int, bias: st
             f"{heads} heads of {groups} groups, {dim} wide, with states of {state}: heads must be whole groups, "
             f"widths multiples of {_LANES}"
         )
-    return Mamba2(groups, heads, state, dim, taps, rms_norm(fields, wide=True), fields.flag(bias, True))
+    return Mamba2(groups, heads, state, dim, taps, replace(norm, wide=True), fields.flag(bias, True))
 
 
 def _of_granite(fields: Fields, head_dim: int) -> dict[str, Any]:
-    counts, shared = fields.get("attention.head_count_kv"), "expert_shared_feed_forward_length"
+    shared = "expert_shared_feed_forward_length"
     wide, heads = fields.integer("ssm.inner_size"), fields.integer("ssm.time_step_rank")
     return {
         **granite_values(fields, head_dim),
-        "layer_types": [("mamba", "attention")[bool(each)] for each in counts] if isinstance(counts, list) else None,
+        "layer_types": ["attention" if each else "mamba" for each in _by_layer(fields, "attention.head_count_kv")],
         "position_embedding_type": "rope" if fields.flag("rope.scaling.finetuned", True) else None,
         "shared_intermediate_size": fields.integer(shared, fields.integer("feed_forward_length")),
         "num_local_experts": fields.integer("expert_count", 0, minimum=0),
@@ -87,6 +134,25 @@ def _of_granite(fields: Fields, head_dim: int) -> dict[str, Any]:
         "mamba_n_groups": fields.integer("ssm.group_count"),
         "mamba_d_conv": fields.integer("ssm.conv_kernel"),
         _APART: True,
+    }
+
+
+def _by_layer(fields: Fields, key: str) -> list[Any]:
+    found = fields.get(key)
+    return found if isinstance(found, list) else [found] * fields.integer("block_count")
+
+
+def _of_nemotron(fields: Fields, head_dim: int) -> dict[str, Any]:
+    both = zip(_by_layer(fields, "attention.head_count_kv"), _by_layer(fields, "feed_forward_length"), strict=True)
+    heads = fields.integer("ssm.time_step_rank")
+    return {
+        "layer_types": ["attention" if attends else "mlp" if inner else "mamba" for attends, inner in both],
+        "layer_norm_epsilon": fields.number("attention.layer_norm_rms_epsilon"),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": fields.integer("ssm.inner_size") // heads,
+        "ssm_state_size": fields.integer("ssm.state_size"),
+        "n_groups": fields.integer("ssm.group_count"),
+        "conv_kernel": fields.integer("ssm.conv_kernel"),
     }
 
 
@@ -107,4 +173,14 @@ _EXPERTS = {
 _GRANITE = {"rms_norm_eps": 1e-6, "num_experts_per_tok": 2}
 _GGUF = Gguf("granitehybrid", {**_NAMES, **_EXPERTS}, in_pairs=True, experts=None, values=_of_granite)
 
-FAMILIES = {"GraniteMoeHybridForCausalLM": Family("Granite 4 and 4-H", granite_hybrid, _GRANITE, _GGUF)}
+_NEMOTRON = {"head_dim": 128, "num_key_value_heads": 8}
+
+FAMILIES = {
+    "GraniteMoeHybridForCausalLM": Family("Granite 4 and 4-H", granite_hybrid, _GRANITE, _GGUF),
+    "NemotronHForCausalLM": Family(
+        "Nemotron-H, Nemotron Nano 2 and 3 (dense)",
+        nemotron_h,
+        _NEMOTRON,
+        Gguf("nemotron_h", _NAMES, values=_of_nemotron),
+    ),
+}

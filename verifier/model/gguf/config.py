@@ -137,7 +137,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "architectures": [_architecture(file, fields)],
         "vocab_size": _vocab_size(file, fields),
         "hidden_size": hidden,
-        "intermediate_size": fields.integer("feed_forward_length"),
+        "intermediate_size": _one(fields, "feed_forward_length", None),
         "moe_intermediate_size": fields.get("expert_feed_forward_length"),
         "num_experts": fields.get("expert_count"),
         "num_experts_per_tok": fields.get("expert_used_count"),
@@ -227,7 +227,7 @@ def _head_dim(fields: Fields, absent: int) -> int:
     return found
 
 
-def _one(fields: Fields, key: str, absent: int) -> int:
+def _one(fields: Fields, key: str, absent: int | None) -> int:
     """A number that there may be one of for each layer, if all are the same; 0 where a layer has none."""
     found = fields.get(key)
     if isinstance(found, list) and len(kinds := set(found) - {0}) == 1:
