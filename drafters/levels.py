@@ -118,6 +118,8 @@ class TreeDrafter(ABC):
     pass has rows of its own for all levels, so that there is no room for more of them than are drafted. shared_noise:
     whether drafts are sampled with the target's own noise; False is for comparison. first: the first position of which
     it has a row. windows: the window pages, of one that reads layers which keep their rows in those.
+    recurrent: whether it has recurrent layers. beyond: pages past those of a text that its passes may write to.
+    chains_apart: whether a chain's level takes less than a tree's by more than its rows do.
     """
 
     free: bool = False
@@ -126,6 +128,9 @@ class TreeDrafter(ABC):
     shared_noise: bool = True
     needs: FeatureRequest | None = None
     windows: WindowPages | None = None
+    recurrent: bool = False
+    beyond: int = 0
+    chains_apart: bool = False
 
     def __init__(
         self, name: str, dynamic: bool, device: torch.device, pool: PagePool, token_ids: Tensor | None = None
@@ -169,7 +174,7 @@ class TreeDrafter(ABC):
 
     def state(self, sequences: int, pages: int, reach: int) -> StepState:
         """What its levels read of so many sequences."""
-        return StepState(sequences, pages, self._page_size, reach, self.device, self.windows)
+        return StepState(sequences, pages, self._page_size, reach, self.device, self.windows, self.recurrent)
 
     def able(self, sequence: SequenceState) -> bool:
         """Whether it can draft for a sequence now."""
@@ -241,7 +246,9 @@ class TreeDrafter(ABC):
             at.bars.write([grown.bars for grown in growing])
         adjusting = any(adjusts(sequence, 0) for sequence in sequences)
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
-        asked = shape.levels if self.device.type == "cpu" else max(levels_ahead(grown.shape) for grown in growing)
+        asked = shape.levels - min(grown.depth for grown in growing)
+        if self.device.type != "cpu":
+            asked = max(levels_ahead(grown.shape) for grown in growing)
         for level in at.grown(asked, change):
             tokens = level.tokens.tolist()
             for place, grown in enumerate(growing):
@@ -279,7 +286,7 @@ class TreeDrafter(ABC):
         """What is made for such trees."""
         first = growing[0]
         count = 1 << (len(growing) - 1).bit_length()  # few captures serve all: what is behind the last is padding
-        pages = room(max(len(grown.sequence.table.pages) for grown in growing), self._page_size)
+        pages = room(max(len(grown.sequence.table.pages) for grown in growing) + self.beyond, self._page_size)
         kind = _Kind(count, pages, apart, first.shape.price is not None)
         return self._made(first.shape, first.sequence.noise.vocab_size, kind)
 

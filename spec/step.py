@@ -28,14 +28,13 @@ from foresay.spec.errors import ForesayError
 from foresay.spec.logits import edits_of, logprobs_of_run, score_prompt, why_nothing
 from foresay.spec.protocols import (
     Drafter,
-    Features,
+    FeaturesOfPath,
     Forward,
     Rows,
     Verified,
     Verifier,
     Wanted,
     by_sequence,
-    of_path,
     reader_of,
 )
 from foresay.spec.request import TokenLogprobs
@@ -123,10 +122,10 @@ class DraftsByPlan(Drafter, Protocol):
 
 
 class StepRunner:
-    """Runs steps one after the other, in parts: what the engine calls."""
+    """Runs steps one after the other, in parts: what the engine calls. woken: experts in the last pass."""
 
     def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
-        self.verifier, self.drafter = verifier, drafter
+        self.verifier, self.drafter, self.woken = verifier, drafter, 0.0
         self._by_plan: DraftsByPlan | None = drafter if isinstance(drafter, DraftsByPlan) else None
         self._masks = MaskThread()
 
@@ -155,6 +154,7 @@ class StepRunner:
         if masks is not None:
             watch.lap("mask")
         forward = self.verifier.run(rows, None if self.drafter is None else self.drafter.needs)
+        self.woken = forward.woken
         watch.lap("forward")
         if masks is None:
             return forward, [None] * len(batch)
@@ -200,7 +200,12 @@ class StepRunner:
         return self.verifier.verify(edits), raw
 
     def _commit(
-        self, scheduled: ScheduledSequence, rows: Rows, verified: Verified | None, raw: Raw, features: Features
+        self,
+        scheduled: ScheduledSequence,
+        rows: Rows,
+        verified: Verified | None,
+        raw: Raw,
+        features: FeaturesOfPath | None,
     ) -> VerifyResult:
         sequence, table = scheduled.sequence, scheduled.sequence.table
         table.commit(scheduled.prefill)
@@ -232,12 +237,12 @@ class StepRunner:
         self.verifier.committed(table, path[: len(emitted)])
         return VerifyResult(scheduled, tree, sampled, path[1 : len(emitted) + 1], emitted)
 
-    def _show(self, scheduled: ScheduledSequence, path: list[int], features: Features) -> None:
+    def _show(self, scheduled: ScheduledSequence, path: list[int], features: FeaturesOfPath | None) -> None:
         """Hand the features of what was just committed to a drafter that reads them."""
-        if features and (scheduled.prefill or path):
+        if features is not None and (scheduled.prefill or path):
             reader = reader_of(self.drafter)
             assert reader is not None, "a drafter that needs features reads them"
-            reader.observe(scheduled.sequence, of_path(features, scheduled.prefill, path))
+            reader.observe(scheduled.sequence, features(scheduled.prefill, path))
 
 
 def _append(sequence: SequenceState, sampled: list[int], why_nothing: Callable[[], ForesayError]) -> list[int]:

@@ -91,7 +91,7 @@ class StepTrace(msgspec.Struct, kw_only=True):
     not known; doubt: why that may be wrong. choice: which drafter, where a budget chooses. news: in words, if it is
     another one now than for some time before, and why. crowded: of the time in which the engine's threads could have
     run lately, the share that they waited for a core; 0 where that is not known. disk: tokens whose KV was read or
-    written there since the step before, by what came of it.
+    written there since the step before, by what came of it. woken: experts of a mixture that the pass woke, of a layer.
     """
 
     number: int
@@ -115,6 +115,7 @@ class StepTrace(msgspec.Struct, kw_only=True):
     news: str = ""
     crowded: float = 0.0
     disk: dict[str, int] = {}
+    woken: float = 0.0
 
 
 class ShadowReport(msgspec.Struct, frozen=True):

@@ -39,8 +39,9 @@ class DraftTree:
     tokens[0] is the root. drafter: which proposed the others, "" if there are none. chances: each node's chance to be
     accepted, as the drafter sees it, the root's 1; empty if it does not say. sources: which drafter proposed each node,
     where several did, the root's "". parts: what each of them proposed. grown: levels that were drafted, if not all of
-    them were worth their rows. forced: how many nodes a grammar added for free; origin: for each node the number it had
-    in what was proposed, -1 if it was not there; empty where it is just that.
+    them were worth their rows. passes: in which a chain was drafted of which some was found and checked; 0 of others.
+    forced: how many nodes a grammar added for free; origin: for each node the number it had in what was proposed, -1 if
+    it was not there; empty where it is just that.
     """
 
     tokens: list[int]
@@ -52,6 +53,7 @@ class DraftTree:
     sources: tuple[str, ...] = ()
     parts: tuple[DraftTree, ...] = ()
     grown: int = 0
+    passes: int = 0
     forced: int = 0
     origin: tuple[int, ...] = ()
 
@@ -68,7 +70,7 @@ class DraftTree:
     @property
     def levels(self) -> int:
         """How many levels were drafted for it."""
-        return self.grown or max(self.depths)
+        return self.grown or self.passes or max(self.depths)
 
     @property
     def shape(self) -> TreeShape:

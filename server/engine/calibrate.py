@@ -11,14 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import cycle, islice
 from statistics import median
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.costs import Costs
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.experts import Experts
 from foresay.spec.budget.members import OPEN
 from foresay.spec.engine import Engine
 from foresay.spec.price import Price
@@ -40,11 +44,17 @@ _ANYWAY = 5
 #: Rows of the steps whose time is measured (some products are made in groups of 6, others of 8), and a drafted tree.
 _ROWS = (1, 2, 3, 5, 6, 8, 9, 12, 16, 32, 64)
 DRAFTED = TreeShape((4, 4, 3, 3))
+#: Levels of a chain that is timed apart.
+_CHAIN = 8
 #: Trees that kernels are compiled for where a budget chooses them: attention over few rows, over more and over many.
 COMPILED = (DRAFTED, TreeShape((8, 8)), TreeShape((20, 20)))
 #: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
 _CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
 _LEAST_CONTEXT = 256
+#: Rows of passes of which it is measured what more experts take, and the tokens of the text that they are behind.
+_EXPERT_ROWS, _BEFORE = (1, 2, 4, 8, 16), 32
+#: Of a pass of one row what its experts take at least and at most, whatever a busy machine says.
+_LEAST_SHARE, _MOST_SHARE = 0.1, 0.95
 #: Steps of texts that kernels are compiled for; so many more as there are prompts to be read.
 _COMPILED_STEPS = 6
 _TARGET_PHASES = ("forward", "draw", "commit")
@@ -55,7 +65,8 @@ Spent = dict[str, float]
 class ProfileRun:
     """Steps of one sequence at temperature 1, through an engine of their own, op by op where no runner is given.
 
-    costs: what is known already, and gets what is measured. say: told what is.
+    costs: what is known already, and gets what is measured. say: told what is. text: ids of one, for a mixture, whose
+    experts are so many, of which each row is for so many.
     """
 
     def __init__(
@@ -65,9 +76,12 @@ class ProfileRun:
         pool: PagePool,
         costs: Costs | None = None,
         say: Callable[[str], None] = lambda phase: None,
+        text: Sequence[int] = (),
+        experts: tuple[int, int] | None = None,
     ) -> None:
         self._info, self._verifier, self._pool = info, verifier, pool
         self._costs, self._say = Costs() if costs is None else costs, say
+        self._text, self._experts = text, experts
 
     def turns(
         self,
@@ -193,7 +207,7 @@ class ProfileRun:
         """Seconds of the target's part of steps that verify as much."""
         return {
             shape: [sum(step.get(phase, 0.0) for phase in _TARGET_PHASES) for step in steps]
-            for shape, steps in self.turns(_Filler(), shapes, _LONG).items()
+            for shape, steps in self.turns(_Filler(self._text), shapes, _LONG).items()
         }
 
     @cached_property
@@ -208,8 +222,44 @@ class ProfileRun:
         if not costs.steps:
             self._say("measuring the step cost")
             costs.steps, costs.context = self._points or [(1, 1.0)], self._context()
+            costs.expert, costs.woken = self._woken()
         rows, seconds = zip(*costs.steps, strict=True)
-        return CostModel(rows, seconds, costs.context)
+        experts = None
+        if self._experts is not None and costs.woken:
+            experts = Experts(*self._experts, costs.expert)
+            for count, woken in costs.woken:
+                experts.saw(np.array((count - 1.0, 0.0, 0.0)), woken)
+        return CostModel(rows, seconds, costs.context, experts=experts)
+
+    def _woken(self) -> tuple[float, list[tuple[int, float]]]:
+        """What each expert that a pass wakes takes, and rows of a text with how many they wake.
+
+        Random tokens wake more, so what passes over as many of these take more is what experts take.
+        """
+        if self._experts is None or len(self._text) <= _BEFORE + _EXPERT_ROWS[-1]:
+            return 0.0, []
+        table, ids = PageTable(self._pool), torch.tensor(self._text)
+        table.reserve(_BEFORE + _EXPERT_ROWS[-1])
+        try:
+            self._run(table, 0, ids[:_BEFORE])
+            table.commit(_BEFORE)
+            _, *turns = (self._both(table, ids, turn) for turn in range(1 + _CONTEXT_TURNS))  # the first one warms up
+        finally:
+            table.release()
+        text, random = np.median(turns, axis=0).transpose(1, 0, 2)
+        seconds, woken = (random - text).T
+        one = seconds @ woken / max(woken @ woken, 1e-9)
+        least, most = (share * text[0, 0] / max(text[0, 1], 1.0) for share in (_LEAST_SHARE, _MOST_SHARE))
+        return float(np.clip(one, least, most)), list(zip(_EXPERT_ROWS, text[:, 1].tolist(), strict=True))
+
+    def _both(self, table: PageTable, ids: Tensor, turn: int) -> list[list[tuple[float, float]]]:
+        """Passes over a piece of the text and over as many random tokens, by their rows."""
+        found = []
+        for rows in _EXPERT_ROWS:
+            at = (_BEFORE + turn * rows) % (len(ids) - rows)
+            random = torch.randint(self._info.vocab_size, (rows,))
+            found.append([self._run(table, _BEFORE, tokens) for tokens in (ids[at : at + rows], random)])
+        return found
 
     def _context(self) -> list[tuple[int, float]]:
         """Rows, and seconds that each token of context adds to a pass of so many."""
@@ -242,10 +292,14 @@ class ProfileRun:
 
     def _pass(self, table: PageTable, base: int, rows: int) -> float:
         """Seconds of a pass of the target behind so many tokens."""
+        return self._run(table, base, torch.zeros(rows, dtype=torch.int64))[0]
+
+    def _run(self, table: PageTable, base: int, tokens: Tensor) -> tuple[float, float]:
+        """Seconds of a pass over these, and the experts that it woke."""
         begun = time.perf_counter()
-        logits = self._verifier.run([Rows(table, torch.zeros(rows, dtype=torch.int64), base)]).logits
-        logits[:1].cpu()  # a device is done only when its numbers are here
-        return time.perf_counter() - begun
+        forward = self._verifier.run([Rows(table, tokens, base)])
+        forward.logits[:1].cpu()  # a device is done only when its numbers are here
+        return time.perf_counter() - begun, forward.woken
 
     def draft_cost(self, drafter: Drafter, most: int) -> DraftCost:
         """What a draft of this drafter takes: its first level, each further one of a tree, and each further row.
@@ -262,7 +316,8 @@ class ProfileRun:
         one, tree = TreeShape.chain(1), DRAFTED.limited(most)
         # One that may grow as it likes, though not beyond a level: what it takes more than a chain is deciding that.
         opened = replace(OPEN.limited(most), price=Price(math.inf, (0.0, 0.0)))
-        times = self.turns(drafter, list(dict.fromkeys((one, tree, opened))))
+        apart = [TreeShape.chain(min(most, _CHAIN))] if getattr(drafter, "chains_apart", False) else []
+        times = self.turns(drafter, list(dict.fromkeys((one, tree, opened, *apart))))
         took = {shape: median(spent["propose"] for spent in each) for shape, each in times.items()}
         first, deep = took.get(one), took.get(tree)
         if first is None:  # no room to draft anything
@@ -273,19 +328,24 @@ class ProfileRun:
         beyond, beside = tree.levels - 1, tree.nodes - 1 - tree.levels
         level = first if deep is None or not beyond else max(0.0, deep - first) / (beyond + row * beside)
         deciding = max(0.0, took.get(opened, first) - first) if isinstance(drafter, Chains) else 0.0
-        return DraftCost(max(0.0, first - level), level, row * level, deciding=deciding)
+        along = min([level, *(max(0.0, took[chain] - first) / (chain.levels - 1) for chain in apart if chain in took)])
+        return DraftCost(max(0.0, first - along), along, row * level, deciding + level - along)
 
 
 class _Filler:
-    """Drafts what hardly ever comes, for nothing."""
+    """Drafts what hardly ever comes, for nothing: tokens of a text, again and again, if there is one."""
 
     name = "filler"
     needs: FeatureRequest | None = None
 
+    def __init__(self, text: Sequence[int] = ()) -> None:
+        self._text = cycle(text)
+
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """Trees of one token a level and its siblings."""
         return [
-            filled(sequence.tokens[-1], shape, self.name) for sequence, shape in zip(sequences, shapes, strict=True)
+            filled(sequence.tokens[-1], shape, self.name, list(islice(self._text, shape.nodes - 1)))
+            for sequence, shape in zip(sequences, shapes, strict=True)
         ]
 
     def extend(self, sequence: SequenceState) -> None:
@@ -298,12 +358,12 @@ class _Filler:
         """Nothing."""
 
 
-def filled(root: int, shape: TreeShape, drafter: str) -> DraftTree:
-    """A tree of as many nodes a level as the shape has, all below the first of the one before."""
+def filled(root: int, shape: TreeShape, drafter: str, text: Sequence[int] = ()) -> DraftTree:
+    """A tree of as many nodes a level as the shape has, all below the first of the one before. text: their tokens."""
     tokens, parents, below = [root], [-1], 0
     for width in shape.widths:
         first = len(tokens)
         tokens += range(1, width + 1)
         parents += [below] * width
         below = first
-    return DraftTree.build(tokens, parents, drafter)
+    return DraftTree.build([root, *text] if text else tokens, parents, drafter)

@@ -26,10 +26,15 @@ from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits,
 
 @torch.inference_mode()
 def forward(
-    decoder: Decoder, rows: StaticRows, store: KVStore, features: FeatureRequest | None = None
+    decoder: Decoder,
+    rows: StaticRows,
+    store: KVStore,
+    features: FeatureRequest | None = None,
+    woken: list[Tensor] | None = None,
 ) -> tuple[Tensor, Features]:
     """Run the rows through the model, storing their KV.
 
+    woken: gets each mixture's spans, whose first number says how many of its experts had rows.
     Returns fp32[W, V] logits of the wanted rows and the features asked for, each [R, H], padding rows included.
     """
     asked, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
@@ -58,7 +63,7 @@ def forward(
             normed = add_norm(x, branch, behind, count, node.share)
         del seen, branch  # their memory is used again
         if node.mlp is not None:
-            branch = inside(layer, normed, count)
+            branch = inside(layer, normed, count, woken)
             normed = add_norm(x, branch, next_norm, count, node.share)
             del branch
     if len(decoder.layers) in asked.layers:
@@ -78,21 +83,26 @@ def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: Lay
     return gated_delta(mixed, layer.head_gate.wide(normed, rows.count), layer.delta, *more)
 
 
-def inside(layer: PackedLayer, normed: Tensor, count: Tensor | None) -> Tensor | SplitKSums:
+def inside(layer: PackedLayer, normed: Tensor, count: Tensor | None, woken: list[Tensor] | None) -> Tensor | SplitKSums:
     """[R, H]: what an MLP makes of its rows, or experts."""
+    if layer.experts is not None:
+        found = experts(layer, layer.experts, normed, count, woken)
+        return found if layer.after_mlp is None else norm(found, layer.after_mlp, count)
     into, back = layer.inner
-    if layer.experts is None:
-        return _branch(back, into.gated(normed, count), layer.after_mlp, count)
-    mixed = experts(into, back, layer.experts, normed, count)
-    return mixed if layer.after_mlp is None else norm(mixed, layer.after_mlp, count)
+    return _branch(back, into.gated(normed, count), layer.after_mlp, count)
 
 
-def experts(gate_up: Linear, down: Linear, own: PackedExperts, normed: Tensor, count: Tensor | None) -> Tensor:
+def experts(
+    layer: PackedLayer, own: PackedExperts, normed: Tensor, count: Tensor | None, woken: list[Tensor] | None = None
+) -> Tensor:
     """[R, H]: what each row's experts make of it, and the shared one."""
     logits = own.router.wide(normed, count)
     chosen, weights = route(logits, own.routing, own.correction, count)
     copies, rows = sort_rows(normed, chosen, own.routing, count)
-    parts = down.of_experts(gate_up.of_experts(copies, rows), rows, torch.float32)
+    if woken is not None:
+        woken.append(rows.spans)
+    into, back = layer.inner
+    parts = back.of_experts(into.of_experts(copies, rows), rows, torch.float32)
     if own.shared is None:
         return mixed(parts, weights, rows.places, normed.dtype, count=count)
     into, back = own.shared

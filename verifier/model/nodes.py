@@ -41,17 +41,18 @@ MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """A tensor of files that holds a product of all experts, [E, O, K], or their biases, [E, O].
+    """A tensor of files that holds a product of all experts, [E, O, K], or their biases, [E, O]; or, of MXFP4, its
+    codes, [E, O, K / 32, 16], or its scales, [E, O, K / 32].
 
     name: of the tensor. turns: which of the product's (gates, what they are for) it has. transposed: it is [E, K, O].
-    interleaved: rows of the turns alternate. bias: it holds biases.
+    interleaved: rows of the turns alternate. holds: which of these it is.
     """
 
     name: str
     turns: tuple[int, ...] = (0,)
     transposed: bool = False
     interleaved: bool = False
-    bias: bool = False
+    holds: Literal["weight", "bias", "blocks", "scales"] = "weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,19 +231,23 @@ class Remembering:
 class GatedDelta(Remembering):
     """Gated DeltaNet: of each row, with a key k and a query q of length 1, S is multiplied by the row's decay, learns
     k * share * (v - what it remembers of k), and is asked for q. What heads put out is normed, each by itself, and
-    gated. tiled: in files a key is that of every ``key_heads``-th head.
+    gated. tiled: in files a key is that of every ``key_heads``-th head. by_key: files have queries, keys, values and
+    gates of each key side by side, and rates.
     """
 
     tiled: bool = False
+    by_key: bool = False
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """Into its heads, their rates, and out of them."""
-        values = self.values
-        return (
-            Product(MIXED, {"linear_attn.in_proj_qkv": self.channels, "linear_attn.in_proj_z": values}, hidden),
-            Product(RATES, dict.fromkeys(("linear_attn.in_proj_b", "linear_attn.in_proj_a"), self.value_heads), hidden),
-            Product(OUTPUT, {"linear_attn.out_proj": hidden}, values),
+        mixed, rates = {"qkv": self.channels, "z": self.values}, dict.fromkeys("ba", self.value_heads)
+        if self.by_key:
+            mixed, rates = {"qkvz": self.channels + self.values}, {"ba": 2 * self.value_heads}
+        into = (
+            Product(name, {f"linear_attn.in_proj_{kind}": size for kind, size in rows.items()}, hidden)
+            for name, rows in ((MIXED, mixed), (RATES, rates))
         )
+        return *into, Product(OUTPUT, {"linear_attn.out_proj": hidden}, self.values)
 
     def vectors(self) -> Iterator[Vector]:
         """Its other parameters."""
@@ -337,9 +342,12 @@ Mixer = Attention | Recurrence | MLP
 #: Tensors of all experts in newer checkpoints; and in GGUF files, which have gates apart, and perhaps biases.
 GGUF_STACKS = {
     name: tuple(
-        Stacked(f"mlp.experts.{module}.{kind}", (turn,), bias=kind == "bias")
+        each
         for turn, module in enumerate(modules)
-        for kind in ("weight", "bias")
+        for each in (
+            Stacked(f"mlp.experts.{module}.weight", (turn,)),
+            Stacked(f"mlp.experts.{module}.bias", (turn,), holds="bias"),
+        )
     )
     for name, modules in ((GATE_UP, ("gate_proj", "up_proj")), (DOWN, ("down_proj",)))
 }
@@ -509,6 +517,11 @@ class Stack:
     def recurrence(self) -> Recurrence | None:
         """That of its recurrent layers, which are all alike; None if there are none."""
         return next((one.mixer for one in self.layers if not isinstance(one.mixer, Attention | MLP)), None)
+
+    @property
+    def experts(self) -> Experts | None:
+        """Those of its first layer that has some; None if none has."""
+        return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)), None)
 
     @classmethod
     def uniform(cls, layers: int, attention: Attention, inner: int, norm: NormKind) -> Stack:

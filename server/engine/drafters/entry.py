@@ -39,7 +39,6 @@ class Entry:
     names: what its drafters are called, which is what ``--draft`` names them by. made: their class. looks: whether they
     look something up or think for themselves, at next to no cost, instead of running a model. only_one: what it is,
     of which only one may draft; "" for any number. layered: whether it reads layers that ``--draft-layers`` can name.
-    spared: whether ``auto`` leaves it out where there is no room for it, or no measurement.
 
     asked: the part of ``--draft`` that names it. place: the directory or hub id in that, "" if there is none.
     """
@@ -49,7 +48,6 @@ class Entry:
     looks: ClassVar[bool] = False
     only_one: ClassVar[str] = ""
     layered: ClassVar[bool] = False
-    spared: ClassVar[bool] = False
 
     asked: str
     place: str = ""
@@ -70,6 +68,11 @@ class Entry:
     def setting(self, name: str, place: str) -> str:
         """How ``--draft`` would name the drafter that is called ``name``. place: its own, for people."""
         return f"{name}:{place}" if place else name
+
+    @property
+    def spared(self) -> Entry | None:
+        """What ``auto`` takes in its place where there is no room for it, or no measurement; None: nothing."""
+        return self
 
     def configured(self, config: EngineConfig) -> Self:
         """The same as the other settings want it."""
@@ -92,6 +95,10 @@ class Entry:
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """The models that it runs: passes of theirs need a workspace."""
         return ()
+
+    def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        """Those of them that keep recurrent states of their own, if they have such layers."""
+        return self.shapes(target)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """What its stores hold for each token of the KV cache. dtype: the engine's."""

@@ -41,7 +41,8 @@ class Window:
     # request had switched speculation off. plain_seconds: what plain decoding would have taken for what these emitted,
     # estimated; doubted: the seconds of those whose estimate may be wrong, by the reason; waited_seconds: in which the
     # engine waited for a core, estimated. chosen: by what the budget chose, where there is one. disk: tokens whose KV
-    # went there or came from there.
+    # went there or came from there. woken: experts that steps of a mixture woke, by their rows (rounded up to a power
+    # of two); woke: those steps.
     steps: int
     emitted: int
     preemptions: int
@@ -51,6 +52,8 @@ class Window:
     waited_seconds: float
     chosen: dict[str, int]
     disk: dict[str, int]
+    woken: dict[str, float]
+    woke: dict[str, int]
     decode_steps: int
     decode_emitted: int
     decode_rows: int
@@ -164,6 +167,10 @@ class Window:
         if trace.preemptions:
             self.preemptions += trace.preemptions
         add(self.disk, trace.disk)
+        if trace.woken and not trace.prefill_rows:
+            rows = str(1 << (trace.rows - 1).bit_length())
+            add(self.woken, {rows: trace.woken})
+            add(self.woke, {rows: 1})
         if trace.choice:
             self.chosen[trace.choice] = self.chosen.get(trace.choice, 0) + 1
             self.news = trace.news or self.news

@@ -171,7 +171,7 @@ _EXPERTS = {
     **{f"ffn_{kind}_shexp": f"{_SHARED}.{kind}_proj" for kind in ("gate", "up", "down")},
 }
 _GRANITE = {"rms_norm_eps": 1e-6, "num_experts_per_tok": 2}
-_GGUF = Gguf("granitehybrid", {**_NAMES, **_EXPERTS}, in_pairs=True, experts=None, values=_of_granite)
+_GGUF = Gguf("granitehybrid", {**_NAMES, **_EXPERTS}, in_pairs=True, experts=None, shared=True, values=_of_granite)
 
 _NEMOTRON = {"head_dim": 128, "num_key_value_heads": 8}
 
