@@ -34,12 +34,13 @@ class StatePages:
 
     sequences: of a pass at most, of those that leave records. num_pages: state pages in all, the padding page 0 among
     them; a running text has up to four. checkpoints: the state page after the last token of a page of the pool; the
-    ones not used for longest first.
+    ones not used for longest first. filling: pages of checkpoints that are being read back.
     """
 
     def __init__(self, sequences: int, num_pages: int, page_size: int) -> None:
         self.sequences, self.num_pages, self.page_size = sequences, num_pages, page_size
         self.checkpoints: OrderedDict[int, int] = OrderedDict()
+        self.filling: list[int] = []
         self._references = [0] * self.num_pages
         self._free = list(range(self.num_pages - 1, NONE, -1))
 
@@ -93,7 +94,7 @@ class StatePages:
     def check(self, tables: Iterable[tuple[TextState, int]]) -> None:
         """Prove the ledger, given state and length of every table in use; raises AssertionError naming what is
         wrong."""
-        held = Counter(self.checkpoints.values())
+        held = Counter([*self.checkpoints.values(), *self.filling])
         for state, length in tables:
             held.update(state.held)
             if state.at > length:

@@ -18,7 +18,9 @@ it.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -266,6 +268,12 @@ class KVStore:
                 found += [part[:, own * size : (own + 1) * size] for part in arrays.tensors if part.numel()]
         return found
 
+    def run(self, number: int, pages: int) -> list[Tensor]:
+        """The memory of the run of so many pages of this number, in each layer: [pages * page_size, ..] of each."""
+        size = pages * self.pool.page_size
+        parts = [part for arrays in self.arrays if arrays.windows is None for part in arrays.tensors]
+        return [layer[number * size :][:size] for part in parts for layer in part]
+
     def reset(self, page: int) -> None:
         """Start a page's new life: none of its rows are valid."""
         self.marks[page] = 0
@@ -308,6 +316,19 @@ class KVStore:
                 part.index_fill_(1, rows, torch.nan)
         if self.states is not None:
             self.states.poison()
+
+
+#: Has Linux (5.14) clear pages of memory as if they were written to.
+_POPULATE, _madvise = 23, getattr(ctypes.CDLL(None), "madvise", None)
+
+
+def touch(memory: Sequence[Tensor]) -> None:
+    """Have the system clear what nobody has touched yet (:func:`_zeros`), where it can: whoever writes there first
+    waits for that, up to 5 ms for each huge page. For a thread; what is written meanwhile stays."""
+    for rows in memory:
+        if _madvise is not None and rows.device.type == "cpu":
+            before = rows.data_ptr() % mmap.PAGESIZE
+            _madvise(ctypes.c_void_p(rows.data_ptr() - before), ctypes.c_size_t(rows.nbytes + before), _POPULATE)
 
 
 #: Bytes that a tensor of torch's own is aligned to.

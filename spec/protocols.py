@@ -225,6 +225,11 @@ class LooksUp(Protocol):
         ...
 
 
+@runtime_checkable
+class Lookup(Drafter, LooksUp, Protocol):
+    """Both."""
+
+
 def or_roots(found: Sequence[DraftTree | None], sequences: Sequence[SequenceState], drafter: str) -> list[DraftTree]:
     """Of each sequence what was found, or its root alone."""
     pairs = zip(found, sequences, strict=True)

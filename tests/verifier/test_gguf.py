@@ -105,6 +105,7 @@ AS_FILES_HAVE_IT = {
         "moe_intermediate_size": 256,
         "shared_expert_intermediate_size": 256,
     },
+    "glm4_moe": {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 256},
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "granite_hybrid": GRANITE_HYBRID,
     "granite_hybrid_moe": GRANITE_HYBRID,
@@ -114,7 +115,7 @@ AS_FILES_HAVE_IT = {
 }
 
 
-WITHOUT_FILES = {"qwen2_window", "granite_swa", "glm4_moe", "qwen3_next"}
+WITHOUT_FILES = {"qwen2_window", "granite_swa", "qwen3_next"}
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - WITHOUT_FILES))

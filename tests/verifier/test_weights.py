@@ -73,10 +73,12 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
         "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
         "down": ("mlp.down_proj",),
         "head_gate": ("self_attn.gate_proj",),
-        "mixed": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "mamba.in_proj"),
-        "rates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
-        "shared_gate_up": tuple(f"mlp.shared_experts.{kind}_proj" for kind in ("gate", "up", "gate_up")),
-        "shared_down": ("mlp.shared_experts.down_proj",),
+        "mixed": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_qkvz", "mamba.in_proj"),
+        "rates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a", "linear_attn.in_proj_ba"),
+        "shared_gate_up": tuple(
+            f"mlp.shared_expert{s}.{one}_proj" for s in ("", "s") for one in ("gate", "up", "gate_up")
+        ),
+        "shared_down": ("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"),
     }
     whole = {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
     for number, layer in enumerate(weights.layers):
