@@ -125,7 +125,8 @@ def woken(window: Window) -> list[report.Woken]:
 
 
 async def points(windows: Sequence[Window], seconds: int) -> list[report.Point]:
-    """Buckets of a chart, each as the JSON of its :class:`Point`: made once, as what is over changes no more."""
+    """Buckets of a chart, each as the JSON of its :class:`~foresay.server.observe.telemetry.report.Point`: encoded
+    once, since a bucket that is over no longer changes."""
     slices, found = Slices(), []
     for window in windows:
         if window.told is None:
