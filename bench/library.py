@@ -22,7 +22,7 @@ def weights_of(decoder: Decoder) -> ModelWeights:
     """Of a decoder without biases; on a GPU the very tensors that are served."""
     layers = []
     for one in decoder.layers:
-        products = {QKV: one.qkv, OUTPUT: one.output, GATE_UP: one.gate_up, DOWN: one.down}
+        products = {QKV: one.qkv, OUTPUT: one.output, **dict(zip((GATE_UP, DOWN), one.inner, strict=True))}
         assert one.before_attention and one.before_mlp, "Llama's norms"
         norms = {BEFORE.before_attention: one.before_attention.weight, BEFORE.before_mlp: one.before_mlp.weight}
         if one.of_heads is not None:

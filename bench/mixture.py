@@ -95,7 +95,7 @@ class Passes:
         mixture = self.config.first.mlp
         assert isinstance(mixture, Experts), "it has some"
         share = self.woken / mixture.count
-        own = layer.qkv.nbytes + layer.output.nbytes + share * (layer.gate_up.nbytes + layer.down.nbytes)
+        own = layer.qkv.nbytes + layer.output.nbytes + share * sum(one.nbytes for one in layer.inner)
         return self.config.num_layers * own + head
 
 

@@ -180,7 +180,7 @@ class KVStore:
         self.windows = pool.windows if any(each.window is not None for each in layers) else None
         alike: dict[_Widths, list[int]] = {}
         for index, each in enumerate(layers):
-            if each.state is not None:
+            if not each.heads:
                 continue
             windowed = self.windows is not None and each.window is not None
             alike.setdefault(_Widths(each.heads, each.key_dim, each.value_dim, windowed), []).append(index)

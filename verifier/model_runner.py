@@ -226,6 +226,8 @@ class ModelRunner:
 
     def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> GraphRunner | None:
         """A captured pass that has room for these; None if they are to be run op by op."""
+        if features is None and not self._replayed.get(None):  # one that returns features will do where none are wanted
+            features = next((asked for asked, passes in self._replayed.items() if passes), None)
         passes = self._replayed.setdefault(features, [])
         if compiled(self._kept):
             need = needed(rows)
@@ -234,8 +236,6 @@ class ModelRunner:
             return passes[0]
         if self.store.device.type == "cpu":
             return None
-        if features is None and not passes:  # one that returns features will do where none are wanted
-            passes = next(filter(None, self._replayed.values()), passes)
         return next((one for one in passes if one.sizes.takes(rows)), None)
 
     def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:

@@ -244,7 +244,9 @@ def _row_numbers(model: ModelConfig) -> int:
     inside = max(map(sum, zip(widths[::2], widths[1::2], strict=True)))
     attention = [layer.attention for layer in model.stack.layers]
     queries = max(each.heads * each.head_dim for each in attention)
-    return 3 * model.hidden_size + inside + 2 * queries + max(layer.mlp.inner for layer in model.stack.layers)
+    return (
+        3 * model.hidden_size + inside + 2 * queries + max(layer.mlp.inner for layer in model.stack.layers if layer.mlp)
+    )
 
 
 def _linear_partials(model: ModelConfig) -> int:

@@ -241,7 +241,7 @@ def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
     return 4 * (wanted * model.vocab_size + rows * widths) + _ANY_PASS
 
 
-def _copied(model: ModelConfig, inner: MLP | Experts) -> int:
+def _copied(model: ModelConfig, inner: MLP | Experts | None) -> int:
     """Of a row that is copied for each of its experts: what they read, and what they make of it."""
     return inner.chosen * (2 * model.hidden_size + inner.inner) if isinstance(inner, Experts) else 0
 

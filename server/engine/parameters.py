@@ -104,7 +104,8 @@ def state_bytes(model: ModelConfig, sequences: int, pages: int) -> int:
         return 0
     page = found.value_heads * found.value_dim * found.key_dim + (found.taps - 1) * found.channels
     record = found.record + found.channels
-    return 4 * (model.num_layers - len(model.stack.attentions)) * (pages * page + MAX_NODES * sequences * record)
+    layers = sum(shape.state is not None for shape in window_shapes(model))
+    return 4 * layers * (pages * page + MAX_NODES * sequences * record)
 
 
 def item_bytes(dtype: str) -> int:

@@ -22,8 +22,8 @@ from tests.same_tokens.witness import Text, run
 from tests.verifier.families import FAMILIES
 
 LENGTHS = (9, 1, 17, 33, 5, 40)
-RECURRENT = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2")
-MORE_MIXTURES = ("olmoe", "mixtral", "granite_moe", "glm4_moe", "qwen3_5_moe", "qwen3_next")
+RECURRENT = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "granite_hybrid", "granite_hybrid_moe", "nemotron_h")
+MORE_MIXTURES = ("olmoe", "mixtral", "granite_moe", "glm4_moe", "qwen3_5_moe", "qwen3_next", "granite_hybrid_moe")
 MAX_TOKENS = 12
 
 

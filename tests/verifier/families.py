@@ -32,6 +32,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     GraniteSWAConfig,
     GraniteSWAForCausalLM,
     HunYuanDenseV1Config,
@@ -52,6 +54,8 @@ from transformers import (
     MuseGlimmerVisionConfig,
     NemotronConfig,
     NemotronForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -195,6 +199,29 @@ LFM2 = {
     "block_multiple_of": 32,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
+#: Mamba-2 layers with two heads to a key, without positions; with experts beside the MLP, and without.
+GRANITE_HYBRID = {
+    **GRANITE,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 160,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "position_embedding_type": None,
+}
+#: Layers of one thing each.
+NEMOTRON_H = {
+    "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+    "num_hidden_layers": 5,
+    "head_dim": 32,
+    "n_groups": 2,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "ssm_state_size": 16,
+}
 #: Mixtures: experts are narrower than the model is wide, and one layer has none.
 QWEN3_MOE = {
     "head_dim": 32,
@@ -291,6 +318,13 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         {**QWEN3_5, **SHARING, "mlp_only_layers": [1], "tie_word_embeddings": False},
     ),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM, LFM2),
+    "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, GRANITE_HYBRID),
+    "granite_hybrid_moe": (
+        GraniteMoeHybridConfig,
+        GraniteMoeHybridForCausalLM,
+        {**GRANITE_HYBRID, "num_local_experts": 8, "intermediate_size": 96, "position_embedding_type": "rope"},
+    ),
+    "nemotron_h": (NemotronHConfig, NemotronHForCausalLM, NEMOTRON_H),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE),
     "olmoe": (OlmoeConfig, OlmoeForCausalLM, {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
@@ -299,8 +333,14 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, GLM4_MOE),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
 }
-#: Families whose norms' weights are kept less one.
-LESS_ONE = ("gemma", "nemotron", "muse", "qwen3_5", "qwen3_next")
+
+
+def less_one(model: PreTrainedModel) -> bool:
+    """Whether its norms' weights are kept less one."""
+    kind = model.config.model_type
+    return kind.startswith(("gemma", "nemotron", "muse", "qwen3_5", "qwen3_next")) and kind != "nemotron_h"
+
+
 #: Families whose weights are of bf16, as in most published checkpoints: in fp32 a CPU multiplies them as fp16.
 OF_BF16 = {"smollm", "qwen3"}
 
@@ -348,19 +388,19 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("linear_attn.A_log"):
+        if name.endswith("A_log"):
             parameter.copy_(torch.rand(parameter.shape, generator=generator) * 4 - 3)
-        elif name.endswith("linear_attn.dt_bias"):
+        elif name.endswith("dt_bias"):
             parameter.copy_(torch.rand(parameter.shape, generator=generator) * 4 - 4)
-        elif name.endswith("linear_attn.norm.weight"):
+        elif name.endswith(("linear_attn.norm.weight", "mamba.norm.weight", "mixer.norm.weight")):
             parameter.copy_(1 + 0.2 * noise)
         elif name.endswith(("conv1d.weight", "conv.conv.weight")):
             parameter.copy_(0.5 * noise)
-        elif name.endswith(("norm.weight", "_layernorm.weight")):
-            parameter.copy_((0 if model.config.model_type.startswith(LESS_ONE) else 1) + 0.2 * noise)
+        elif name.endswith(("norm.weight", "norm_f.weight", "_layernorm.weight")):
+            parameter.copy_((0 if less_one(model) else 1) + 0.2 * noise)
         elif name.endswith("bias") or parameter.dim() == 1:
             parameter.copy_(0.3 * noise)
-        elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
+        elif name.endswith(("embed_tokens.weight", "embeddings.weight", "lm_head.weight")):
             parameter.copy_(2.5 * noise / parameter.shape[1] ** 0.5)
         else:
             parameter.copy_(1.5 * noise / parameter.shape[1] ** 0.5)

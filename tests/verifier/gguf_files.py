@@ -19,7 +19,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.gguf.config import PREDICTS, theirs
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.nodes import DECAY, MLP, Attention, Experts, GatedDelta, ShortConv
+from foresay.verifier.model.nodes import DECAYS, MLP, Attention, Experts, GatedDelta, Mamba2, Remembering, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept
@@ -103,6 +103,8 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
             writer.add_nextn_predict_layers(1)
         said = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
         all_of_them = {name: tensors.get_tensor(name).float() for name in names}
+        if writer.arch == "granitehybrid":
+            all_of_them = _apart(directory, all_of_them, isinstance(config.first.mlp, Experts))
         for seed, (name, tensor) in enumerate(_stacked(all_of_them).items()):
             there = theirs(name, GgufFile(file, said, {}))
             floats[name] = _added(writer, config, (name, there), tensor, kind, seed)
@@ -110,6 +112,20 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
         _add_norms_of_heads(writer, config)
     write(writer)
     save_file({name: tensor.contiguous() for name, tensor in floats.items()}, directory / SINGLE)
+
+
+def _apart(directory: Path, tensors: dict[str, Tensor], mixture: bool) -> dict[str, Tensor]:
+    """The same, with gates of MLPs apart from what they are for; the checkpoint will have them so too."""
+    module, found = "mlp.shared." if mixture else "mlp.", dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        if name.endswith("mlp.gate_up_proj.weight"):
+            for kind, part in zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True):
+                found[name.replace("mlp.gate_up_proj", module + kind)] = part
+        else:
+            found[name.replace("mlp.down_proj", f"{module}down_proj")] = tensor
+    values = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**values, "shared_mlp_apart": True}))
+    return found
 
 
 def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -148,7 +164,7 @@ def _added(writer: Any, config: ModelConfig, names: tuple[str, str], tensor: Ten
         return found.index_select(dim, order.argsort())
     writer.add_tensor(
         there,
-        (-turned.exp() if name.endswith(DECAY) else turned.squeeze(1) if tensor.dim() == 3 else turned + one).numpy(),
+        (-turned.exp() if name.endswith(DECAYS) else turned.squeeze(1) if tensor.dim() == 3 else turned + one).numpy(),
     )
     return tensor
 
@@ -184,24 +200,30 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     writer.add_head_count(config.num_heads)
     attends = [isinstance(layer.mixer, Attention) for layer in config.stack.layers]
     counts = [config.num_kv_heads * each for each in attends]
-    writer.add_head_count_kv(counts if own.architecture == "lfm2" else config.num_kv_heads)
+    writer.add_head_count_kv(
+        counts if own.architecture in ("lfm2", "granitehybrid", "nemotron_h") else config.num_kv_heads
+    )
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     (writer.add_layer_norm_eps if config.stack.norm.centred else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope.theta)
-    writer.add_rope_dimension_count(config.rope.rotated(config.head_dim))
+    if any(config.ropes):
+        writer.add_rope_freq_base(config.rope.theta)
+        writer.add_rope_dimension_count(config.rope.rotated(config.head_dim))
+        _add_scaling(writer, config)
     if (mixture := config.stack.experts) is not None:
         first = config.first.mlp
+        assert first is not None
         writer.add_feed_forward_length(first.inner)
         writer.add_expert_feed_forward_length(mixture.inner)
         writer.add_expert_count(mixture.count)
         writer.add_expert_used_count(mixture.chosen)
-        if mixture.shared is not None and mixture.shared_gate is not None:
+        if mixture.shared is not None and mixture.router.correction is None:
             writer.add_expert_shared_feed_forward_length(mixture.shared.inner)
         elif mixture.shared is not None:
             _add_corrected(writer, config, mixture, mixture.shared.inner // mixture.inner)
     else:
-        writer.add_feed_forward_length(config.intermediate_size)
+        inner = [config.intermediate_size * isinstance(layer.mixer, MLP) for layer in config.stack.layers]
+        writer.add_feed_forward_length(inner if any(inner) else config.intermediate_size)
     window = next((each.window for each in config.stack.attentions if each.window), None)
     if window is not None and own.windowed:
         writer.add_sliding_window(window)
@@ -219,10 +241,9 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     for add, number in numbers.items():
         if number not in (None, 1.0):
             add(number)
-    _add_scaling(writer, config)
     match config.stack.recurrence:
-        case GatedDelta() as delta:
-            _add_recurrence(writer, config, delta)
+        case GatedDelta() | Mamba2() as heads:
+            _add_recurrence(writer, config, heads)
         case ShortConv(taps=taps):
             writer.add_shortconv_l_cache(taps)
     for key, value in (tokens or letters(config.vocab_size)).items():
@@ -230,12 +251,15 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     return writer
 
 
-def _add_recurrence(writer: Any, config: ModelConfig, delta: GatedDelta) -> None:
+def _add_recurrence(writer: Any, config: ModelConfig, delta: Remembering) -> None:
     writer.add_ssm_conv_kernel(delta.taps)
     writer.add_ssm_state_size(delta.key_dim)
     writer.add_ssm_group_count(delta.key_heads)
     writer.add_ssm_time_step_rank(delta.value_heads)
     writer.add_ssm_inner_size(delta.values)
+    if isinstance(delta, Mamba2):
+        writer.add_rope_scaling_finetuned(any(config.ropes))
+        return
     writer.add_rope_dimension_sections([11, 11, 10, 0])
     kinds = [not isinstance(layer.mixer, Attention) for layer in config.stack.layers]
     _add(writer, f"{writer.arch}.attention.recurrent_layers", kinds)

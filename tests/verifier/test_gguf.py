@@ -84,6 +84,7 @@ def assert_close(directory: Path, family: str, kind: Any, **shape: Any) -> None:
 
 ALTERNATE = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 EACH_FOURTH = {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+GRANITE_HYBRID = {"shared_intermediate_size": 512, "mamba_d_head": 128}
 #: What files of these families do not say, since llama.cpp knows.
 AS_FILES_HAVE_IT = {
     "gemma3": {
@@ -106,6 +107,9 @@ AS_FILES_HAVE_IT = {
     },
     "glm4_moe": {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 256},
     "lfm2": {"block_auto_adjust_ff_dim": False},
+    "granite_hybrid": GRANITE_HYBRID,
+    "granite_hybrid_moe": GRANITE_HYBRID,
+    "nemotron_h": {"mamba_head_dim": 128},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "qwen3_moe": {"mlp_only_layers": [], "moe_intermediate_size": 512},
 }

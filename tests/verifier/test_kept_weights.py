@@ -85,7 +85,9 @@ def test_every_bit_of_a_gguf_file(tmp_path, family, kind) -> None:
     assert_kept(packed_of(resolve(tmp_path / "x.gguf"), rounds=True))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "phi3", "granite_swa", "cohere2", "muse_glimmer", "qwen3_5", "lfm2"])
+@pytest.mark.parametrize(
+    "family", ["gemma3", "phi3", "granite_swa", "cohere2", "muse_glimmer", "qwen3_5", "lfm2", "granite_hybrid"]
+)
 def test_every_bit_of_families_whose_layers_differ(tmp_path, family) -> None:
     make(family, tmp_path)
     assert_kept(packed_of(tmp_path, torch.bfloat16))

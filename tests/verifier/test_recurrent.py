@@ -24,7 +24,7 @@ from foresay.verifier.ops.recurrence import gated_delta, replay
 from tests.verifier.families import QWEN3_5, SHAPE, randomise
 from tests.verifier.reading import Reader, load_decoder, paths, random_tokens, random_tree
 
-RECURRENT = ("qwen3_5", "lfm2", "qwen3_next")
+RECURRENT = ("qwen3_5", "lfm2", "qwen3_next", "granite_hybrid", "nemotron_h")
 TEXT: dict[str, Any] = {**SHAPE, **QWEN3_5, "num_hidden_layers": 4, "layer_types": None}
 IMAGES = {
     "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,
@@ -71,33 +71,42 @@ def test_the_layer_that_attends_is_every_fourth_unless_it_is_said(tmp_path) -> N
 
 def _fp64(mixed: Tensor, rates: Tensor, weights: Any, heads: int, dim: int) -> Tensor:
     """[R, V]: the layer over a text from its beginning."""
-    values, taps = heads * len(weights.norm), weights.taps.double()
+    scan, taps = weights.scan, weights.taps.double()
     channels = taps.shape[1]
+    values, gates = mixed.shape[1] - channels, functional.silu(mixed[:, channels:].double())
     padded = functional.pad(mixed[:, :channels].double(), (0, 0, len(taps) - 1, 0))
-    made = functional.silu(sum(tap * padded[at : at + len(mixed)] for at, tap in enumerate(taps)))
+    made = sum(tap * padded[at : at + len(mixed)] for at, tap in enumerate(taps))
+    made = functional.silu(made if scan is None else made + scan.bias.double())
     queries, keys, value = made.split(((channels - values) // 2, (channels - values) // 2, values), dim=1)
     queries, keys = (
         each.unflatten(1, (-1, dim)).repeat_interleave(heads * dim // each.shape[1], 1) for each in (queries, keys)
     )
-    queries, keys = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (queries, keys))
-    share, forget = rates.double().chunk(2, dim=1)
-    decay = (weights.decay.double() * functional.softplus(forget + weights.shift.double())).exp()
-    state, out = torch.zeros(heads, dim, len(weights.norm), dtype=torch.float64), []
+    if scan is None:
+        queries, keys = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (queries, keys))
+        queries = queries * dim**-0.5
+    step = functional.softplus(rates.double()[:, -heads:] + weights.shift.double())
+    decay, share = (weights.decay.double() * step).exp(), step if scan else rates.double()[:, :heads].sigmoid()
+    state, out = torch.zeros(heads, dim, values // heads, dtype=torch.float64), []
     for row, new in enumerate(value.unflatten(1, (heads, -1))):
         state = state * decay[row, :, None, None]
-        learned = share[row].sigmoid()[:, None] * (new - torch.einsum("hd,hde->he", keys[row], state))
+        known = 0 if scan else torch.einsum("hd,hde->he", keys[row], state)
+        learned = share[row][:, None] * (new - known)
         state = state + keys[row, :, :, None] * learned[:, None]
-        out.append(torch.einsum("hd,hde->he", queries[row] * dim**-0.5, state))
+        own = scan.skip.double()[:, None] * new if scan else 0
+        out.append(torch.einsum("hd,hde->he", queries[row], state) + own)
     normed = torch.stack(out)
-    normed = normed * (normed.square().mean(-1, keepdim=True) + weights.eps).rsqrt() * weights.norm.double()
-    gated: Tensor = normed.flatten(1) * functional.silu(mixed[:, channels:].double())
+    if scan:
+        normed = (normed.flatten(1) * gates).unflatten(1, (scan.parts, -1))
+    normed = normed * (normed.square().mean(-1, keepdim=True) + weights.eps).rsqrt()
+    gated: Tensor = normed.flatten(1) * (weights.norm.double() if scan else weights.norm.double().repeat(heads) * gates)
     return gated
 
 
 @pytest.mark.parametrize("shift", [0.0, 6.0], ids=["slow", "e^-20"])
-def test_a_layer_is_as_exact_as_fp32_is(family, shift) -> None:
+@pytest.mark.parametrize("name", ["qwen3_5", "granite_hybrid"])
+def test_a_layer_is_as_exact_as_fp32_is(family, name, shift) -> None:
     """Beside fp64, in the size of what it puts out: the kernel and the reference."""
-    reader = Reader(family("qwen3_5").decoder(torch.float32))
+    reader = Reader(family(name).decoder(torch.float32))
     store, before, rows = reader.model.store.states, reader.model.decoder.layers[0].delta, 100
     assert store is not None and before is not None
     weights, layer = replace(before, shift=before.shift + shift), next(iter(store))
@@ -108,8 +117,8 @@ def test_a_layer_is_as_exact_as_fp32_is(family, shift) -> None:
     written = reader.model._last._batch.laid_out().states
     assert written is not None
     channels, heads = layer.rows.shape[1], layer.states.shape[1]
-    mixed = torch.randn(rows, channels + heads * len(weights.norm), generator=generator)
-    rates = torch.randn(rows, 2 * heads, generator=generator)
+    mixed = torch.randn(rows, channels + layer.states[0].numel() // layer.states.shape[3], generator=generator)
+    rates = torch.randn(rows, heads * (1 if weights.scan else 2), generator=generator)
     wanted = _fp64(mixed, rates, weights, heads, layer.states.shape[3])
     ours = gated_delta(mixed, rates, weights, layer, written, torch.float32)
     with references():

@@ -160,5 +160,6 @@ class PagedHead:
             if layer.experts is not None:
                 mixed = add_norm(x, experts(layer, layer.experts, inner, None), above)
             else:
-                mixed = add_norm(x, layer.down.unfinished(layer.gate_up.gated(inner)), above)
+                into, back = layer.inner
+                mixed = add_norm(x, back.unfinished(into.gated(inner)), above)
         return mixed, x

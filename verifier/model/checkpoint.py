@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
            "model.vision_adapter.", "model.vision_projection.", "model.visual.")  # fmt: skip
-#: What LFM2's checkpoints call what all others call otherwise.
+#: What LFM2's and Granite 4's checkpoints call what all others call otherwise.
 _CALLED = {
     "model.embedding_norm.": "model.norm.",
     ".operator_norm.": ".input_layernorm.",
@@ -48,7 +49,22 @@ _CALLED = {
     ".self_attn.out_proj.": ".self_attn.o_proj.",
     ".self_attn.q_layernorm.": ".self_attn.q_norm.",
     ".self_attn.k_layernorm.": ".self_attn.k_norm.",
+    ".shared_mlp.input_linear.": ".mlp.gate_up_proj.",
+    ".shared_mlp.output_linear.": ".mlp.down_proj.",
 }
+#: And Nemotron-H's, whose layers are one of these each.
+_ALONE = tuple(
+    (re.compile(pattern), ours)
+    for pattern, ours in (
+        (r"^backbone\.", "model."),
+        (r"^model\.embeddings\.", "model.embed_tokens."),
+        (r"^model\.norm_f\.", "model.norm."),
+        (r"^(model\.layers\.\d+)\.norm\.", r"\1.input_layernorm."),
+        (r"\.mixer\.(?=[qkvo]_proj\.)", ".self_attn."),
+        (r"\.mixer\.(?=(?:up|down)_proj\.)", ".mlp."),
+        (r"\.mixer\.", ".mamba."),
+    )
+)
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers that old checkpoints carry and every decoder computes itself; scales by which activations would be rounded,
@@ -177,6 +193,8 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
     for name in stored:
         begun = next((prefix for prefix in _INSIDE if name.startswith(prefix)), None)
         own = name if begun is None else _INSIDE[begun] + name.removeprefix(begun)
+        for pattern, most in _ALONE:
+            own = pattern.sub(most, own)
         called = next((part for part in _CALLED if part in own), None)
         own = own if called is None else own.replace(called, _CALLED[called])
         if own in found:

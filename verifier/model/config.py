@@ -15,7 +15,7 @@ from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES, unwrapped
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import LARGEST, Fields
-from foresay.verifier.model.nodes import Attention, Layer, Product, Recurrence, Stack
+from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, Product, Recurrence, Stack
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.quantization_config import read_quantization
 from foresay.verifier.model.rope_config import RopeConfig, YarnScaling
@@ -76,8 +76,9 @@ class ModelConfig:
 
     @property
     def intermediate_size(self) -> int:
-        """Of what a row goes through in its first layer."""
-        return self.first.mlp.width
+        """Of what a row goes through in its first layer that has an MLP."""
+        inside = (one for layer in self.stack.layers for one in (layer.mlp, layer.mixer))
+        return next(one.width for one in inside if isinstance(one, MLP | Experts))
 
     @property
     def rope(self) -> RopeConfig:
@@ -269,7 +270,7 @@ def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
     return tuple(
         KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window)
         if isinstance(one, Attention)
-        else KVShape(0, 0, 0, state=one)
+        else KVShape(0, 0, 0, state=None if isinstance(one, MLP) else one)
         for one in (layer.mixer for layer in model.stack.layers)
     )
 

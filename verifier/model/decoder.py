@@ -21,9 +21,11 @@ from foresay.verifier.model.nodes import (
     HEAD_GATE,
     HEAD_NORM,
     MIXED,
+    MLP,
     OUTPUT,
     QKV,
     RATES,
+    SCAN,
     SHARED_DOWN,
     SHARED_GATE_UP,
     SHIFT,
@@ -34,12 +36,14 @@ from foresay.verifier.model.nodes import (
     Experts,
     GatedDelta,
     Layer,
+    Mamba2,
+    Mixer,
     NormKind,
     ShortConv,
 )
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
-from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Routing
+from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Routing, Scan
 
 
 @dataclass(slots=True)
@@ -75,12 +79,13 @@ class PackedLayer:
     """The weights of one layer (:class:`~foresay.verifier.model.nodes.Layer`), packed. of_heads: the norms of queries
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; of a recurrent layer its rates, as qkv is
     all else that it reads. delta: a recurrent layer's other weights; taps: those of a convolution alone, fp32[T, C].
-    experts: of a layer that has some, of which all have a part in gate_up and down."""
+    experts: of a layer that has some, of which all have a part in gate_up and down. Of an MLP alone, qkv and output are
+    that."""
 
     qkv: Linear
     output: Linear
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None
+    down: Linear | None
     before_attention: Norm | None
     after_attention: Norm | None
     before_mlp: Norm | None
@@ -92,16 +97,26 @@ class PackedLayer:
     taps: Tensor | None = None
     experts: PackedExperts | None = None
 
+    @property
+    def inner(self) -> tuple[Linear, Linear]:
+        """Into its MLP or experts and back, of a layer that has some."""
+        assert self.gate_up is not None and self.down is not None, "it has some"
+        return self.gate_up, self.down
+
     @classmethod
     def of(cls, layer: Layer, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False) -> PackedLayer:
         """dtype: of activations. rounds: see :class:`~foresay.verifier.model.linear.Linear`."""
+        alone = layer.mixer if isinstance(layer.mixer, MLP) else None
         into, gates = (QKV, HEAD_GATE) if isinstance(layer.mixer, Attention) else (MIXED, RATES)
+        into, out = (into, OUTPUT) if alone is None else (GATE_UP, DOWN)
         if isinstance(layer.mixer, Attention):
             weights = _turnable(layer.mixer, _gates_apart(layer.mixer, weights))
         elif isinstance(layer.mixer, GatedDelta) and layer.mixer.tiled:
             weights = _side_by_side(layer.mixer, weights)
         elif isinstance(layer.mixer, GatedDelta) and layer.mixer.by_key:
             weights = _kinds_apart(layer.mixer, weights)
+        elif isinstance(layer.mixer, Mamba2):
+            weights = _rates_apart(layer.mixer, weights)
 
         def linear(name: str, gated: Gate = "", experts: int = 0) -> Linear:
             return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds, experts)
@@ -109,15 +124,15 @@ class PackedLayer:
         def around(name: str | None, kind: NormKind = layer.norm) -> Norm | None:
             return None if name is None else norm_of(kind, name, weights.vectors, ones)
 
-        mixture = layer.mlp if isinstance(layer.mlp, Experts) else None
+        inner, mixture = layer.mlp, layer.mlp if isinstance(layer.mlp, Experts) else None
         count, beside = (0, None) if mixture is None else (mixture.count, mixture.shared)
         shared = None if beside is None else (linear(SHARED_GATE_UP, beside.activation), linear(SHARED_DOWN))
-        ones = torch.ones(weights.matrices[OUTPUT].shape[0], dtype=dtype, device=weights.matrices[OUTPUT].device)
+        ones = torch.ones(weights.matrices[out].shape[0], dtype=dtype, device=weights.matrices[out].device)
         return cls(
-            linear(into),
-            linear(OUTPUT),
-            linear(GATE_UP, layer.mlp.activation, count),
-            linear(DOWN, experts=count),
+            linear(into, "" if alone is None else alone.activation),
+            linear(out),
+            None if inner is None else linear(GATE_UP, inner.activation, count),
+            None if inner is None else linear(DOWN, experts=count),
             around(layer.norms.before_attention),
             around(layer.norms.after_attention, layer.after or layer.norm),
             around(layer.norms.before_mlp),
@@ -125,7 +140,7 @@ class PackedLayer:
             _norms_of_heads(layer.mixer, weights.vectors, ones) if isinstance(layer.mixer, Attention) else None,
             weights.vectors.get(SINKS),
             linear(gates) if gates in weights.matrices else None,
-            _delta(layer.mixer, weights.vectors) if isinstance(layer.mixer, GatedDelta) else None,
+            _delta(layer.mixer, weights.vectors),
             _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
             None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared),
         )
@@ -136,9 +151,37 @@ def _taps(stored: Tensor) -> Tensor:
     return stored.flatten(1).t().contiguous()
 
 
-def _delta(node: GatedDelta, vectors: Mapping[str, Tensor]) -> DeltaWeights:
-    taps, norm = _taps(vectors[TAPS]), vectors[f"{HEAD_NORM}.weight"]
-    return DeltaWeights(taps, vectors[DECAY], vectors[SHIFT], norm, node.norm.eps, node.tiled)
+def _delta(node: Mixer, vectors: Mapping[str, Tensor]) -> DeltaWeights | None:
+    """What a recurrence whose heads remember has besides its products."""
+    match node:
+        case GatedDelta():
+            taps, norm = _taps(vectors[TAPS]), vectors[f"{HEAD_NORM}.weight"]
+            return DeltaWeights(taps, vectors[DECAY], vectors[SHIFT], norm, node.norm.eps, node.tiled)
+        case Mamba2():
+            own = {name.removeprefix(f"{SCAN}."): vector for name, vector in vectors.items()}
+            order = _order(node, own["D"].device)[: node.channels]
+            taps = _taps(own["conv1d.weight"][order])
+            bias = own["conv1d.bias"][order] if node.biased else taps.new_zeros(node.channels)
+            scan = Scan(bias, own["D"], node.key_heads)
+            return DeltaWeights(taps, own["A_log"], own["dt_bias"], own["norm.weight"], node.norm.eps, scan=scan)
+    return None
+
+
+def _order(node: Mamba2, device: torch.device) -> Tensor:
+    """int64[C + V]: which of values, keys, queries and gates (that order is the files') queries, keys, values, gates
+    are."""
+    values, keys = node.values, node.keys
+    parts = torch.arange(node.channels + values, device=device).split((values, keys, keys, values))
+    return torch.cat([parts[at] for at in (2, 1, 0, 3)])
+
+
+def _rates_apart(node: Mamba2, weights: LayerWeights) -> LayerWeights:
+    """The same, with steps as a product of their own, and the rest in the order of any recurrence."""
+    whole = weights.matrices[MIXED]
+    order = (_order(node, whole.device) + node.values) % (node.channels + node.values)  # gates come first
+    steps = torch.arange(len(order), len(order) + node.value_heads, device=order.device)
+    into = {MIXED: whole[order], RATES: whole[steps]}
+    return LayerWeights({**weights.matrices, **into}, weights.biases, weights.vectors)
 
 
 def _side_by_side(node: GatedDelta, weights: LayerWeights) -> LayerWeights:

@@ -16,7 +16,7 @@ from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.model.decoder import Decoder, PackedExperts, PackedLayer
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.nodes import MLP, Attention
 from foresay.verifier.ops.attention import rotate_and_store, tree_attention
 from foresay.verifier.ops.experts import mixed, route, sort_rows
 from foresay.verifier.ops.records import Norm, Rotation, SplitKSums
@@ -51,21 +51,21 @@ def forward(
         if isinstance(node.mixer, Attention):
             kept = rows.of_layer(store.is_windowed(index))
             seen = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(index))
+        elif isinstance(node.mixer, MLP):
+            seen = layer.qkv.gated(normed, count)
         else:
             seen = recurrence(layer, normed, rows, next(states))
         branch = _branch(layer.output, seen, layer.after_attention, count)
+        behind = next_norm if node.mlp is None else layer.before_mlp
         if node.parallel:
             add_norm(x, branch, None, count, node.share)
         else:
-            normed = add_norm(x, branch, layer.before_mlp, count, node.share)
+            normed = add_norm(x, branch, behind, count, node.share)
         del seen, branch  # their memory is used again
-        if layer.experts is None:
-            branch = _branch(layer.down, layer.gate_up.gated(normed, count), layer.after_mlp, count)
-        else:
-            branch = experts(layer, layer.experts, normed, count, woken)
-            branch = branch if layer.after_mlp is None else norm(branch, layer.after_mlp, count)
-        normed = add_norm(x, branch, next_norm, count, node.share)
-        del branch
+        if node.mlp is not None:
+            branch = inside(layer, normed, count, woken)
+            normed = add_norm(x, branch, next_norm, count, node.share)
+            del branch
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
     if asked.final:
@@ -83,6 +83,15 @@ def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: Lay
     return gated_delta(mixed, layer.head_gate.wide(normed, rows.count), layer.delta, *more)
 
 
+def inside(layer: PackedLayer, normed: Tensor, count: Tensor | None, woken: list[Tensor] | None) -> Tensor | SplitKSums:
+    """[R, H]: what an MLP makes of its rows, or experts."""
+    if layer.experts is not None:
+        found = experts(layer, layer.experts, normed, count, woken)
+        return found if layer.after_mlp is None else norm(found, layer.after_mlp, count)
+    into, back = layer.inner
+    return _branch(back, into.gated(normed, count), layer.after_mlp, count)
+
+
 def experts(
     layer: PackedLayer, own: PackedExperts, normed: Tensor, count: Tensor | None, woken: list[Tensor] | None = None
 ) -> Tensor:
@@ -92,7 +101,8 @@ def experts(
     copies, rows = sort_rows(normed, chosen, own.routing, count)
     if woken is not None:
         woken.append(rows.spans)
-    parts = layer.down.of_experts(layer.gate_up.of_experts(copies, rows), rows, torch.float32)
+    into, back = layer.inner
+    parts = back.of_experts(into.of_experts(copies, rows), rows, torch.float32)
     if own.shared is None:
         return mixed(parts, weights, rows.places, normed.dtype, count=count)
     into, back = own.shared

@@ -185,17 +185,18 @@ TAPS, DECAY, SHIFT, HEAD_NORM = (
     "linear_attn.conv1d.weight", "linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm"
 )  # fmt: skip
 SHORT_TAPS = "conv.conv.weight"
+#: Of Mamba-2 the module.
+SCAN = "mamba"
+#: What files of a recurrence keep as the logarithm of its opposite.
+DECAYS = (DECAY, f"{SCAN}.A_log")
 
 
 @dataclass(frozen=True, slots=True)
-class GatedDelta:
-    """A recurrence: each head has a matrix S that remembers which value came with which key (Gated DeltaNet).
+class Remembering:
+    """A recurrence whose heads have a matrix S each that remembers which value came with which key.
 
-    Queries, keys and values go through a convolution of ``taps`` rows and SiLU. Of each row, with a key k and a query q
-    of length 1: S is multiplied by the row's decay, learns k * share * (v - what it remembers of k), and is asked for
-    q. What heads put out is normed and gated. key_heads: each is that of as many of the ``value_heads``, side by side;
-    ``tiled``: in files, of every ``key_heads``-th. by_key: files have queries, keys, values and gates of each key side
-    by side, and rates. norm: of heads.
+    Queries, keys and values go through a convolution of ``taps`` rows and SiLU. key_heads: each is that of as many of
+    the ``value_heads``, side by side. norm: of what heads put out.
     """
 
     key_heads: int
@@ -204,8 +205,6 @@ class GatedDelta:
     value_dim: int
     taps: int
     norm: NormKind
-    tiled: bool = False
-    by_key: bool = False
 
     @property
     def keys(self) -> int:
@@ -227,6 +226,18 @@ class GatedDelta:
         """Numbers of a node's keys, of what its values taught, and of its decays."""
         return self.keys + self.values + self.value_heads
 
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta(Remembering):
+    """Gated DeltaNet: of each row, with a key k and a query q of length 1, S is multiplied by the row's decay, learns
+    k * share * (v - what it remembers of k), and is asked for q. What heads put out is normed, each by itself, and
+    gated. tiled: in files a key is that of every ``key_heads``-th head. by_key: files have queries, keys, values and
+    gates of each key side by side, and rates.
+    """
+
+    tiled: bool = False
+    by_key: bool = False
+
     def products(self, hidden: int) -> tuple[Product, ...]:
         """Into its heads, their rates, and out of them."""
         mixed, rates = {"qkv": self.channels, "z": self.values}, dict.fromkeys("ba", self.value_heads)
@@ -244,6 +255,33 @@ class GatedDelta:
         yield Vector(DECAY, self.value_heads, wide=True)
         yield Vector(SHIFT, self.value_heads, wide=True)
         yield from self.norm.vectors(HEAD_NORM, self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2(Remembering):
+    """Mamba-2: of each row, with a step t of each head, S is multiplied by e^(decay * t), learns k * t * v, and is
+    asked for q; skip * v is added. What heads put out is gated and then normed, heads of one key together. Files have
+    one product: gates, values, keys, queries, steps. biased: whether the convolution has a bias.
+    """
+
+    biased: bool = True
+
+    def products(self, hidden: int) -> tuple[Product, ...]:
+        """Into its heads, and out of them."""
+        whole = self.values + self.channels + self.value_heads
+        return (
+            Product(MIXED, {f"{SCAN}.in_proj": whole}, hidden),
+            Product(OUTPUT, {f"{SCAN}.out_proj": hidden}, self.values),
+        )
+
+    def vectors(self) -> Iterator[Vector]:
+        """Its other parameters."""
+        yield Vector(f"{SCAN}.conv1d.weight", self.channels, wide=True, more=(1, self.taps))
+        if self.biased:
+            yield Vector(f"{SCAN}.conv1d.bias", self.channels, wide=True)
+        for name in ("A_log", "dt_bias", "D"):
+            yield Vector(f"{SCAN}.{name}", self.value_heads, wide=True)
+        yield from self.norm.vectors(f"{SCAN}.norm", self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +309,7 @@ class ShortConv:
 
 
 #: What keeps a state of a text, not keys and values of its tokens.
-Recurrence = GatedDelta | ShortConv
+Recurrence = GatedDelta | Mamba2 | ShortConv
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +336,8 @@ class MLP:
             Product(DOWN, {MODULES[DOWN][0]: hidden}, self.inner, self.bias),
         )
 
+
+Mixer = Attention | Recurrence | MLP
 
 #: Tensors of all experts in newer checkpoints; and in GGUF files, which have gates apart, and perhaps biases.
 GGUF_STACKS = {
@@ -416,14 +456,15 @@ AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernor
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Attention, or a recurrence, and an MLP, or experts, each added to the residual stream.
+    """Attention, or a recurrence, and an MLP, or experts, each added to the residual stream; or one of these alone,
+    which is the mixer then, an MLP too.
 
     norm: how what they read is normed; after: how what they put out is, None: alike. parallel: the MLP reads what
     attention reads. share: by what both are multiplied before they are added.
     """
 
-    mixer: Attention | Recurrence
-    mlp: MLP | Experts
+    mixer: Mixer
+    mlp: MLP | Experts | None
     norm: NormKind
     norms: Norms = BEFORE
     parallel: bool = False
@@ -438,14 +479,15 @@ class Layer:
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """In the order in which they are computed."""
-        return *self.mixer.products(hidden), *self.mlp.products(hidden)
+        return *self.mixer.products(hidden), *(() if self.mlp is None else self.mlp.products(hidden))
 
     def vectors(self, hidden: int) -> Iterator[Vector]:
         """Its parameters besides those of the products."""
         for name, kind in zip(self.norms, (self.norm, self.after or self.norm) * 2, strict=True):
             if name is not None:
                 yield from kind.vectors(name, hidden)
-        yield from self.mixer.vectors()
+        if not isinstance(self.mixer, MLP):
+            yield from self.mixer.vectors()
         if isinstance(self.mlp, Experts):
             yield from self.mlp.vectors(hidden)
 
@@ -474,7 +516,7 @@ class Stack:
     @property
     def recurrence(self) -> Recurrence | None:
         """That of its recurrent layers, which are all alike; None if there are none."""
-        return next((layer.mixer for layer in self.layers if not isinstance(layer.mixer, Attention)), None)
+        return next((one.mixer for one in self.layers if not isinstance(one.mixer, Attention | MLP)), None)
 
     @property
     def experts(self) -> Experts | None:

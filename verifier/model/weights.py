@@ -26,7 +26,7 @@ from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.model.nodes import DECAY, Layer, Stacked, Vector
+from foresay.verifier.model.nodes import DECAYS, Layer, Stacked, Vector
 from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
 from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slot, stored
 
@@ -89,7 +89,7 @@ def _make_whole(config: ModelConfig, weights: ModelWeights) -> None:
     for name, place in places(config, weights):
         if name in config.less_one and isinstance(place, Tensor):
             place.add_(1.0)
-        if name.endswith(DECAY) and isinstance(place, Tensor):
+        if name.endswith(DECAYS) and isinstance(place, Tensor):
             place.exp_().neg_()
 
 

@@ -169,10 +169,20 @@ class Sorted:
 
 
 @dataclass(frozen=True, slots=True)
+class Scan:
+    """What a recurrent layer of Mamba-2 has besides, fp32: bias [C] of the convolution; skip [H], how much of a row's
+    own values each head puts out too. parts: of a row, each of which is normed by itself."""
+
+    bias: Tensor
+    skip: Tensor
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaWeights:
     """Of a recurrent layer, fp32: taps [T, C] of the convolution, the current row's last; decay [H], below 0, and its
     shift [H]; norm [D] of what each head puts out. tiled: that is put out of the first head of each key, then of the
-    second, and so on; False: of all heads of a key, then of the next."""
+    second, and so on; False: of all heads of a key, then of the next. scan: Mamba-2's; norm is [V] then."""
 
     taps: Tensor
     decay: Tensor
@@ -180,6 +190,7 @@ class DeltaWeights:
     norm: Tensor
     eps: float
     tiled: bool = False
+    scan: Scan | None = None
 
 
 @dataclass(frozen=True, slots=True)

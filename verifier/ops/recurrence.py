@@ -1,5 +1,5 @@
-"""Recurrent layers over texts and trees alike, and how a path of their nodes is committed: gated delta rules, whose
-heads have states, and short convolutions, of which rows are kept and no more.
+"""Recurrent layers over texts and trees alike, and how a path of their nodes is committed: gated delta rules and
+Mamba-2's scans, whose heads have states, and short convolutions, of which rows are kept and no more.
 
 One canon: in fp32, row by row along a path, every sum in one fixed order, so that a prompt in one pass, in pieces,
 token by token, a node of a tree and what is committed of it have equal bits (docs/recurrent.md). A pass reads committed
@@ -38,24 +38,34 @@ def gated_delta(
     """What the heads of a layer put out for every row, normed and gated: [R, V] of ``dtype``.
 
     mixed: fp32[R, C + V], queries, keys and values before the convolution, and gates. rates: fp32[R, 2 H], how much
-    each head learns, how much it forgets. layer: one of a store; states and tails are read where sequences go on from,
-    and written where they stop; records are written. count: int64[1], of how many rows, read when it runs (of compiled
-    kernels; None: all). What comes of padding is not defined.
+    each head learns, how much it forgets. Of Mamba-2 fp32[R, H], both: queries and keys are taken as they come, values
+    are learned whatever is remembered of their keys, and what heads put out is gated before it is normed. layer: one of
+    a store; states and tails are read where sequences go on from, and written where they stop; records are written.
+    count: int64[1], of how many rows, read when it runs (of compiled kernels; None: all). What comes of padding is not
+    defined.
     """
-    paged, heads = rows.paged, mixed.new_zeros(len(mixed), layer.states.shape[1], len(weights.norm))
+    paged, scan, (_, count_of, tiles, _, lanes) = rows.paged, weights.scan, layer.states.shape
+    heads = mixed.new_zeros(len(mixed), count_of, tiles * lanes)
 
     def step(row: int, window: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, record = _learned(functional.silu((window * weights.taps).sum(0)), rates[row], weights, state)
+        made = functional.silu((window * weights.taps).sum(0) + (0 if scan is None else scan.bias))
+        query, record = (_learned if scan is None else _scanned)(made, rates[row], weights, state)
         state = _stepped(state, record, window.shape[1])
-        return (state * _spread(query, state)[:, None, :, None]).sum(2).flatten(1), record, state
+        out = (state * _spread(query, state)[:, None, :, None]).sum(2).flatten(1)
+        return out if scan is None else out + scan.skip[:, None] * made[-out.numel() :].view_as(out), record, state
 
     for begin, end, number in _sequences(paged):
         for row, out in enumerate(
             _outputs(mixed[begin:end, : layer.rows.shape[1]], layer, rows, number, begin, step), begin
         ):
             heads[row] = out
-    normed = heads * (heads.square().mean(-1, keepdim=True) + weights.eps).rsqrt() * weights.norm
-    done = normed * functional.silu(mixed[:, layer.rows.shape[1] :]).view_as(normed)
+    gates = functional.silu(mixed[:, layer.rows.shape[1] :])
+    if scan is not None:
+        heads = (heads.flatten(1) * gates).unflatten(1, (scan.parts, -1))
+    normed = heads * (heads.square().mean(-1, keepdim=True) + weights.eps).rsqrt()
+    if scan is not None:
+        return (normed.flatten(1) * weights.norm).to(dtype)
+    done = normed * weights.norm * gates.view_as(normed)
     if weights.tiled:
         values, dim = done[0].numel(), layer.states.shape[3]
         groups = (layer.rows.shape[1] - values) // 2 // dim
@@ -150,6 +160,16 @@ def _learned(made: Tensor, rates: Tensor, weights: DeltaWeights, state: Tensor) 
     values = made[2 * keys.numel() :].view_as(remembered)
     learned = share.sigmoid()[:, None, None] * (values - remembered)
     return queries * dim**-0.5, torch.cat((keys.flatten(), learned.flatten(), decay))
+
+
+def _scanned(made: Tensor, rates: Tensor, weights: DeltaWeights, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of Mamba-2."""
+    heads, tiles, dim, lanes = state.shape
+    keys = (len(made) - heads * tiles * lanes) // 2
+    step = functional.softplus(rates + weights.shift)
+    learned = made[2 * keys :].view(heads, -1) * step[:, None]
+    record = torch.cat((made[keys : 2 * keys], learned.flatten(), (weights.decay * step).exp()))
+    return made[:keys].view(-1, dim), record
 
 
 def _stepped(state: Tensor, record: Tensor, channels: int) -> Tensor:

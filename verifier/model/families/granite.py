@@ -17,7 +17,7 @@ from foresay.verifier.model.families.family import (
     ropes_by_theta,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import MLP, OUTPUT, QKV, Attention, Experts, Layer, Stack
+from foresay.verifier.model.nodes import MLP, OUTPUT, QKV, Attention, Experts, Layer, Mixer, Stack
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
 
@@ -26,9 +26,9 @@ def granite(fields: Fields) -> Stack:
     return granite_stack(fields, mlp(fields, bias=fields.flag("mlp_bias", False)))
 
 
-def granite_stack(fields: Fields, inner: MLP | Experts) -> Stack:
-    """Layers that see everything, and have this behind their attention."""
-    return _stack(fields, [_attention(fields, read_rope(fields))] * layer_count(fields), inner)
+def granite_stack(fields: Fields, inner: MLP | Experts, own: Sequence[Mixer] = ()) -> Stack:
+    """Layers that have this behind their attention, or what ``own`` has of each; absent: they see everything."""
+    return _stack(fields, own or [granite_attention(fields, read_rope(fields))] * layer_count(fields), inner)
 
 
 def granite_swa(fields: Fields) -> Stack:
@@ -36,16 +36,17 @@ def granite_swa(fields: Fields) -> Stack:
     slides = layer_types(fields) or tuple(layer % 4 != 0 for layer in range(layer_count(fields)))
     ropes = ropes_by_theta(fields, (True,) * len(slides))
     seen = [fields.integer("sliding_window", 128) if sliding else None for sliding in slides]
-    own = (_attention(fields, rope, window=each, sinks=True) for rope, each in zip(ropes, seen, strict=True))
+    own = (granite_attention(fields, rope, window=each, sinks=True) for rope, each in zip(ropes, seen, strict=True))
     return _stack(fields, list(own), mlp(fields, bias=fields.flag("mlp_bias", False)))
 
 
-def _attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> Attention:
+def granite_attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> Attention:
+    """Whose scores are multiplied by what config.json says."""
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     return attention(fields, rope, scale=fields.number("attention_multiplier", 1.0), biases=has, **more)
 
 
-def _stack(fields: Fields, own: Sequence[Attention], inner: MLP | Experts) -> Stack:
+def _stack(fields: Fields, own: Sequence[Mixer], inner: MLP | Experts) -> Stack:
     norm, share = rms_norm(fields), fields.number("residual_multiplier", 1.0)
     return Stack(
         tuple(Layer(each, inner, norm, share=share) for each in own),

@@ -93,8 +93,8 @@ def mixtral(fields: Fields) -> Stack:
     return Stack((Layer(own, inside, norm),) * layer_count(fields), norm)
 
 
-_GRANITE_ROUTER = "block_sparse_moe.router.layer"
-_GRANITE_STACKS: Mapping[str, tuple[Stacked, ...]] = {
+GRANITE_ROUTER = "block_sparse_moe.router.layer"
+GRANITE_STACKS: Mapping[str, tuple[Stacked, ...]] = {
     name: (Stacked(f"block_sparse_moe.{theirs}.weight", turns), *GGUF_STACKS[name])
     for name, theirs, turns in ((GATE_UP, "input_linear", (0, 1)), (DOWN, "output_linear", (0,)))
 }
@@ -102,7 +102,7 @@ _GRANITE_STACKS: Mapping[str, tuple[Stacked, ...]] = {
 
 def granite_moe(fields: Fields) -> Stack:
     """Granite 3's mixtures."""
-    return granite_stack(fields, experts(fields, Router(_GRANITE_ROUTER), stacked=_GRANITE_STACKS))
+    return granite_stack(fields, experts(fields, Router(GRANITE_ROUTER), stacked=GRANITE_STACKS))
 
 
 def glm4_moe(fields: Fields) -> Stack:
@@ -197,7 +197,7 @@ _GLM_NAMES = {
     **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
 }
 _GLM_GGUF = Gguf("glm4moe", _GLM_NAMES, experts=True, shared=True, values=_glm_values)
-_GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": _GRANITE_ROUTER}, True, experts=True, values=granite_values)
+_GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": GRANITE_ROUTER}, True, experts=True, values=granite_values)
 
 FAMILIES = {
     "Qwen3MoeForCausalLM": Family("Qwen3 and Qwen3-Coder mixtures", qwen3_moe, _QWEN, _QWEN_GGUF),

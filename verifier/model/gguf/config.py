@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -60,6 +61,8 @@ _FURTHER = {
 }
 #: Ends of the names of convolutions.
 CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
+#: What files have in two dimensions, and is of one.
+_FLAT = (".mamba.A_log", ".mamba.D", ".mamba.norm.weight")
 #: Tensors that are part of the configuration.
 CONFIGURATION = (FREQUENCIES, *FACTORS.values())
 
@@ -116,6 +119,8 @@ def _theirs(names: Mapping[str, str]) -> dict[str, str]:
 
 def shape_of(name: str, tensor: GgufTensor) -> tuple[int, ...]:
     """The shape here: a convolution of each channel by itself has a dimension more, and a gate of one row."""
+    if name.endswith(_FLAT):
+        return (math.prod(tensor.shape),)
     outer, *inner = tensor.shape
     if name.endswith(".shared_expert_gate.weight"):
         return 1, outer, *inner
@@ -136,7 +141,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "architectures": [_architecture(file, fields)],
         "vocab_size": _vocab_size(file, fields),
         "hidden_size": hidden,
-        "intermediate_size": (fields.get if fields.get("expert_count") else fields.integer)("feed_forward_length"),
+        "intermediate_size": _inner(fields),
         "moe_intermediate_size": fields.get("expert_feed_forward_length"),
         "shared_expert_intermediate_size": fields.get("expert_shared_feed_forward_length"),
         "num_experts": fields.get("expert_count"),
@@ -214,10 +219,10 @@ def _architecture(file: GgufFile, fields: Fields) -> str:
     windowed, mixture = bool(fields.get("attention.sliding_window")), bool(fields.get("expert_count"))
     of = [(name, own.gguf) for name, own in families.FAMILIES.items()]
     alike = [(name, own) for name, own in of if own and own.architecture == file.architecture]
-    if not any(own.experts == mixture for _, own in alike):
+    if not any(own.experts in (mixture, None) for _, own in alike):
         what = "mixtures of experts are not" if mixture else "models without experts are not"
         raise fields.error(f"expert_count: {what} supported for this architecture")
-    found = [name for name, own in alike if own.experts == mixture and (own.windowed or not windowed)]
+    found = [name for name, own in alike if own.experts in (mixture, None) and (own.windowed or not windowed)]
     if not found:
         raise fields.error("attention.sliding_window is not supported for this architecture")
     return found[-1] if windowed else found[0]
@@ -230,7 +235,13 @@ def _head_dim(fields: Fields, absent: int) -> int:
     return found
 
 
-def _one(fields: Fields, key: str, absent: int) -> int:
+def _inner(fields: Fields) -> Any:
+    """Of an MLP; mixtures need not have any."""
+    key = "feed_forward_length"
+    return fields.get(key) if fields.get("expert_count") else _one(fields, key, None)
+
+
+def _one(fields: Fields, key: str, absent: int | None) -> int:
     """A number that there may be one of for each layer, if all are the same; 0 where a layer has none."""
     found = fields.get(key)
     if isinstance(found, list) and len(kinds := set(found) - {0}) == 1:

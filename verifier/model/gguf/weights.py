@@ -233,7 +233,7 @@ class GgufTensors:
         queries = self.file.metadata[f"{architecture}.attention.head_count"]
         key = f"{architecture}.attention.head_count_kv"
         found = queries if part == "attn_q" else self.file.metadata.get(key, queries)
-        return int(found[0] if isinstance(found, list) else found)
+        return int(max(found) if isinstance(found, list) else found)
 
 
 def len_of(matrix: Matrix) -> int:

@@ -2,10 +2,11 @@
 
 ::
 
-    convolve    row by row: the convolution, keys and queries of length 1, shares and decays; what nodes leave of these
+    convolve    row by row: the convolution, keys and queries of length 1 (Mamba-2's are as they come), shares and
+                decays; what nodes leave of these
     remember    head by head and 16 values at a time, row by row: the state goes on, and is asked; a state of that part,
                 ``D`` vectors of 16, stays in the first cache
-    finish      row by row and head by head: the norm, and the gate
+    finish      row by row and head by head, or part by part: the norm, and the gate, behind it or before
     replay      as remember, of records, without being asked
     short       row by row: a convolution by itself, of what was let in
 
@@ -52,17 +53,19 @@ def gated_delta(
     out, done = room((number, values), torch.float32), room((number, values), dtype)
     places, text = find_places(paged, number, count), (paged.offsets, paged.lengths, paged.words, paged.is_prefill)
     states = rows.pages, rows.stops, rows.nodes
-    _convolving(heads, keys, dim, values, taps)(
+    nothing, scan = zeros(channels, torch.float32), weights.scan
+    bias, skip, parts = (nothing, nothing, heads) if scan is None else (scan.bias, scan.skip, scan.parts)
+    _convolving(heads, keys, dim, values, taps, scan is not None)(
         mixed, rates, weights.taps, weights.decay, weights.shift, layer.tails, layer.records, layer.rows,
-        zeros(channels, torch.float32), places.info, *text, *states, made, gains, counted(count, number),
+        nothing, places.info, *text, *states, made, gains, counted(count, number), bias,
     )  # fmt: skip
     own = room((threads.MOST, (NODES + 1) * dim * LANES), torch.float32)
-    _remembering(heads, keys, dim, values)(
+    _remembering(heads, keys, dim, values, scan is not None)(
         made, gains, layer.states, layer.records, *text, *states, out, own,
-        counted(paged.sequences, len(paged.lengths)),
+        counted(paged.sequences, len(paged.lengths)), skip,
     )  # fmt: skip
     shared = heads // (keys // dim) if weights.tiled else 1
-    _finishing(heads, channels, values, shared, weights.eps, dtype)(
+    _finishing(parts, channels, values, shared, weights.eps, dtype, scan is not None)(
         out, mixed, weights.norm, done, counted(count, number)
     )
     return done
@@ -179,19 +182,21 @@ class _Window:
                     k.copy(self._tail(at + rows), k.at(goal, at * channels, F32), channels * 4)
 
 
-def _convolved(k: Kernel, weights: Value, window: Sequence[Value], at: Value, channels: int) -> Value:
+def _convolved(
+    k: Kernel, weights: Value, window: Sequence[Value], at: Value, channels: int, bias: Value | None = None
+) -> Value:
     """16 channels of a row."""
-    total = k.constant(0.0, _VECTOR)
+    total = k.constant(0.0, _VECTOR) if bias is None else k.load(bias, _VECTOR, at)
     for tap, place in enumerate(window):
         total = k.fma(k.load(weights, _VECTOR, at + tap * channels), k.load(place, _VECTOR, at), total)
     return total
 
 
 @Compiled
-def _convolving(heads: int, keys: int, dim: int, values: int, taps: int) -> Kernel:
+def _convolving(heads: int, keys: int, dim: int, values: int, taps: int, scans: bool) -> Kernel:
     k, channels = Kernel("convolve"), 2 * keys + values
     mixed, rates, weights, decay, shift, tails, records, kept, nothing, info = (k.pointer(at) for at in range(10))
-    made, gains = k.pointer(17), k.pointer(18)
+    made, gains, bias = k.pointer(17), k.pointer(18), k.pointer(20) if scans else None
     with k.share(k.counted(19)) as row:
         it = _Row(k, 10, k.integer(k.load(info, I32, row * INFO), I64))
         windows = _Window(k, it, mixed, tails, nothing, channels, taps, channels + values)
@@ -199,8 +204,8 @@ def _convolving(heads: int, keys: int, dim: int, values: int, taps: int) -> Kern
         own = window[-1]
         line = k.at(made, row * channels, F32)
         with k.loop(0, channels, LANES) as at:
-            k.store(_silu(k, _convolved(k, weights, window, at, channels)), line, at)
-        with k.loop(0, 2 * keys, dim) as head:
+            k.store(_silu(k, _convolved(k, weights, window, at, channels, bias)), line, at)
+        with k.loop(0, 0 if scans else 2 * keys, dim) as head:
             _normalize(
                 k, k.at(line, head, F32), dim, k.select(head < keys, k.constant(dim**-0.5, F32), k.constant(1.0, F32))
             )
@@ -208,10 +213,11 @@ def _convolving(heads: int, keys: int, dim: int, values: int, taps: int) -> Kern
 
         def gain(at: Value, lanes: int) -> None:
             of = F32 if lanes == 1 else _VECTOR
-            asked, forget = (k.load(rates, of, row * 2 * heads + first + at) for first in (0, heads))
-            k.store(_sigmoid(k, asked), mine, at)
-            rate = k.load(decay, of, at) * _softplus(k, forget + k.load(shift, of, at))
-            k.store(k.exp(rate), mine, at + heads)
+            told = 1 if scans else 2
+            asked, forget = (k.load(rates, of, row * told * heads + first + at) for first in (0, (told - 1) * heads))
+            step = _softplus(k, forget + k.load(shift, of, at))
+            k.store(step if scans else _sigmoid(k, asked), mine, at)
+            k.store(k.exp(k.load(decay, of, at) * step), mine, at + heads)
 
         k.across(heads, gain)
         with k.when(it.node(row) >= 0):
@@ -322,10 +328,11 @@ class _Head:
 
 
 @Compiled
-def _remembering(heads: int, keys: int, dim: int, values: int) -> Kernel:
+def _remembering(heads: int, keys: int, dim: int, values: int, scans: bool) -> Kernel:
     k, tiles, size = Kernel("remember"), values // heads // LANES, dim * LANES
     made, gains, states, records = (k.pointer(at) for at in range(4))
     out, scratch = k.pointer(11), k.at(k.pointer(12), k.thread * ((NODES + 1) * size), F32)
+    skip = k.pointer(14)
     step, whole, shared = _Head(k, dim), heads * tiles, heads // (keys // dim)
     with k.share(k.counted(13) * whole) as unit:
         it, part = _Row(k, 4, unit // whole), unit % whole
@@ -339,9 +346,10 @@ def _remembering(heads: int, keys: int, dim: int, values: int) -> Kernel:
             query, key = (k.at(line, head // shared * dim + begin, F32) for begin in (0, keys))
             share, decay = (k.spread(k.load(gains, F32, row * 2 * heads + begin + head)) for begin in (0, heads))
             value = k.load(line, _VECTOR, part * LANES + 2 * keys)
-            learned = (value - step.remembered(source, key, decay)) * share
+            learned = (value if scans else value - step.remembered(source, key, decay)) * share
             made_of = partial(step.stepped, source, goal, key, decay, learned)
             asked = step.summed(lambda at, query=query, new=made_of: (k.spread(k.load(query, F32, at)), new(at)))  # type: ignore[misc]
+            asked = k.fma(k.spread(k.load(skip, F32, head)), value, asked) if scans else asked
             k.store(asked, out, row * values + part * LANES)
             with k.when(own >= 0):
                 k.store(learned, records, it.record(row) * (keys + values + heads) + keys + part * LANES)
@@ -352,21 +360,28 @@ def _remembering(heads: int, keys: int, dim: int, values: int) -> Kernel:
 
 
 @Compiled
-def _finishing(heads: int, channels: int, values: int, shared: int, eps: float, dtype: torch.dtype) -> Kernel:
+def _finishing(
+    heads: int, channels: int, values: int, shared: int, eps: float, dtype: torch.dtype, scans: bool
+) -> Kernel:
+    """heads: or, of Mamba-2, parts."""
     k, width, of = Kernel("finish"), values // heads, OF_TORCH[dtype]
     out, mixed, norm, done = (k.pointer(at) for at in range(4))
     with k.share(k.counted(4) * heads) as unit:
         row, head = unit // heads, unit % heads
         line, total = k.at(out, unit * width, F32), k.variable(k.constant(0.0, _VECTOR))
         goal = (row * heads + head % shared * (heads // shared) + head // shared) * width
+        gates = k.at(mixed, row * (channels + values) + channels + head * width, F32)
         with k.loop(0, width, LANES) as at:
             value = k.load(line, _VECTOR, at)
+            if scans:
+                value = value * _silu(k, k.load(gates, _VECTOR, at))
+                k.store(value, line, at)
             total.value = k.fma(value, value, total.value)
         mean = k.total(total.value) * (1.0 / width) + eps
         factor = k.spread(k.constant(1.0, F32) / k.sqrt(mean))
         with k.loop(0, width, LANES) as at:
-            gate = k.load(mixed, _VECTOR, row * (channels + values) + channels + head * width + at)
-            value = k.load(line, _VECTOR, at) * factor * k.load(norm, _VECTOR, at) * _silu(k, gate)
+            value = k.load(line, _VECTOR, at) * factor * k.load(norm, _VECTOR, head * width + at if scans else at)
+            value = value if scans else value * _silu(k, k.load(gates, _VECTOR, at))
             k.store(k.narrowed(value, of), done, goal + at)
     return k
 
