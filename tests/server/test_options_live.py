@@ -122,3 +122,11 @@ async def test_options_hold(client):
     word = (await client.completions.create(**greedy)).choices[0].text.split()[1]
     banned = await client.completions.create(**greedy, extra_body={"bad_words": [word]})
     assert word not in banned.choices[0].text.split()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}])
+def test_what_leaves_no_token_is_refused_before_a_prompt_is_scored(blocking, more, stream):
+    nothing = {"allowed_token_ids": [300], "structured_outputs": {"regex": "[0-9]{3}"}}
+    with pytest.raises(openai.APIError, match="no token is allowed here"):  # behind an echo in mid-stream
+        list(blocking.completions.create(**ASK, stream=stream, extra_body=nothing | more))

@@ -78,7 +78,9 @@ class CompletionAnswer(Answer):
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """One chunk; the last one of a choice carries its finish reason."""
         self._note_prompt(index, piece)
-        chunks = [] if self._introduced[index] else self._introduction(index)
+        # Without a first token, as where a grammar leaves none, the prompt's log-probabilities never come.
+        waits = self._scores_prompt and self._leaders[index] not in self._prompts
+        chunks = [] if self._introduced[index] or waits else self._introduction(index)
         if self._shows(piece) or piece.finish_reason is not None:
             chunk = self._chunk([self._said(index, [piece])], self._usage())
             chunks.append(self._final(chunk) if self._closes(piece) else chunk)
