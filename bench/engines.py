@@ -111,7 +111,8 @@ class Bench:
             capture = CudaGraphs() if self.device.torch.type == "cuda" else Eager
             drafters = [drafter] if drafter is not None else []
             capture_passes(self.target, drafters, tokens, max_seqs, GPU_CHUNK, capture, _unsaid)
-            capture_levels(self.target, drafting, tokens, max_seqs, capture, _unsaid)
+            for _ in capture_levels(self.target, drafting, tokens, max_seqs, capture):
+                pass
             runner = runner_of(self.target, drafting, tokens, max_seqs, capture, _unsaid)
         pool = self.target.store.pool
         info = EngineInfo(

@@ -150,11 +150,11 @@ class CombinedDrafter:
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """To each, the path through what it proposed."""
-        asked = self._asked.pop(sequence.id, {})
+        asked, others = self._asked.pop(sequence.id, {}), [0] + [-1] * (len(path) - 1)
         for name, member in self.members.items():
             places = asked.get(name)
             if places is None:
-                member.committed(sequence, [0, *(-1 for _ in path[1:])])
+                member.committed(sequence, others)
             else:
                 member.committed(sequence, own_path(path, dict(enumerate(places))))
 

@@ -30,16 +30,17 @@ from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.config import KVShape
 from foresay.verifier.ops.eager import compiled
 
-#: Positions that are kept by what was recorded, at most: those of a step, not those of a prompt. And that wait.
-_RECORDED, _MOST_WAITING = 16, 64
+#: Positions that there is room for in what is recorded: those of a step, not those of a prompt. And that wait.
+_RECORDED, _MOST_WAITING = (4, 16), 64
 
 
 class _Keeping:
-    """Keeps so many positions, recorded: a step keeps a few of them, which takes less than calling each op does."""
+    """Keeps up to so many positions, recorded: a step keeps a few of them, which takes less than calling each op does.
+    What is behind the last goes to the padding page."""
 
-    def __init__(self, keep: Callable[[Features, Tensor, Tensor], None], features: Features, slots: Tensor) -> None:
-        self._keep, self._features = keep, {name: torch.zeros_like(rows) for name, rows in features.items()}
-        self._positions, self._slots = torch.zeros_like(slots), torch.zeros_like(slots)
+    def __init__(self, keep: Callable[[Features, Tensor, Tensor], None], features: Features, room: int) -> None:
+        self._keep, self._features = keep, {n: rows.new_zeros(room, rows.shape[1]) for n, rows in features.items()}
+        self._positions, self._slots = torch.zeros(2, room, dtype=torch.int64)
         self._replay = recorded(self._work)
 
     def _work(self) -> Iterator[None]:
@@ -50,9 +51,9 @@ class _Keeping:
     def __call__(self, features: Features, positions: Tensor, slots: Tensor) -> None:
         with torch.inference_mode():
             for name, rows in self._features.items():
-                rows.copy_(features[name])
-            self._positions.copy_(positions)
-            self._slots.copy_(slots)
+                rows[: len(slots)] = features[name]
+            self._positions[: len(slots)], self._slots[: len(slots)] = positions, slots
+            self._slots[len(slots) :] = 0
         self._replay()
 
 
@@ -115,14 +116,14 @@ class HiddenStateDrafter(TreeDrafter):
         if more:
             features = {name: torch.cat([rows, *(each[name] for each in more)]) for name, rows in features.items()}
         positions, slots = torch.arange(waiting.start, waiting.stop), table.slots(waiting.start, waiting.stop)
-        count = len(positions)
-        if count <= _RECORDED and compiled(self.hidden_states.layer(0)[0]):
-            if count not in self._keeping:
+        room = next((room for room in _RECORDED if room >= len(positions)), 0)
+        if room and compiled(self.hidden_states.layer(0)[0]):
+            if not self._keeping:
                 assert self.needs is not None, "it reads hidden states"
                 # Others may ask for more: what comes is what all of them read.
                 own = {name: features[name] for name in self.needs.names}
-                self._keeping[count] = _Keeping(self.keep, own, slots)
-            self._keeping[count](features, positions, slots)
+                self._keeping = {room: _Keeping(self.keep, own, room) for room in _RECORDED}
+            self._keeping[room](features, positions, slots)
         else:
             self.keep(features, positions.to(self.device), slots.to(self.device))
         self._mark(table, waiting.start, waiting.stop)

@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -139,7 +139,7 @@ class TreeDrafter(ABC):
         :func:`foresay.verifier.ops.sample.sample_rows`."""
         self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
         self.device, self.token_ids = device, None if token_ids is None else token_ids.to(device)
-        self._page_size = pool.page_size
+        self._page_size, self._pages = pool.page_size, pool.num_pages
         self._levels: list[tuple[_Kind, Levels]] = []
         self._ahead = 0
         self._ends: dict[tuple[int, int], TextEnds] = {}
@@ -214,11 +214,6 @@ class TreeDrafter(ABC):
         """See :class:`foresay.spec.protocols.Chains`."""
         return self.calibration.chain(kind_of(sequence.sampling), levels)
 
-    @cached_property
-    def _host_ids(self) -> Tensor | None:
-        """Brought to the host when first needed, since an outline of a drafter has none to bring."""
-        return None if self.token_ids is None else self.token_ids.cpu()
-
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """One tree per sequence; those of one shape grow together."""
@@ -226,7 +221,7 @@ class TreeDrafter(ABC):
         growing = [self._below(*pair) for pair in zip(sequences, shapes, strict=True)]
         for index, grown in enumerate(growing):
             if grown.shape.levels and self.able(grown.sequence):
-                apart = self.free and adjusts(grown.sequence, 0) and by_path(grown.sequence)
+                apart = self.free and self._adjusts(grown.sequence) and by_path(grown.sequence)
                 together.setdefault((grown.shape, grown.shape.price is None, apart), []).append(index)
         for (_, _, apart), members in together.items():
             self._grow([growing[index] for index in members], apart)
@@ -252,7 +247,7 @@ class TreeDrafter(ABC):
             at.curves.write(self.calibration, [grown.kind for grown in growing])
         if at.bars is not None:
             at.bars.write([grown.bars for grown in growing])
-        adjusting = any(adjusts(sequence, 0) for sequence in sequences)
+        adjusting = any(map(self._adjusts, sequences))
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
         asked = shape.levels - min(grown.depth for grown in growing)
         if self.device.type != "cpu":
@@ -266,11 +261,15 @@ class TreeDrafter(ABC):
         for sequence in sequences:
             self.began(sequence)
 
+    def _adjusts(self, sequence: SequenceState) -> bool:
+        """Whether its logits are changed as a request wants: not on a device, where each level would wait."""
+        return self.device.type == "cpu" and adjusts(sequence, 0)
+
     def _adjust(self, growing: Sequence[TreeBuilder], sequences: int, logits: Tensor) -> None:
         """Change the logits of a level as the requests want them. sequences: for how many there is room."""
         for grown, rows in zip(growing, logits.view(sequences, -1, logits.shape[1]), strict=False):
             if not grown.over and adjusts(grown.sequence, grown.depth):
-                rows.copy_(grown.adjusted(rows.cpu(), self._host_ids))  # what a device has goes there and back
+                rows.copy_(grown.adjusted(rows, self.token_ids))
 
     def _joined(self, sequence: SequenceState, reach: int) -> BatchSlot:
         sampling, table = sequence.sampling if self.shared_noise else _GREEDY, sequence.table
@@ -285,8 +284,8 @@ class TreeDrafter(ABC):
         """
         self.capture, shape = capture, self.limited(shape)
         for count, pages in rooms:
-            for apart in (False, True)[: 1 + self.free]:
-                self._made(shape, vocab_size, _Kind(count, pages, apart, shape.price is not None))
+            for apart in (False, True)[: 1 + (self.free and self.device.type == "cpu")]:
+                self._made(shape, vocab_size, _Kind(count, self._room(pages), apart, shape.price is not None))
                 self._ahead = len(self._levels)
                 yield
 
@@ -294,9 +293,13 @@ class TreeDrafter(ABC):
         """What is made for such trees."""
         first = growing[0]
         count = 1 << (len(growing) - 1).bit_length()  # few captures serve all: what is behind the last is padding
-        pages = room(max(len(grown.sequence.table.pages) for grown in growing) + self.beyond, self._page_size)
+        pages = self._room(max(len(grown.sequence.table.pages) for grown in growing) + self.beyond)
         kind = _Kind(count, pages, apart, first.shape.price is not None)
         return self._made(first.shape, first.sequence.noise.vocab_size, kind)
+
+    def _room(self, pages: int) -> int:
+        """Pages of tables that take so many. A CPU reads as many as a text has, however many there is room for."""
+        return self._pages + self.beyond if self.device.type == "cpu" else room(pages, self._page_size)
 
     def _made(self, shape: TreeShape, vocab_size: int, kind: _Kind) -> Levels:
         """Those of a shape, or of a deeper one that begins alike, which ends early."""

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.growth import Growth, layout
-from foresay.drafters.levels import TreeDrafter, room
+from foresay.drafters.levels import TreeDrafter
 from foresay.drafters.proposer import Drafts
 from foresay.drafters.tree_builder import TreeBuilder, adjusts
 from foresay.kvpaging.pool import PADDING_PAGE
@@ -200,7 +200,7 @@ class SelfDrafter(TreeDrafter):
         longest = max(len(sequence.table.pages) for sequence in sequences) + self.beyond
         # Padding would have records of states, for which there is no room.
         count = len(sequences) if self.recurrent else 1 << (len(sequences) - 1).bit_length()
-        key = count, room(longest, self._page_size)
+        key = count, self._room(longest)
         if key not in self._rounds:
             self._rounds[key] = Rounds(self.model, before, self.state(*key, before.reach(_AHEAD)))
         return self._rounds[key]

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.pool import PADDING_PAGE, PagePool
-from foresay.kvpaging.states import NONE, StatePages
+from foresay.kvpaging.states import NONE
 from foresay.kvpaging.store import KVStore, as_bytes, touch
 
 log = logging.getLogger("foresay.kv")
@@ -172,27 +172,15 @@ class DiskPages:
             for store in self._stores[file.key]:
                 store.marks[page] = self._pool.page_size
             yield from _copied(self._parts(file, page), data.split(file.sizes))
-        window, windows, state = self._of(loaded, _WINDOW), self._pool.windows, self._of(loaded, _STATE)
-        if window and windows is not None and windows.available:
-            windows.see([page])
-            windows.unsee(page, passed=True)
-            for file, data in window:  # at once: it may be taken away
-                deque(_copied(self._parts(file, page), data.split(file.sizes)), 0)
-        if state and (states := self._pool.states) is not None:
-            yield from self._fill_state(states, page, state)
+        if (window := self._of(loaded, _WINDOW)) and (windows := self._pool.windows) is not None and windows.available:
+            with windows.filled(page):
+                for file, data in window:
+                    yield from _copied(self._parts(file, page), data.split(file.sizes))
+        if (state := self._of(loaded, _STATE)) and (states := self._pool.states) is not None:
+            with states.filled(page) as own:
+                for file, data in state if own != NONE else ():
+                    yield from _copied(self._parts(file, own), data.split(file.sizes))
         self._news.append("read")
-
-    def _fill_state(self, states: StatePages, page: int, loaded: Sequence[tuple[_File, Tensor]]) -> Iterator[None]:
-        if (own := states.allocate()) == NONE:
-            return
-        states.filling.append(own)
-        try:
-            for file, data in loaded:
-                yield from _copied(self._parts(file, own), data.split(file.sizes))
-            states.keep(page, own)
-        finally:
-            states.filling.remove(own)
-            states.release(own)
 
     def _of(self, loaded: Loaded, kind: str) -> list[tuple[_File, Tensor]]:
         """What there is of a kind; nothing if a model's window or state is missing."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -34,7 +35,8 @@ class StatePages:
 
     sequences: of a pass at most, of those that leave records. num_pages: state pages in all, the padding page 0 among
     them; a running text has up to four. checkpoints: the state page after the last token of a page of the pool; the
-    ones not used for longest first. filling: pages of checkpoints that are being read back.
+    ones not used for longest first. filling: pages of those that are being read
+    back.
     """
 
     def __init__(self, sequences: int, num_pages: int, page_size: int) -> None:
@@ -82,6 +84,21 @@ class StatePages:
         if page not in self.checkpoints:
             self.checkpoints[page] = self.retain(own)
         self.checkpoints.move_to_end(page)
+
+    @contextmanager
+    def filled(self, page: int) -> Iterator[int]:
+        """A state page to fill, which becomes the checkpoint of a page of the pool at the end; ``NONE`` if there is no
+        room."""
+        if (own := self.allocate()) == NONE:
+            yield NONE
+            return
+        self.filling.append(own)
+        try:
+            yield own
+            self.keep(page, own)
+        finally:
+            self.filling.remove(own)
+            self.release(own)
 
     def forget(self, page: int) -> None:
         """The page of the pool is free, or its checkpoint has to make room."""

@@ -13,7 +13,8 @@ prefix is shared up to such a page (`reach`).
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ class WindowPages:
     """The window pages of one pool, which has ``pool_pages`` of so many slots.
 
     num_pages: window pages in all, the padding page 0 among them. window: positions that a row sees, its own included.
-    of: int32[pool_pages], the window page of each page of the pool; 0 where there is none.
+    of: int32[pool_pages], the window page of each page of the pool; 0 where there is none. filling: pages whose window
+    page is being read back.
     """
 
     def __init__(self, num_pages: int, window: int, pool_pages: int, page_size: int) -> None:
@@ -35,6 +37,7 @@ class WindowPages:
         assert window > 0
         self.num_pages, self.window, self.page_size = num_pages, window, page_size
         self.of = np.zeros(pool_pages, np.int32)
+        self.filling: list[int] = []
         self._seen = [0] * pool_pages
         self._free = list(range(num_pages - 1, _NONE, -1))
         self._passed: OrderedDict[int, None] = OrderedDict()
@@ -63,6 +66,17 @@ class WindowPages:
         self._seen[page] -= 1
         if not self._seen[page]:
             (self._passed if passed else self._left)[page] = None
+
+    @contextmanager
+    def filled(self, page: int) -> Iterator[None]:
+        """Give a page that no table sees a window page to fill; nobody takes it before the end."""
+        self.see([page])
+        self.filling.append(page)
+        try:
+            yield
+        finally:
+            self.filling.remove(page)
+            self.unsee(page, passed=True)
 
     def forget(self, page: int) -> None:
         """Take the page's window page back. For the pool, where the page became free."""
@@ -98,6 +112,7 @@ class WindowPages:
         """Prove the ledger, given pages and length of every table in use; raises AssertionError naming what is
         wrong."""
         seen = Counter(page for pages, length in tables for page in pages[self.first(length) :])
+        seen.update(self.filling)
         own = self.of[self.of != _NONE].tolist()
         if sorted([*own, *self._free]) != list(range(1, self.num_pages)):
             raise AssertionError("a window page is lost or held twice")

@@ -132,7 +132,7 @@ class Adjustment:
         self._bias = (
             (torch.tensor(list(bias)), torch.tensor(list(bias.values()), dtype=torch.float32)) if bias else None
         )
-        self._penalties = _Penalties(sampling, prompt) if _penalised(sampling) else None
+        self._penalties = _TokenCounts(sampling, prompt) if _penalised(sampling) else None
         self._phrases = _Phrases(sampling.bad_words) if any(len(words) > 1 for words in sampling.bad_words) else None
         self._allowed = _always_allowed(sampling, vocab_size)
 
@@ -179,7 +179,7 @@ def _always_allowed(sampling: SamplingParams, vocab_size: int) -> Tensor | None:
     return packed(allowed)
 
 
-class _Penalties:
+class _TokenCounts:
     """How often each token seen so far is in the output. Tokens of the prompt have count 0, if they count at all."""
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int]) -> None:

@@ -203,7 +203,7 @@ def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int
     legal = constraint.legal(tokens, parents) if len(tokens) > 1 else [True]
     if not forced and all(legal):
         return tree
-    grown = _Grown(tokens[0], forced)
+    grown = _Graft(tokens[0], forced)
     for node in range(1, len(tokens)):
         if legal[node]:
             grown.add(node, parents[node], tokens[node], most)
@@ -214,7 +214,7 @@ def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int
     return replace(built, sources=sources, parts=parts, origin=tuple(grown.origin), forced=len(forced))
 
 
-class _Grown:
+class _Graft:
     """A tree in the making. origin: the proposed node of each; places: where each proposed node went."""
 
     def __init__(self, root: int, forced: Sequence[int]) -> None:

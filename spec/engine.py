@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from foresay.kvpaging import PagePool, PageTable, PrefixIndex
 from foresay.spec.adjust import Adjustment
@@ -31,7 +31,7 @@ from foresay.spec.tree import MAX_NODES
 class Engine:
     """Generates tokens for up to ``info.max_seqs`` requests at once; more wait in order of arrival.
 
-    crowded: see :class:`~foresay.spec.trace.StepTrace`.
+    crowded: see :class:`~foresay.spec.trace.StepTrace`. ahead: what is done before it is needed, piece by piece.
     """
 
     def __init__(
@@ -46,11 +46,12 @@ class Engine:
         observers: Sequence[Observer] = (),
         runner: StepRunner | None = None,
         crowded: Callable[[], float] = lambda: 0.0,
+        ahead: Iterable[object] = (),
     ) -> None:
         self.info, self.pool, self.prefix = info, pool, prefix
         self.drafter, self.scheduler = drafter, scheduler
         self.runner = runner or StepRunner(verifier, drafter)
-        self._crowded = crowded
+        self._crowded, self._ahead = crowded, iter(ahead)
         self.steps = 0
         self.trace: StepTrace | None = None
         budget = scheduler.budget
@@ -166,6 +167,10 @@ class Engine:
     def keep_one(self) -> bool:
         """Keep a page of a text on disk, if that is wanted and there is a new one; whether there are more."""
         return self.prefix is not None and self.prefix.keep_one()
+
+    def prepare_one(self) -> bool:
+        """Do a piece of what more texts at once would wait for, tens of milliseconds; False if nothing is left."""
+        return next(self._ahead, self) is not self
 
     def tell(self) -> None:
         """Tell the observers what happened. To be called when what a step emitted is on its way; if nobody does, it is

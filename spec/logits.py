@@ -84,7 +84,7 @@ def logprobs_of_run(
     return logprobs_of(logits[torch.tensor(path, dtype=torch.int64)].cpu(), emitted, count)
 
 
-GRAMMAR = "the grammar"
+GRAMMAR, NOT_FINITE = "the grammar", "the model's logits are not finite"
 
 
 def edits_of(sequence: SequenceState, tree: DraftTree, allowed: Tensor | None = None) -> LogitEdits | None:
@@ -121,7 +121,7 @@ def edits_at(
 def why_nothing(sequence: SequenceState, logits: Tensor) -> ForesayError:
     """Why no token could be sampled at the root, whose raw logits are fp32[V]. NaN counts as larger than any number."""
     if not logits.max().isfinite():
-        return NumericalError("the model's logits are not finite")
+        return NumericalError(NOT_FINITE)
     return _why_banned(sequence)
 
 

@@ -11,7 +11,6 @@ breadth first::
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -111,29 +110,6 @@ class Template:
     def limited(self, levels: int) -> Template:
         """The template cut to at most ``levels`` levels, of which there is at least one."""
         return Template.of(path for path in self.paths[1:] if len(path) <= levels)
-
-
-def best_template(accuracy: Sequence[Sequence[float]], nodes: int) -> Template:
-    """The template of at most ``nodes`` drafted nodes that is expected to have most of them accepted (Medusa).
-
-    accuracy[d][r]: how often the candidate of rank r is right at depth d + 1, given that its parent was; taken to be
-    the same below every node. What was never right is not drafted. Raises :class:`ConfigurationError` if nothing was.
-    """
-    ranked = [sorted(((-share, rank) for rank, share in enumerate(row) if share > 0)) for row in accuracy]
-    paths: list[RankPath] = []
-    # (minus the value of the path, path, its place among its siblings, minus the value of its parent)
-    heap: list[tuple[float, RankPath, int, float]] = [(row[0][0], (row[0][1],), 0, -1.0) for row in ranked[:1] if row]
-    while heap and len(paths) < nodes:
-        value, path, place, above = heapq.heappop(heap)
-        paths.append(path)
-        depth = len(path)
-        if depth < len(ranked) and ranked[depth]:
-            share, rank = ranked[depth][0]
-            heapq.heappush(heap, (-value * share, (*path, rank), 0, value))
-        if place + 1 < len(ranked[depth - 1]):
-            share, rank = ranked[depth - 1][place + 1]
-            heapq.heappush(heap, (-above * share, (*path[:-1], rank), place + 1, above))
-    return Template.of(paths, "measured accuracies")
 
 
 #: One ancestor word holds this many nodes, the root among them.

@@ -191,10 +191,9 @@ class StepRunner:
         edits: list[LogitEdits | None] = []
         raw: list[Raw] = []
         for index, (scheduled, part, allowed) in enumerate(zip(batch, rows, masks, strict=True)):
-            edit = None if part.tree is None else edits_of(scheduled.sequence, part.tree, allowed)
-            logits = partial(_of_nodes, forward, index, part)
-            raw.append(logits if edit is None else _kept(logits(), scheduled.sequence.sampling.logprobs is not None))
+            edit, kept = edits_and_raw(scheduled, part.tree, allowed, partial(_of_nodes, forward, index, part))
             edits.append(edit)
+            raw.append(kept)
         if all(part.tree is None for part in rows):
             return [None] * len(rows), raw
         return self.verifier.verify(edits), raw
@@ -220,9 +219,14 @@ class StepRunner:
         self._show(scheduled, path, features)
         if self.drafter is not None and path:
             self.drafter.committed(sequence, rows.tree.proposed(path))
-        if sequence.sampling.logprobs is not None:
-            result.logprobs = logprobs_of_run(sequence, raw(), path, result.emitted)
+        self.look_at(scheduled, result, raw)
         return result
+
+    @staticmethod
+    def look_at(scheduled: ScheduledSequence, result: VerifyResult, raw: Raw) -> None:
+        """How likely what was emitted is, if that was asked. raw: the logits of the tree's nodes."""
+        if scheduled.sequence.sampling.logprobs is not None:
+            result.logprobs = logprobs_of_run(scheduled.sequence, raw(), result.rows, result.emitted)
 
     def emitted(
         self, scheduled: ScheduledSequence, tree: DraftTree, verified: Verified, why_nothing: Callable[[], ForesayError]
@@ -296,7 +300,14 @@ def _of_nodes(forward: Forward, index: int, rows: Rows) -> Tensor:
     return logits if rows.tree is None else logits[len(logits) - len(rows.tree) :]
 
 
-def _kept(logits: Tensor, all_of_them: bool) -> Raw:
-    """A copy of them before they are edited, or of the root's alone."""
-    copy = logits.clone() if all_of_them else logits[:1].clone()
-    return lambda: copy
+def edits_and_raw(
+    scheduled: ScheduledSequence, tree: DraftTree | None, allowed: Tensor | None, logits: Raw
+) -> tuple[LogitEdits | None, Raw]:
+    """What a request changes of the logits of its tree's nodes, and what they were before, as far as that is looked at
+    later. allowed: see :func:`foresay.spec.logits.edits_of`."""
+    edits = None if tree is None else edits_of(scheduled.sequence, tree, allowed)
+    if edits is None:
+        return None, logits
+    kept = logits() if scheduled.sequence.sampling.logprobs is not None else logits()[:1]
+    copy = kept.clone()
+    return edits, lambda: copy

@@ -176,6 +176,7 @@ def build_engine(
         observers=observers,
         runner=runner,
         crowded=threads.crowded,
+        ahead=() if capture else capture_levels(verifier, drafting, 1, config.max_seqs, Eager),
     )
 
 
@@ -248,7 +249,8 @@ def _drafting(
     config, say = loading.config, loading.say
     if capture is None:
         drafting = Drafting.of(config, drafters, profile_run)
-        capture_levels(verifier, drafting, 1, 1, Eager, _nobody)  # what the first request needs: a CPU records it
+        for _ in capture_levels(verifier, drafting, 1, 1, Eager):  # what the first request needs: a CPU records it
+            pass
         return drafting, None
     say("compiling kernels")  # first: what is measured is not to be a compiler's time
     shape = pinned(config)
@@ -257,7 +259,8 @@ def _drafting(
         for each in shapes[:1] if member is None else shapes:
             profile_run.compile(member, each, config.max_seqs, loading.device.chunk)
     drafting = Drafting.of(config, drafters, profile_run)
-    capture_levels(verifier, drafting, loading.length, config.max_seqs, capture, say)
+    for part in capture_levels(verifier, drafting, loading.length, config.max_seqs, capture):
+        say("capturing drafts", part)
     return drafting, runner_of(verifier, drafting, loading.length, config.max_seqs, capture, say)
 
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foresay.drafters.combined import CombinedDrafter, RoutedDrafter, configured, members_of, united
@@ -112,15 +112,16 @@ def capture_passes(
 
 
 def capture_levels(
-    verifier: ModelRunner, drafting: Drafting, longest: int, max_seqs: int, capture: Capture, say: Callable[..., None]
-) -> None:
-    """The levels of drafts: whoever asks for some later would hold up all streams until they are captured."""
+    verifier: ModelRunner, drafting: Drafting, longest: int, max_seqs: int, capture: Capture
+) -> Iterator[float]:
+    """The levels of drafts: whoever asks for some later would hold up all streams until they are captured. Stops after
+    each, with a device's share of its drafter's."""
     needed = rooms(max_seqs, longest, verifier.store.pool.page_size)
     for drafter, shape in drafting.shapes():
         captured = on_device(drafter)
         if captured is not None and shape.levels:
             for number, _ in enumerate(captured.capture_ahead(shape, verifier.vocab_size, needed, capture), start=1):
-                say("capturing drafts", number / (len(needed) * (1 + captured.free)))
+                yield number / len(needed)
 
 
 def runner_of(
@@ -142,7 +143,7 @@ def runner_of(
     for number, (key, bucket) in enumerate(buckets(verifier, make, capture, (counts, tables)), start=1):
         say("capturing steps", number / total)
         made[key] = bucket
-        for step in bucket.steps:
+        for step in bucket:
             step.drafting = _part(drafting.budget, step.proposer)
     return GraphStepRunner(verifier, drafting.drafter, made)
 

@@ -29,7 +29,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import MAX_NODES, TreeShape
-from foresay.verifier.graphs.buckets import chunks, passes, sizes, widths
+from foresay.verifier.graphs.buckets import DRAFTING, chunks, passes, sizes
 from foresay.verifier.model.config import ModelConfig, products
 from foresay.verifier.model.nodes import GATE_UP, QKV, Layer
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
@@ -139,9 +139,9 @@ class _Case:
     def _graphs(self, shapes: Sequence[ModelConfig]) -> int:
         """The tensors that captured work keeps to itself: a workspace of the largest, logits where the host looks."""
         nodes = (pinned(self.config) or TreeShape.chain(DEFAULT_TOKENS)).nodes
-        rows = max(MAX_NODES, nodes * max(sizes(self.config.max_seqs)))
+        rows = max(MAX_NODES, nodes * min(DRAFTING, max(sizes(self.config.max_seqs))))
         positions, item, page_size = self.length + MAX_NODES, item_bytes(self.dtype), self.config.page_size
-        kept = len(widths(positions, page_size)) * (nodes + 1)
+        kept = MAX_NODES  # where steps stop
         prompts = chunks(min(self.device.chunk, self.length), positions, page_size)
         kept += sum(each.wanted for each in (*passes(self.config.max_seqs, positions, page_size), *prompts))
         logits = kept * self.target.vocab_size * 4

@@ -43,11 +43,11 @@ class Loop:
         self._shadow, self._witness = shadow, witness
         self._link = link
         self._pending = Pending(grammars, link.wake)
-        self._stopped = self._keeping = False
+        self._stopped = self._idle = False
 
     def run(self) -> None:
-        """Step while there is work, keep pages on disk while there is none and sleep in the socket after that, until
-        stopped."""
+        """Step while there is work, prepare for more of it and keep pages on disk while there is none, and sleep in the
+        socket after that, until stopped."""
         self._go_round()
         until = monotonic() + _LAST_SECONDS
         while self._engine.keep_one() and monotonic() < until:
@@ -55,7 +55,7 @@ class Loop:
 
     def _go_round(self) -> None:
         while not self._stopped:
-            for frame in self._link.receive(wait=not (self._engine.has_work or self._trying or self._keeping)):
+            for frame in self._link.receive(wait=not (self._engine.has_work or self._trying or self._idle)):
                 self._rest(asked=False, of=frame)
                 self._apply(frame)
             for request, compiled in self._pending.ready():
@@ -68,7 +68,7 @@ class Loop:
             if self._witness is not None and not (self._engine.has_work or self._stopped):
                 self._witness.go_on()
             self._observe()
-            self._keeping = not self._engine.has_work and self._engine.keep_one()
+            self._idle = not self._engine.has_work and (self._engine.prepare_one() or self._engine.keep_one())
 
     def _rest(self, asked: bool, of: object = None) -> None:
         if self._witness is not None and not isinstance(of, frames.Ping):

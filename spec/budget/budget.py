@@ -146,20 +146,20 @@ class Budget(Observer):
 
     def _lasts(self, able: Sequence[SequenceState]) -> bool:
         """Whether what was planned is still the thing to do: for the same sequences, and nothing of it found."""
-        why, plans = self.why, [self._plans.get(sequence.id) for sequence in able]
-        if (
-            why is None
-            or why.probe
-            or any((*why.ways[0].found, *why.ways[0].first))
-            or len(plans) != len(why.ways[0].found)
-        ):
+        why, plans = self.why, self._plans
+        if why is None or why.probe or len(able) != len(why.ways[0].found):
             return False
-        pairs = zip(plans, able, strict=True)
-        lasts = all(plan is not None and plan.shape.levels <= sequence.most_levels for plan, sequence in pairs)
-        for sequence in able if lasts and why.ways[0].nodes else ():
+        if any(why.ways[0].found) or any(why.ways[0].first):
+            return False
+        drafts = why.ways[0].nodes > 0
+        for sequence in able:
+            plan = plans.get(sequence.id)
+            if plan is None or (drafts and plan.shape.levels > sequence.most_levels):
+                return False
+        for sequence in able if drafts else ():
             self._cases[sequence.id].length = len(sequence.tokens)
             self._cases[sequence.id].found = NOTHING
-        return lasts
+        return True
 
     def _decide(self, able: Sequence[SequenceState], looks: bool) -> None:
         """For all that may draft."""

@@ -48,7 +48,7 @@ OLD = "no step without drafts was timed lately"
 CHANGED = "the pace of this machine has changed since steps without drafts were timed"
 
 
-class Parts:
+class PartCosts:
     """The seconds of all parts as they were measured, and what steps showed of them since. steps: seen so far; moves:
     how often that changed anything."""
 
@@ -56,14 +56,14 @@ class Parts:
         self.measured, self.now = np.zeros(0), np.zeros(0)
         self.covariance, self.steps, self.moves, self._drifted = np.zeros((0, 0)), 0, 0, 0
 
-    def group(self, measured: Sequence[float]) -> Group:
+    def group(self, measured: Sequence[float]) -> CostGroup:
         """Some more, which are asked for together."""
         at = slice(len(self.now), len(self.now) + len(measured))
         self.measured, self.now = (np.append(each, measured) for each in (self.measured, self.now))
         covariance = _PACE + _UNSURE * np.eye(at.stop)
         covariance[: at.start, : at.start] = self.covariance
         self.covariance = covariance
-        return Group(self, at)
+        return CostGroup(self, at)
 
     def drift(self) -> None:
         """What was not seen since is less sure, and all of it together."""
@@ -77,11 +77,11 @@ class Parts:
             self.covariance *= np.outer(scale, scale)
 
 
-class Group:
+class CostGroup:
     """Parts that are asked for together. Sums are told by how much of each part is in them: [parts], or [sums, parts].
     learnt: how often from one. told: what was last read of drafts."""
 
-    def __init__(self, parts: Parts, at: slice) -> None:
+    def __init__(self, parts: PartCosts, at: slice) -> None:
         self.parts, self.at, self.learnt, self._spent = parts, at, 0, 0.0
         self._last: dict[int, float] = {}
         self.told: tuple[list[float], list[float]] | None = None
@@ -109,12 +109,12 @@ class Group:
 
     def due(self, seconds: float, size: int) -> bool:
         """Whether to learn from what took so many. size: of what is alike; what is seldom seen is learnt from when it
-        is."""
-        self._spent += seconds
-        since = self._spent - self._last.get(size, -math.inf)
+        is. The time before it decides: by its own, what was held up would be chosen the most often."""
+        begun, self._spent = self._spent, self._spent + seconds
+        since = begun - self._last.get(size, -math.inf)
         if not seconds or (self.learnt >= _AT_FIRST and since < _LEARNING * (1 - 1e-9)):
             return False
-        self._last[size] = self._spent
+        self._last[size] = begun
         return True
 
     def saw(self, amounts: Floats, seconds: float, first: bool = True) -> None:
@@ -170,7 +170,7 @@ class DraftSeconds(NamedTuple):
     row: float
 
     @classmethod
-    def of(cls, group: Group, unread: float, hope: bool) -> DraftSeconds:
+    def of(cls, group: CostGroup, unread: float, hope: bool) -> DraftSeconds:
         """unread: tokens to catch up with."""
         row = float(group.now[2])
         if group.told is None or group.parts.steps % _REREAD == 0 or group.learnt < _AT_FIRST:
@@ -204,7 +204,7 @@ class CostModel:
         experts: Experts | None = None,
     ) -> None:
         assert rows and len(rows) == len(seconds) and sorted(rows) == list(rows)
-        self.context, self._rows, self._clock, self.parts = list(context), tuple(rows), clock, Parts()
+        self.context, self._rows, self._clock, self.parts = list(context), tuple(rows), clock, PartCosts()
         self.experts = experts
         self.siblings: list[float] = []
         if experts is not None:
@@ -231,7 +231,7 @@ class CostModel:
             self._beside = max(0.0, root_seconds - float(self.parts.now[0]))
             self._plain = self._pace, self._clock()
 
-    def drafts(self, cost: DraftCost) -> Group:
+    def drafts(self, cost: DraftCost) -> CostGroup:
         """The parts of a drafter, which goes at the pace of all."""
         return self.parts.group(astuple(cost))
 

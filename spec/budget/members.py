@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from foresay.spec.budget.chance import LEAST, Claims, Salts, claimed
-from foresay.spec.budget.cost import DraftCost, Group, Parts
+from foresay.spec.budget.cost import CostGroup, DraftCost, PartCosts
 from foresay.spec.budget.weigh import Estimate, ExpectedTree
 from foresay.spec.names import PREDICTION
 from foresay.spec.protocols import CatchesUp, Chains, Checks, Drafter, LooksUp
@@ -55,7 +55,7 @@ class Member:
     brings: ExpectedTree = GUESS
     first: float = _FIRST
     idle: int = 0
-    costs: Group = field(init=False)
+    costs: CostGroup = field(init=False)
     salts: Salts = field(init=False)
     _trees: int = 0
     _chains: Chains | None = field(init=False, default=None)
@@ -64,7 +64,7 @@ class Member:
     _checks: Checks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.costs, self.salts = Parts().group(astuple(self.cost)), Salts() if self.looks else Salts(*_UNSURE)
+        self.costs, self.salts = PartCosts().group(astuple(self.cost)), Salts() if self.looks else Salts(*_UNSURE)
         # Asked once: it takes longer than all that is asked of the drafter then.
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
         self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None

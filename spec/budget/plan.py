@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 
 from foresay.spec.budget.weigh import CandidatePlan
@@ -27,7 +28,7 @@ class Share:
     first: DraftTree | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Why:
     """Why a step drafts what it does, all its sequences together. ways: the choice first, then what it was preferred
     to. looked: who found nodes. probe: it is asked to be seen, not because it is the best."""
@@ -41,7 +42,7 @@ class Why:
         """The ways in numbers, for people."""
         return [Weighed(self._name(way), way.nodes, way.tokens, 1000 * way.seconds) for way in self.ways]
 
-    @property
+    @cached_property
     def choice(self) -> str:
         """Who drafts, such as ``suffix+draft_model``; ``none`` for nobody."""
         return self._name(self.ways[0])

@@ -108,8 +108,9 @@ class StepCosts(NamedTuple):
         return self.drafts[model].seconds(passes, nodes - levels + passes + sum(map(len, first)), grown)
 
     def price(self, way: CandidatePlan, index: int, pace: float, nodes: int) -> Price:
-        """Of a sequence's tree in this way, which may have so many nodes: one pass drafts a level for all of them."""
-        tree = way.trees[index]
+        """Of a sequence's tree in this way, which may have so many nodes, but no more than its part of all rows: one
+        pass drafts a level for all of them."""
+        tree, nodes = way.trees[index], min(nodes, len(self.seconds) // len(way.found))
         levels, rows = max(1, round(tree.levels)), len(way.found) + way.nodes - round(tree.nodes)
         level = self.drafts[way.model].next(levels) / sum([each.levels > 0 for each in way.trees])
         first = min(max(1, rows), len(self.seconds) - 1)

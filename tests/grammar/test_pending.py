@@ -65,6 +65,8 @@ class Stepping:
     def keep_one(self) -> bool:
         return False
 
+    prepare_one = keep_one
+
     def tell(self) -> None:
         """Nobody observes it."""
 

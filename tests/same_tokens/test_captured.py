@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -13,11 +12,11 @@ from foresay.kvpaging import PagePool
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.runner import GraphStepRunner
+from tests.same_tokens import options
 from tests.same_tokens.captured import captured_engine, copy, draft_model, run_freely
 from tests.same_tokens.models import Pair, paged
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
-from tests.same_tokens.witness import Text
-from tests.spec.grammars import Automaton
+from tests.same_tokens.witness import Job, Text
 
 LENGTHS = (9, 2, 17, 33, 5, 40)
 SHAPES = {
@@ -37,9 +36,9 @@ def expected(pair: Pair, max_tokens: int = 14) -> dict[str, Text]:
     return run_freely(engine, jobs_of(pair.vocab_size, LENGTHS, max_tokens), careful=True)
 
 
-def check(pair: Pair, drafter, shape: TreeShape, careful: bool = False, max_tokens: int = 14, **options):
+def check(pair: Pair, drafter, shape: TreeShape, careful: bool = False, max_tokens: int = 14, **how):
     """Run the requests; returns the engine's runner and the texts."""
-    engine = captured_engine(pair, drafter, shape, **options)
+    engine = captured_engine(pair, drafter, shape, **how)
     texts = run_freely(engine, jobs_of(pair.vocab_size, LENGTHS, max_tokens), careful)
     assert_same(expected(pair, max_tokens), texts)
     return engine.runner, texts
@@ -159,20 +158,26 @@ def test_cancelled_and_new_requests_while_a_step_runs_ahead(pair) -> None:
     assert_same(expected(made, 30), texts)
 
 
-@pytest.mark.parametrize("drafter", [draft_model, copy])
-@pytest.mark.parametrize("shape", ["none", "chain4", "3,2,1"])
-def test_grammars_between_two_launches(pair, shape, drafter) -> None:
-    """Alone a request with a grammar is captured; the masks come from the host between the two parts of a step."""
+@cache
+def asked(pair: Pair) -> tuple[list[Job], dict[str, Text]]:
+    """Requests with every pair of options, and what they come to step by step."""
+    jobs = [job for group in options.jobs(pair.vocab_size, 14).values() for job in group]
+    return jobs, run_freely(captured_engine(pair, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1), jobs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "drafter", "max_seqs"),
+    [("none", draft_model, 3), ("chain4", draft_model, 1), ("3,2,1", copy, 1)],
+)
+def test_what_requests_ask_of_logits(pair, shape, drafter, max_seqs) -> None:
+    """The host edits them, and reads them, between the two parts of a step: of one text, and of several plain ones."""
     made = pair("llama3", layers=2)
-    tree = {"none": ROOT_ONLY, "chain4": TreeShape.chain(4)}.get(shape) or TreeShape.parse(shape)
-    grammar = Automaton(3, made.vocab_size, forcing=0.1)
-    jobs = [replace(job, grammar=grammar) for job in jobs_of(made.vocab_size, LENGTHS, 14)]
-    plainly = captured_engine(made, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
-    engine = captured_engine(made, drafter(made) if tree.levels else lambda pool: None, tree, max_seqs=1)
-    wanted, texts = run_freely(plainly, jobs), run_freely(engine, jobs)
-    assert_same(wanted, texts)
+    tree = ROOT_ONLY if shape == "none" else {"chain4": TreeShape.chain(4)}.get(shape) or TreeShape.parse(shape)
+    engine = captured_engine(made, drafter(made) if tree.levels else lambda pool: None, tree, max_seqs=max_seqs)
+    jobs, wanted = asked(made)
+    assert_same(wanted, run_freely(engine, jobs))
     assert isinstance(engine.runner, GraphStepRunner)
-    assert engine.runner.counts["launched"] >= 5
+    assert engine.runner.counts["launched"] > 50
 
 
 @pytest.mark.parametrize(("shape", "max_seqs"), [("3,2,1", 3), ("largest", 1)])

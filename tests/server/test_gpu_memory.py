@@ -61,9 +61,9 @@ def planned(device: Device, *models: ModelConfig, dtype: str = "bfloat16", **set
 def test_the_rest_of_an_h200_is_kv_cache() -> None:
     found = planned(H200)
     assert found.weights == {"target": 2 * parameters(llama(LLAMA_8B))}
-    # The workspace of a whole tree; logits of a chain of 4 where it is cut and of the passes, by tables of four widths,
-    # and of the last rows of two stretches of a prompt.
-    logits = (4 * (6 + 4 + 16 + 64 + 16 + 64) + 2) * 128256 * 4
+    # The workspace of a whole tree; logits where steps stop, of the passes, by tables of four widths, and of the last
+    # rows of two stretches of a prompt.
+    logits = (64 + 4 * (4 + 16 + 64 + 16 + 64) + 2) * 128256 * 4
     assert found.beside["graphs"] == GRAPH_RESERVE + logits + workspace_bytes(llama(LLAMA_8B), 2, 131072 + 64, 64, 64)
     assert found.kv_bytes == found.pages * 16 * PER_TOKEN
     budget = UTILIZATION * 139 * GIB

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foresay.drafters import levels
+from foresay.drafters import hidden_states, levels
 from foresay.drafters.combined import members_of
 from foresay.drafters.proposer import on_device
 from foresay.server.engine import memory
@@ -90,11 +90,15 @@ def test_a_pass_that_returns_features_does_where_none_are_wanted(recurrent) -> N
     assert len([made for made in reader.model._replayed.values() if made]) == 1
 
 
-@pytest.mark.parametrize("draft", ["none", "auto"])
-def test_no_pass_of_a_model_is_recorded_in_mid_stream(draft, monkeypatch) -> None:
-    """In batches of 1 to 16, a text as long as may be, and a prompt that is read while others are written."""
+@pytest.mark.parametrize("draft", ["none", "auto", "eagle3"])
+def test_nothing_is_recorded_in_mid_stream(draft, monkeypatch) -> None:
+    """In batches of 1 to 16, a text as long as may be, and a prompt that is read while others are written: once a
+    request was served and nobody asked for a while."""
     engine = build_engine(EngineConfig(draft=draft, device="cpu", max_seqs=16, max_model_len=1024, kv_tokens=4096))
-    monkeypatch.setattr(model_runner, "recorded", lambda work: pytest.fail("a pass was recorded"))
+    while engine.prepare_one():
+        pass
+    for module in (model_runner, levels):
+        monkeypatch.setattr(module, "recorded", lambda work: pytest.fail(f"{work} was recorded"))
     for count, length in ((1, 900), (2, 9), (4, 9), (8, 9), (16, 9)):
         for number in range(count):
             params = SamplingParams(max_tokens=24, seed=number, ignore_eos=True)
@@ -105,6 +109,7 @@ def test_no_pass_of_a_model_is_recorded_in_mid_stream(draft, monkeypatch) -> Non
             if not engine.has_work:
                 break
             engine.step()
+        monkeypatch.setattr(hidden_states, "recorded", lambda work: pytest.fail(f"{work} was recorded"))
 
 
 def test_the_first_request_records_no_drafts(monkeypatch) -> None:

@@ -26,8 +26,7 @@ def launches(pair: Pair, shape: TreeShape) -> Counter[str]:
         drafter = draft_model(moved) if shape.levels else lambda pool: None
         runner = captured_engine(moved, drafter, shape, max_seqs=1, capture=captured).runner
         assert isinstance(runner, GraphStepRunner)
-        bucket = next(iter(runner.buckets.values()))
-        launch = bucket.steps[-1].launch
+        launch = next(iter(runner.buckets.values()))[-1].launch
     assert isinstance(launch, CapturedGraphs)
     graphs: Any = launch.graphs
     return Counter(name for each in graphs for name, _ in each.launches if not is_view(name))

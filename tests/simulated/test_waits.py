@@ -7,10 +7,10 @@ found nodes beside it or without; for several texts at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -41,9 +41,10 @@ from tests.same_tokens.models import MakeDrafter, Pair, info_of, paged
 from tests.same_tokens.runs import jobs_of
 from tests.simulated.device import CURRENT, DEVICE, is_view, simulated
 from tests.simulated.graph import captured
+from tests.spec.grammars import Automaton
 from tests.verifier.reading import load_decoder
 
-TOKENS, PAGE_SIZE, LEVELS = 512, 16, 4
+TOKENS, PAGE_SIZE, LEVELS = 1024, 16, 4
 #: Of a tree whose levels are all worth drafting, and its rows to be verified.
 WORTH = replace(OPEN.limited(LEVELS), price=Price(0.0, [0.0] * OPEN.nodes, LEVELS))
 
@@ -130,12 +131,16 @@ def spent(engine: Engine) -> Spent:
     return Spent(CURRENT.reads - reads, graphs, sum(launched.values()), copies)
 
 
-def steps(engine: Engine, vocab_size: int, max_seqs: int) -> Iterator[Spent]:
-    """Steps that decode all of the texts."""
-    prompts = jobs_of(vocab_size, (9, 12, 17, 33)[:max_seqs], 24)
-    for job in prompts:
-        params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
-        engine.add(replace(job, params=params).request())
+def steps(engine: Engine, vocab_size: int, max_seqs: int, asked: Mapping[str, Any] | None = None) -> Iterator[Spent]:
+    """Steps that decode all of the texts. asked: fields of the requests and of how they are sampled."""
+    params: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 48, "ignore_eos": True, **(asked or {})}
+    beside = {name: params.pop(name) for name in ("grammar", "prediction", "forced") if name in params}
+    grammar = beside.pop("grammar", None)
+    for job in jobs_of(vocab_size, (9, 12, 17, 33, 8, 10, 11, 13)[:max_seqs], 24):
+        request = replace(job, params=SamplingParams(**params)).request()
+        for name, value in beside.items():
+            setattr(request, name, value)
+        engine.add(request, grammar and grammar.fork())
     while engine.has_work:
         decoding = len(engine.scheduler.running) == max_seqs and not any(s.pending for s in engine.scheduler.running)
         full = all(s.most_levels > LEVELS for s in engine.scheduler.running)
@@ -157,6 +162,7 @@ def elsewhere(pair):
     ("draft", "shape", "beside", "max_seqs", "usual"),
     [
         ("none", ROOT_ONLY, False, 1, ONCE),
+        ("none", ROOT_ONLY, False, 8, ONCE),
         ("draft_model", TreeShape.chain(LEVELS), False, 1, ONCE),
         ("draft_model", WORTH, False, 1, ONCE),
         ("draft_model", WORTH, False, 4, ONCE),
@@ -178,3 +184,31 @@ def test_a_step_waits_so_often(pair, elsewhere, tmp_path: Path, draft, shape, be
     assert max(each.waits for each in found) == usual.waits
     assert Counter(each._replace(copies=usual.copies) for each in found).most_common(1)[0][0] == usual, found
     assert min(each.copies for each in found) <= usual.copies
+
+
+#: What requests may ask, how often the host waits in a step and how many graphs it launches: where nothing is drafted,
+#: and where a tree is, which is looked at before logits are edited. Rows of log-probabilities are read at the end.
+ASKED: dict[str, tuple[dict[str, Any], tuple[int, int], tuple[int, int]]] = {
+    "penalties": ({"frequency_penalty": 0.5, "repetition_penalty": 1.2}, (1, 2), (2, 2)),
+    "bias": ({"logit_bias": {3: 2.0}, "bad_words": ((5,), (7, 9))}, (1, 2), (2, 2)),
+    "early": ({"min_tokens": 48, "ignore_eos": False, "stop_token_ids": (4, 5)}, (1, 2), (2, 2)),
+    "forced": ({"forced": tuple(range(5, 60))}, (1, 2), (2, 2)),
+    "grammar": ({"grammar": Automaton(3, 300, forcing=0.0)}, (1, 2), (2, 2)),
+    "logprobs": ({"logprobs": 3}, (2, 2), (2, 2)),
+    "prediction": ({"prediction": tuple(range(30))}, (1, 1), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_what_requests_ask_is_the_same_step(elsewhere, drafts) -> None:
+    with simulated():
+        make: MakeDrafter = lambda pool: elsewhere.draft_model(pool, dynamic=True) if drafts else None  # noqa: E731
+        engine = engine_of(elsewhere, make, WORTH if drafts else ROOT_ONLY, 1, False)
+        found = {
+            name: [(each.waits, each.graphs) for each in steps(engine, elsewhere.vocab_size, 1, row[0])]
+            for name, row in ASKED.items()
+        }
+    assert {name: Counter(row).most_common(1)[0][0] for name, row in found.items()} == {
+        name: row[1 + drafts] for name, row in ASKED.items()
+    }
+    assert max(waits for row in found.values() for waits, _ in row) == 2

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from foresay.spec.adjust import Adjustment, _Penalties, edit_logits, paths_of
+from foresay.spec.adjust import Adjustment, _TokenCounts, edit_logits, paths_of
 from foresay.spec.sampling import SamplingParams
 from tests.combinations import alternating
 from tests.spec.house import House
@@ -152,8 +152,8 @@ def test_the_same_tokens_when_preempted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["repetition", "frequency", "all"])
 def test_counts_of_the_root_alone_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = _Penalties.on
-    monkeypatch.setattr(_Penalties, "on", lambda self, paths: on(self, [[]] * len(paths)))
+    on = _TokenCounts.on
+    monkeypatch.setattr(_TokenCounts, "on", lambda self, paths: on(self, [[]] * len(paths)))
     assert differing(name, (1,) * 5, 1.0)
 
 

@@ -9,7 +9,17 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from foresay.spec.budget.cost import CHANGED, FEW, OLD, CostModel, DraftCost, DraftSeconds, Parts, in_order, of_draft
+from foresay.spec.budget.cost import (
+    CHANGED,
+    FEW,
+    OLD,
+    CostModel,
+    DraftCost,
+    DraftSeconds,
+    PartCosts,
+    in_order,
+    of_draft,
+)
 
 
 def saw(cost: CostModel, rows: int, seconds: float, times: int = 1, sequences: int = 1, context: int = 0) -> None:
@@ -59,7 +69,7 @@ def test_what_slows_steps_down_slows_drafts_at_rest_too() -> None:
 
 
 def test_what_was_never_measured_is_what_the_first_draft_takes() -> None:
-    parts = Parts().group(astuple(DraftCost()))
+    parts = PartCosts().group(astuple(DraftCost()))
     parts.saw(of_draft(3), 0.4)
     assert float(parts.seconds(of_draft(3))) == pytest.approx(0.4)
 
@@ -78,7 +88,7 @@ def test_one_step_that_was_held_up_hardly_counts() -> None:
 
 def test_levels_are_told_from_what_a_draft_takes_anyway() -> None:
     """Three times too dear the one, three times too cheap the other: drafts of two lengths show it."""
-    parts = Parts().group(astuple(DraftCost(0.3, 0.1)))
+    parts = PartCosts().group(astuple(DraftCost(0.3, 0.1)))
     for _ in range(20):
         parts.saw(of_draft(1, grown=False), 0.1 + 0.3)
         parts.saw(of_draft(4, grown=False), 0.1 + 1.2)
@@ -101,7 +111,7 @@ def test_what_is_unsure_is_hoped_to_be_low_until_it_was_seen_and_again_after_lon
 
 
 def test_a_sum_that_was_seen_is_sure_though_none_of_its_parts_is() -> None:
-    parts = Parts().group(astuple(DraftCost(0.1, 0.1, deciding=0.1)))
+    parts = PartCosts().group(astuple(DraftCost(0.1, 0.1, deciding=0.1)))
     for _ in range(10):
         parts.saw(of_draft(1), 0.3)
     hoped, grown = DraftSeconds.of(parts, 0.0, hope=True), True
@@ -138,7 +148,7 @@ def test_a_table_is_what_each_of_its_rows_costs(sequences: int, points: int) -> 
 def test_a_model_that_rested_pays_for_what_was_written_meanwhile() -> None:
     cost = DraftCost(0.1, 0.2, 0.01)
     assert cost.seconds(3, more=50) == pytest.approx(0.1 + 0.6 + 0.5)
-    told = DraftSeconds.of(Parts().group(astuple(cost)), 50, hope=False)
+    told = DraftSeconds.of(PartCosts().group(astuple(cost)), 50, hope=False)
     assert told.seconds(3, 3, True) == pytest.approx(1.2)
     assert told.seconds(63, 63, False) == pytest.approx(0.1 + 63 * 0.2 + 0.5), "as deep as any shape"
 
@@ -258,7 +268,7 @@ def test_what_is_out_of_order_becomes_one_by_how_sure_each_is() -> None:
 
 
 def test_parts_stay_as_they_are_where_a_step_takes_what_was_expected() -> None:
-    group = Parts().group([1.0, 2.0])
+    group = PartCosts().group([1.0, 2.0])
     for _ in range(10):
         group.saw(np.array((1.0, 1.0)), 3.0)
     assert group.now == pytest.approx([1.0, 2.0])
@@ -267,7 +277,7 @@ def test_parts_stay_as_they_are_where_a_step_takes_what_was_expected() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_no_sum_of_parts_is_surer_than_sure(seed: int) -> None:
     """However seldom steps are learnt from, and whichever of them."""
-    draw, parts = random.Random(seed), Parts()
+    draw, parts = random.Random(seed), PartCosts()
     groups = [parts.group([draw.uniform(1e-4, 1e-2) for _ in range(4)]) for _ in range(3)]
     for _ in range(200):
         parts.steps += draw.choice((1, 20, 2000))
@@ -275,3 +285,11 @@ def test_no_sum_of_parts_is_surer_than_sure(seed: int) -> None:
         amounts = of_draft(draw.randint(1, 8), draw.randint(0, 9), draw.random() < 0.5)
         group.saw(amounts, float(amounts @ group.now) * draw.choice((0.3, 0.9, 1.1, 3.0)), draw.random() < 0.8)
         assert np.linalg.eigvalsh(parts.covariance)[0] > -1e-9
+
+
+def test_what_was_held_up_is_not_learnt_from_more_often_than_it_happens() -> None:
+    """One step in a hundred waits for others, which takes a third of all time."""
+    cost, rng = CostModel([1], [0.0002]), random.Random(1)
+    for _ in range(20_000):
+        saw(cost, 1, 0.01 if rng.random() < 0.01 else 0.0002)
+    assert now(cost, 1) < 0.00025

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.shape import MOST_PATHS, Template, best_template
+from foresay.spec.shape import MOST_PATHS, Template
 from foresay.spec.tree import TreeShape
 
 DRAWN = [[0], [0, 0], [0, 1], [1]]
@@ -97,30 +96,6 @@ def test_a_template_cut_to_fewer_levels(levels) -> None:
     assert cut.levels == max(0, min(levels, 4))
 
 
-def value(path: tuple[int, ...], accuracy: list[list[float]]) -> float:
-    product = 1.0
-    for depth, rank in enumerate(path):
-        product *= accuracy[depth][rank]
-    return product
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 7, 20, 63])
-def test_the_best_template_holds_the_likeliest_paths(nodes) -> None:
-    """No other tree of that size is expected to have more accepted; ranks need not be in the order of their share."""
-    rng = random.Random(nodes)
-    accuracy = [[rng.random() ** 3 for _ in range(6)] for _ in range(4)]
-    every = [path for depth in range(1, 5) for path in itertools.product(range(6), repeat=depth)]
-    best = sorted(every, key=lambda path: -value(path, accuracy))[:nodes]
-    assert set(best_template(accuracy, nodes).paths[1:]) == set(best)
-
-
-def test_what_was_never_right_is_not_drafted() -> None:
-    template = best_template([[0.5, 0.0, 0.1], [0.0, 0.0], [0.9]], 63)
-    assert template.paths == [(), (0,), (2,)]
-    with pytest.raises(ConfigurationError, match="measured accuracies: a tree has 1 to 63"):
-        best_template([[0.0]], 5)
-
-
 def test_a_written_template_is_read_back(tmp_path) -> None:
-    template = best_template([[0.6, 0.2, 0.1], [0.5, 0.2], [0.4]], 9)
+    template = Template.of([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
     assert read(tmp_path / "tree.json", template.paths[1:]).template == template

@@ -67,7 +67,7 @@ async def _seen(url: str, live: LiveServer, trace_file: Path) -> Seen:
         bodies += await asyncio.gather(*(posted(session, url, ask) for ask in ASKS))
         drafted = of_metrics(await scraped(url))[0]
         async with asyncio.timeout(120):  # until the log has told of the last of them
-            while sum(int(line["drafted"]) for line in LINE.finditer(live.output)) < drafted:
+            while sum(int(line["drafted"].replace(",", "")) for line in LINE.finditer(live.output)) < drafted:
                 await asyncio.sleep(0.1)
         state, listed = [await (await session.get(f"{url}/dashboard/{name}")).json() for name in ("state", "requests")]
     scrape = await scraped(url)

@@ -139,11 +139,12 @@ def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 found[f"{prefix}{module}.weight"] = part
         elif name.endswith("output_linear.weight"):
             found[f"{prefix}down_proj.weight"] = tensor
-        elif one := re.fullmatch(r"(.*\.mlp\.experts\.)(gate_up|down)_proj(_bias)?", name):  # gpt-oss
-            whole, kind = (tensor, "bias") if one[3] else (tensor.transpose(1, 2), "weight")
-            turns = (
-                {"down_proj": whole} if one[2] == "down" else {"gate_proj": whole[:, ::2], "up_proj": whole[:, 1::2]}
-            )
+        elif one := re.fullmatch(r"(.*\.mlp\.experts\.)(gate_up|down)_proj(_bias)?", name):
+            as_it_is = one[3] or name.startswith(PREDICTS)  # else gpt-oss's, transposed, in turns
+            whole, kind = tensor if as_it_is else tensor.transpose(1, 2), "bias" if one[3] else "weight"
+            halves = whole.chunk(2, dim=1) if name.startswith(PREDICTS) else (whole[:, ::2], whole[:, 1::2])
+            both = dict(zip(("gate_proj", "up_proj"), halves, strict=True))
+            turns = {"down_proj": whole} if one[2] == "down" else both
             found |= {f"{one[1]}{module}.{kind}": part.contiguous() for module, part in turns.items()}
         elif one := re.fullmatch(r"(.*\.layers\.\d+\.)\w+\.experts\.(\d+)\.(\w+)\.weight", name):
             parts.setdefault(f"{one[1]}mlp.experts.{modules.get(one[3], one[3])}.weight", []).append(tensor)

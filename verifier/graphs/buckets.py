@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from foresay.kvpaging import OutOfPages
-from foresay.spec.errors import ForesayError, InvalidRequest, NumericalError
+from foresay.spec.logits import edits_logits
 from foresay.spec.sequence import SequenceState
-from foresay.spec.step import ScheduledSequence
+from foresay.spec.step import Raw, ScheduledSequence
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import Sizes
 from foresay.verifier.graphs.capture import Arrival, Capture, Replay, without_stops
@@ -22,8 +22,8 @@ from foresay.verifier.graphs.state import StepState
 from foresay.verifier.graphs.step import Drawing, SpeculativeStep, sampled_ids
 from foresay.verifier.model_runner import ModelRunner
 
-#: Sequences of a whole step; a larger batch runs in parts.
-SIZES = (1, 2, 4)
+#: Sequences of a whole step, and how many of them at most draft in one; a larger batch runs in parts.
+SIZES, DRAFTING = (1, 2, 4, 8, 16), 4
 #: Rows of a captured pass over whatever trees there are, up to a whole tree.
 _ROWS = (4, 16, MAX_NODES)
 #: Rows of a captured pass over one stretch of a prompt, as far as a step takes so many; read when an engine is made.
@@ -49,20 +49,14 @@ def pinned(make: Callable[[int], Proposer | None], device: torch.device) -> Make
 class Captured:
     """One step of one bucket, ready to be launched. The two of a bucket share their state.
 
-    with_stop: the same step with a stop, for a mask; None where there is no such. drafting: what part of its time
-    drafting is expected to take, since nobody sees where it ends; 0 where nobody wants to know.
+    with_stop: the same step with a stop, where requests edit their logits; None where there is no such. drafting: what
+    part of its time drafting is expected to take, since nobody sees where it ends; 0 where nobody wants to know.
     """
 
     step: SpeculativeStep
     launch: Replay
     with_stop: Replay | None = None
     drafting: float = 0.0
-
-    @classmethod
-    def of(cls, step: SpeculativeStep, capture: Capture, masked: bool) -> Captured:
-        """Capture a step whole; masked: and in two parts, between which its logits are kept."""
-        whole = capture(without_stops(step))
-        return cls(step, whole, capture(step.with_stop) if masked else None)
 
     @property
     def state(self) -> StepState:
@@ -73,25 +67,6 @@ class Captured:
     def proposer(self) -> Proposer:
         """Who proposes in it."""
         return self.step.proposer
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """The steps of a bucket: of the roots alone, then with drafts, the smallest first."""
-
-    steps: Sequence[Captured]
-
-    @property
-    def plain(self) -> Captured:
-        """That of the roots alone."""
-        return self.steps[0]
-
-    def step(self, batch: Sequence[ScheduledSequence]) -> Captured | None:
-        """The first that drafts what is planned for each of these, with a stop for a mask if one needs it; None if none
-        does."""
-        masked = any(scheduled.sequence.constraint is not None for scheduled in batch)
-        able = (each for each in self.steps if each.with_stop is not None or not masked)
-        return next((each for each in able if all(map(each.proposer.takes, batch))), None)
 
 
 def sizes(max_seqs: int) -> list[int]:
@@ -132,21 +107,25 @@ def buckets(
     capture: Capture,
     shapes: tuple[list[int], list[int]],
     sample: Drawing = sampled_ids,
-) -> Iterator[tuple[tuple[int, int], Bucket]]:
-    """Capture every step, the largest first, and yield them as they are ready: by sequences and pages.
+) -> Iterator[tuple[tuple[int, int], Sequence[Captured]]]:
+    """Capture every step, the largest first, and yield them as they are ready: by sequences and pages, without drafts
+    and then with them, the smallest first.
 
     shapes: the numbers of sequences, and the pages of a table.
     """
     page_size, device = model.store.pool.page_size, model.store.device
+    logits = torch.empty(MAX_NODES, model.vocab_size, device=device)
     for size in sorted(shapes[0], reverse=True):
-        proposers = make(size)
+        proposers = [each for each in make(size) if size <= DRAFTING or not each.shape.levels]
         reach = max(2, *(proposer.reach for proposer in proposers))
         for pages in sorted(shapes[1], reverse=True):
             state = StepState(size, pages, page_size, reach, device, model.store.windows)
-            steps = [SpeculativeStep(model, each, state, sample) for each in proposers]
-            # Logits are kept at a stop for a mask: where there are many steps, only that without drafts has one.
-            masked = [] if size > 1 else steps if len(steps) == 2 else steps[:1]
-            yield (size, pages), Bucket([Captured.of(step, capture, step in masked) for step in steps])
+            # What was found alone has no name: the host knows those trees beforehand, so in parts they wait once too.
+            stops = [not each.shape.levels or (size == 1 and bool(each.name)) for each in proposers]
+            pairs = zip(proposers, stops, strict=True)
+            steps = [SpeculativeStep(model, each, state, sample, logits if stop else None) for each, stop in pairs]
+            parts = [None if step.logits is None else capture(step.with_stop) for step in steps]
+            yield (size, pages), [Captured(s, capture(without_stops(s)), p) for s, p in zip(steps, parts, strict=True)]
 
 
 #: Rows past what two steps may write, for which pages are kept too.
@@ -158,6 +137,7 @@ class Launched:
     """A step on its way, or the last that arrived.
 
     lengths: committed tokens of each sequence before it (of the last one: after it). pages: the tables as it sees them.
+    raw: of one with a stop, each sequence's logits before they were edited.
     """
 
     captured: Captured
@@ -165,6 +145,7 @@ class Launched:
     lengths: list[int]
     pages: list[list[int]]
     arrival: Arrival
+    raw: Sequence[Raw] = ()
 
     @property
     def sequences(self) -> list[SequenceState]:
@@ -184,26 +165,19 @@ class Launched:
 
 def capturable(scheduled: ScheduledSequence) -> bool:
     """Whether this step needs nothing that only the host can do."""
-    sequence, sampling = scheduled.sequence, scheduled.sequence.sampling
-    early = bool(sequence.stop_ids) and sequence.output_length < sampling.min_tokens
-    return not (
-        scheduled.prefill
-        or scheduled.shape is None
-        or scheduled.forced
-        or early
-        or sequence.adjustment is not None
-        or sequence.forced is not None
-        or sequence.prediction is not None
-        or sampling.logprobs is not None
-    )
+    predicted = scheduled.sequence.prediction is not None and scheduled.plan.why is None  # not by a budget
+    return not (scheduled.prefill or scheduled.shape is None or scheduled.forced or predicted)
 
 
-def nothing_sampled(sequence: SequenceState) -> ForesayError:
-    """Why no token could be sampled."""
-    finite = "the model's logits are not finite"
-    if sequence.constraint is None:
-        return NumericalError(finite)
-    return InvalidRequest(sequence.constraint.field, f"no token is allowed here: the grammar leaves none, or {finite}")
+def edited(scheduled: ScheduledSequence) -> bool:
+    """Whether the host changes the logits of its nodes."""
+    sequence = scheduled.sequence
+    return sequence.constraint is not None or sequence.forced is not None or edits_logits(sequence, 0)
+
+
+def needs_stop(scheduled: ScheduledSequence) -> bool:
+    """Whether the host changes them, or looks at them afterwards."""
+    return edited(scheduled) or scheduled.sequence.sampling.logprobs is not None
 
 
 def reach(captured: Captured) -> int:

@@ -13,28 +13,32 @@ those pages later writes after it, on the same stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
-from foresay.spec.constrain import Guarded
+from foresay.spec.errors import NumericalError
+from foresay.spec.logits import NOT_FINITE, why_nothing
 from foresay.spec.protocols import Drafter, Verifier
 from foresay.spec.sequence import SequenceState
-from foresay.spec.step import ScheduledSequence, StepRunner, VerifyResult
+from foresay.spec.step import Raw, ScheduledSequence, StepRunner, VerifyResult, edits_and_raw
 from foresay.spec.trace import Stopwatch
+from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.buckets import (
-    Bucket,
     Captured,
     Launched,
     between_drafts,
     capturable,
+    edited,
     kept_rows,
-    nothing_sampled,
+    needs_stop,
     pages_for,
     reach,
     reserved,
 )
 from foresay.verifier.graphs.capture import fetched
-from foresay.verifier.graphs.state import BatchSlot, write
+from foresay.verifier.graphs.state import BatchSlot
 from foresay.verifier.graphs.step import Outcome, seen
+from foresay.verifier.ops.sample import edit_logits
 
 
 class GraphStepRunner(StepRunner):
@@ -48,7 +52,7 @@ class GraphStepRunner(StepRunner):
         self,
         verifier: Verifier,
         drafter: Drafter | None,
-        buckets: Mapping[tuple[int, int], Bucket],
+        buckets: Mapping[tuple[int, int], Sequence[Captured]],
         run_ahead: bool = True,
     ) -> None:
         super().__init__(verifier, drafter)
@@ -118,19 +122,19 @@ class GraphStepRunner(StepRunner):
 
     def _captured(self, batch: list[ScheduledSequence]) -> Captured | None:
         """The step that can run this plan; None if none can."""
-        masks = sum(scheduled.sequence.constraint is not None for scheduled in batch)
-        if not all(capturable(scheduled) for scheduled in batch) or (masks and len(batch) > 1):
+        if not all(map(capturable, batch)):
             return None
-        bucket = self._bucket([scheduled.sequence for scheduled in batch])
-        return None if bucket is None else bucket.step(batch)
+        stops, steps = any(map(needs_stop, batch)), self._bucket([scheduled.sequence for scheduled in batch])
+        able = (each for each in steps if each.with_stop is not None or not stops)
+        return next((each for each in able if all(map(each.proposer.takes, batch))), None)
 
-    def _bucket(self, sequences: list[SequenceState]) -> Bucket | None:
+    def _bucket(self, sequences: list[SequenceState]) -> Sequence[Captured]:
         """The smallest that takes so many sequences and their tables, the step ahead included."""
-        for (size, pages), bucket in self.buckets.items():
-            rows = max(map(reach, bucket.steps))
+        for (size, pages), steps in self.buckets.items():
+            rows = max(map(reach, steps))
             if len(sequences) <= size and all(pages_for(s, rows) <= pages for s in sequences):
-                return bucket
-        return None
+                return steps
+        return ()
 
     def _begin(self, captured: Captured, batch: list[ScheduledSequence]) -> Launched | None:
         """Launch the step of a plan; what the device does not have yet is written first."""
@@ -150,26 +154,34 @@ class GraphStepRunner(StepRunner):
         lengths = [sequence.table.length for sequence in sequences]
         captured.state.write_tables(pages, lengths)
         captured.proposer.write(batch)
-        if sequences[0].constraint is None:
+        raw = self._launch_with_stop(captured, batch) if any(map(needs_stop, batch)) else ()
+        if not raw:
             captured.launch()
-        else:
-            self._launch_masked(captured, sequences[0].constraint)
-        return Launched(captured, batch, lengths, pages, captured.step.fetched())
+        return Launched(captured, batch, lengths, pages, captured.step.fetched(), raw)
 
-    def _launch_masked(self, captured: Captured, constraint: Guarded) -> None:
-        """The step in two launches: between them the host sees the tree and says what may follow its nodes."""
-        assert captured.with_stop is not None, "a bucket of one sequence"
-        step, parts = captured.step, captured.with_stop
+    def _launch_with_stop(self, captured: Captured, batch: list[ScheduledSequence]) -> list[Raw]:
+        """The step in two launches: between them the host edits the logits of the trees, which it has to wait for if
+        anything is drafted. Returns the raw ones."""
+        step, parts, proposer, raw = captured.step, captured.with_stop, captured.proposer, list[Raw]()
+        assert parts is not None and step.logits is not None, "one that may stop was chosen"
         parts.run(0)
-        tree = seen(fetched(step.seen).wait()[0], captured.proposer.name)
-        allowed = constraint.allowed(tree)
-        write(step.allowed[: len(allowed)], allowed)
+        nodes = proposer.shape.nodes
+        drafted = fetched(step.seen).wait() if nodes > 1 and any(map(edited, batch)) else None
+        for index, scheduled in enumerate(batch):
+            root, constraint = scheduled.sequence.tokens[-1:], scheduled.sequence.constraint
+            tree = DraftTree.chain(root) if drafted is None else seen(drafted[index], proposer.name)
+            allowed = None if constraint is None else constraint.allowed(tree)
+            edits, kept = edits_and_raw(scheduled, tree, allowed, partial(step.logits.narrow, 0, index * nodes, nodes))
+            if edits is not None:
+                edit_logits(step.logits.narrow(0, index * nodes, len(tree)), edits)
+            raw.append(kept)
         parts.run(1)
+        return raw
 
     def _may_run_ahead(self, launched: Launched) -> bool:
         """Whether the step after this one can be launched now, and its pages are there."""
         captured, sequences = launched.captured, launched.sequences
-        if not self.run_ahead or sequences[0].constraint is not None:
+        if not self.run_ahead or any(map(needs_stop, launched.batch)):
             return False
         if any(s.most_levels <= captured.proposer.shape.levels for s in sequences):
             return False  # this step may be the text's last
@@ -190,6 +202,10 @@ class GraphStepRunner(StepRunner):
         sequence, proposer = scheduled.sequence, launched.captured.proposer
         tree, verified = outcome.of(index, proposer.name)
         tree = proposer.arrived(sequence, index, tree, outcome.more)
-        result = self.emitted(scheduled, tree, verified, lambda: nothing_sampled(sequence))
+        raw = launched.raw[index] if launched.raw else None
+        broken = partial(NumericalError, NOT_FINITE) if raw is None else lambda: why_nothing(sequence, raw()[0])
+        result = self.emitted(scheduled, tree, verified, broken)
         proposer.collected(sequence, tree, result.rows)
+        if raw is not None:
+            self.look_at(scheduled, result, raw)
         return result

@@ -31,7 +31,7 @@ from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.forward import forward
 from foresay.verifier.model_runner import ModelRunner, accept_and_move
 from foresay.verifier.ops.records import RowSampling
-from foresay.verifier.ops.sample import keep_allowed, sample_rows
+from foresay.verifier.ops.sample import sample_rows
 from foresay.verifier.ops.trees import real_parents, report
 
 
@@ -100,36 +100,44 @@ class _Passed:
 class SpeculativeStep:
     """The step of one bucket. Calling it launches the step on the current stream; its outcome is then in ``out``.
 
-    Where the host has to say which tokens may be sampled, it is launched in :meth:`with_stop`: at the stop ``seen``
-    holds the trees (int64[S, 2 N]: tokens, parents), and what is then in ``allowed`` (int32[S * N, ceil(V / 32)], as
-    :meth:`foresay.spec.constrain.Constraint.masks` packs it) may be sampled.
+    Where a request changes its logits or wants to know them, it is launched in :meth:`with_stop`: at the stop ``seen``
+    holds the trees (int64[S, 2 N]: tokens, parents), and tokens are sampled from what is then in the first rows of
+    ``logits``, which many steps may share. logits: fp32[M, V]; None where it is always launched whole.
     """
 
-    def __init__(self, model: ModelRunner, proposer: Proposer, state: StepState, sample: Drawing = sampled_ids) -> None:
+    def __init__(
+        self,
+        model: ModelRunner,
+        proposer: Proposer,
+        state: StepState,
+        sample: Drawing = sampled_ids,
+        logits: Tensor | None = None,
+    ) -> None:
         self.model, self.proposer, self.state = model, proposer, state
-        self._sample = sample
+        self._sample, self.logits = sample, logits
         nodes, device = proposer.shape.nodes, state.device
         self._numbers = torch.arange(nodes).to(device).expand(state.size, nodes).contiguous()
         self._whole = self.out = torch.zeros(state.size, 1 + 4 * nodes, dtype=torch.int64, device=device)
         self._parts: tuple[Tensor, ...] = (self.out,)
         self.seen = torch.zeros(state.size, 2 * nodes, dtype=torch.int64, device=device)
-        words = -(-model.vocab_size // 32)
-        self.allowed = torch.full((state.size * nodes, words), -1, dtype=torch.int32, device=device)
 
     @torch.inference_mode()
     def __call__(self) -> None:
         """Launch it whole."""
-        self._verify(self._forward(), None)
+        self._verify(self._forward())
 
     def with_stop(self) -> Iterator[None]:
         """Launch it with a stop after the pass."""
+        assert self.logits is not None, "they have a place of their own"
         with torch.inference_mode():
             passed = self._forward()
+            kept = self.logits[: len(passed.logits)].copy_(passed.logits)
+            passed = replace(passed, logits=kept)
             parents = real_parents(passed.tree.parents, passed.tree.counts, _NO_NODE)
             self.seen.copy_(torch.cat((passed.tree.tokens, parents), dim=1))
         yield
         with torch.inference_mode():
-            self._verify(passed, self.allowed)
+            self._verify(passed)
         yield
 
     def _forward(self) -> _Passed:
@@ -144,10 +152,8 @@ class SpeculativeStep:
         logits, features = forward(self.model.decoder, rows, self.model.store, self.proposer.needs)
         return _Passed(tree, slots, windowed, logits, features)
 
-    def _verify(self, passed: _Passed, allowed: Tensor | None) -> None:
+    def _verify(self, passed: _Passed) -> None:
         state, store, tree, slots = self.state, self.model.store, passed.tree, passed.slots
-        if allowed is not None:
-            keep_allowed(passed.logits, allowed)
         sampled = self._sample(passed.logits, state.sampling(tree.depths), tree)
         paths = accept_and_move(store, tree, sampled, slots, state.live, passed.windowed)
         self.proposer.committed(state, AcceptedTree(tree, paths, slots, passed.features))
