@@ -18,12 +18,14 @@ from foresay.server.engine.build import build_engine
 from foresay.server.engine.memory import recorded_bytes
 from foresay.server.engine.parameters import state_bytes
 from foresay.server.settings.config import EngineConfig
+from foresay.spec.protocols import FeatureRequest
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier import model_runner
 from foresay.verifier.model_runner import ModelRunner
 from tests.heads.mtp import Mtp
 from tests.verifier.families import make
+from tests.verifier.reading import Reader, load_decoder
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,14 @@ def test_what_a_busy_engine_records_was_planned(recurrent, draft, tree, monkeypa
     assert 0 < held <= planned[-1] < 8 * held
     stores = {store for model in (verifier, *own) if (store := model.store.states) is not None}
     assert sum(states) == sum(part.nbytes for store in stores for part in store.layers)
+
+
+def test_a_pass_that_returns_features_does_where_none_are_wanted(recurrent) -> None:
+    """It is not recorded again without them."""
+    reader = Reader(load_decoder(recurrent))
+    for features in (FeatureRequest(final=True), None):
+        reader.model.run([reader.rows(reader.open(), [1, 2, 3])], features)
+    assert len([made for made in reader.model._replayed.values() if made]) == 1
 
 
 @pytest.mark.parametrize("draft", ["none", "auto", "eagle3"])
