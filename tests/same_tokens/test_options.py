@@ -59,8 +59,8 @@ def test_every_pair_of_options(pair, family, drafter, company) -> None:
         assert (text.prompt_logprobs is None) == (unasked or not text.tokens)
         assert len(text.logprobs) == (0 if job.params.logprobs is None else len(text.tokens))
     statistics = [text.statistics for text in texts.values() if text.statistics]
-    # The other family's texts never repeat themselves, so what looks texts up finds little there.
-    unheard = ("none", "garbage") if family == "llama2" else ("none", "garbage", "ngram", "suffix tree")
+    # Random texts hardly repeat themselves: what looks three of them up may find nothing that is right.
+    unheard = ("none", "garbage", "ngram") if family == "llama2" else ("none", "garbage", "ngram", "suffix tree")
     assert sum(each.accepted for each in statistics) > 0 or drafter in unheard
 
 
