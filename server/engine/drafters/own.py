@@ -1,5 +1,5 @@
-"""``--draft self``, ``self:int4``, ``self:int8``: the target in fewer bits drafts, over the target's own pages; and
-``PATH > self``: a draft model drafts for it."""
+"""``--draft self``, ``self:int4``, ``self:int8``: a copy of the target in fewer bits drafts, on the target's own KV
+pages; and ``PATH > self``: a draft model drafts for that copy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model_runner import ModelRunner
 
-#: What the weights can become; and below how many weights 4 bits guess wrong too often to pay (measured at 135M, where
+#: Bits of the copy's weights; and the model size below which 4 bits predict too badly to pay (measured at 135M, where
 #: half of the likeliest tokens change).
 BITS = {"int4": 4, "int8": 8}
 _SMALL = 500_000_000
@@ -34,7 +34,7 @@ _SMALL = 500_000_000
 
 @dataclass(frozen=True)
 class Own(Entry):
-    """:mod:`foresay.drafters.self_draft`. asked_how: what the target's floats are to become; "": what pays. directory:
+    """:mod:`foresay.drafters.self_draft`. asked_how: what the target's floats become; "": chosen by size. directory:
     the target's. first: the draft model that drafts for it.
     """
 
@@ -47,7 +47,7 @@ class Own(Entry):
 
     @classmethod
     def named(cls, part: str) -> Self | None:
-        """By its name, perhaps with a colon and how many bits."""
+        """By its name, optionally with a colon and the number of bits."""
         word, colon, how = part.partition(":")
         if word != SELF:
             return None
@@ -56,14 +56,14 @@ class Own(Entry):
         return cls(part, asked_how=how)
 
     def behind(self, first: Entry, part: str) -> Self:
-        """The same with another before it, as a part of ``--draft`` says. Raises ConfigurationError for one that is no
-        draft model."""
+        """The same with a draft model before it, as ``part`` of ``--draft`` says. Raises ConfigurationError for another
+        kind of drafter."""
         if not isinstance(first, DraftModel):
             raise ConfigurationError(f"--draft {part}: expected a draft model before >, not {first.asked}")
         return replace(self, asked=part, place=first.place, first=first)
 
     def setting(self, name: str, place: str) -> str:
-        """With the number of bits."""
+        """Its name with the number of bits."""
         own = f"{SELF}:{self.how}"
         return own if self.first is None else f"{self.first.setting(DRAFT_MODEL, place)} > {own}"
 
@@ -74,14 +74,14 @@ class Own(Entry):
 
     @cached_property
     def how(self) -> str:
-        """What they become."""
+        """What its weights become: ``int4`` or ``int8``."""
         small = not self.asked_how and parameters(ModelConfig.from_directory(self.directory)) < _SMALL
         return "int8" if small else self.asked_how or "int4"
 
     @cached_property
     def model(self) -> ModelConfig:
-        """The copy's configuration. Raises Unfit for files that are no floats, and for recurrent layers, of which a
-        pass over a tree's level would need the state that the levels above left."""
+        """The copy's configuration. Raises Unfit for files without floats, and for recurrent layers, for which a pass
+        over one level of a tree would need the state left by the levels above."""
         model = ModelConfig.from_directory(self.directory)
         if model.quantization is not None:
             fault = f"--draft {self.asked}: its files are quantised ({model.quantization})"
@@ -105,22 +105,22 @@ class Own(Entry):
         return self if self.first is None else replace(self, first=self.first.checked(target, model))
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """The copy, and who drafts for it."""
+        """The copy, and the draft model that drafts for it."""
         return (self.model,) if self.first is None else (self.model, *self.first.shapes(target))
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
-        """The KV of who drafts for it."""
+        """The KV of the draft model that drafts for it."""
         return 0 if self.first is None else self.first.token_bytes(target, dtype)
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
-        """All but the embedding, which is the target's."""
+        """All weights but the embedding, which is the target's."""
         model = self.model
         own = model_bytes(model, dtype, packed) - item_bytes(dtype) * model.vocab_size * model.hidden_size
         return {SELF: own} if self.first is None else {SELF: own, **self.first.weights(dtype, packed)}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> SelfDrafter:
-        """Made of the target's files, as ``--quantize`` makes it. Raises Unfit for a chain on a GPU, whose captured
-        steps have no rounds."""
+        """The copy, made of the target's files like ``--quantize``. Raises Unfit for a chain of drafters on a GPU,
+        whose captured steps have no rounds."""
         config, model = loading.config, self.model
         if self.first is not None and loading.device.is_gpu:
             raise Unfit(f"--draft {self.asked}: chains of drafters run on a CPU alone", "name one of the two")
@@ -133,16 +133,16 @@ class Own(Entry):
 
     @property
     def remark(self) -> str:
-        """Of who drafts for it."""
+        """That of the draft model before it."""
         return "" if self.first is None else self.first.remark
 
     @property
     def warning(self) -> str:
-        """Of who drafts for it."""
+        """That of the draft model before it."""
         return "" if self.first is None else self.first.warning
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
-        """Whether there are floats to make it of; and who drafts for it."""
+        """Note whether there are floats to make it of, and findings about the draft model before it."""
         longest = None if self.first is None else self.first.look_at(notes, target, self.first.asked, shape)
         other = "name another drafter, such as suffix"
         if notes.attempt("draft", other, lambda: self.checked(target.directory, target.model)) is not None:
