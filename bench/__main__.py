@@ -27,6 +27,8 @@ NAMES = {
     "fleet": "where requests should go among many replicas, simulated",
     "soak": "random requests, kills and freezes, every answer compared",
     "inflate": "a small checkpoint, or heads of one, in a large shape",
+    "counted": "what the budget chooses on a mixture, on a clock that counts",
+    "cut": "a Llama checkpoint's MLPs cut into experts",
     "readme": "the README's figures, from the newest records of peers",
     "toy.train": "train the bundled target",
     "toy.distil": "train the bundled draft model",

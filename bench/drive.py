@@ -87,7 +87,8 @@ class Options:
     def drafter(self, name: str) -> str:
         """What the engine calls the drafter of a way of decoding."""
         if name == "auto":
-            return ",".join([*(self.drafter(one) for one in FROM_DIRECTORY if self.directory(one)), *AUTO])
+            named = [self.drafter(one) for one in FROM_DIRECTORY if self.directory(one)]
+            return ",".join([*named, *AUTO]) if named else "auto"
         if len(chain := stages(name)) > 1:
             return " > ".join(self.drafter(stage) for stage in chain)
         return f"{name}:{self.directory(name)}" if name in FROM_DIRECTORY else name

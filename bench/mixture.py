@@ -9,13 +9,9 @@ Beside it stands a pass of a dense model whose MLP is as wide as what a row meet
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor
 
 from bench import record
 from bench.experiment import Case, Experiment, Sample, Variant
@@ -23,14 +19,12 @@ from bench.floor import CONTEXT, Reads, timed
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.server.engine.parameters import quantized
 from foresay.spec.protocols import Rows
-from foresay.verifier.model import forward
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, NormKind, Stack
 from foresay.verifier.model.rope_config import RopeConfig
 from foresay.verifier.model.weights import allocate, places
 from foresay.verifier.model_runner import ModelRunner
-from foresay.verifier.ops import experts
 from foresay.verifier.ops.quantized import QuantizedMatrix
 
 READING, MIXTURE, DENSE = "reading", "mixture", "dense"
@@ -80,7 +74,7 @@ class Passes:
     def __init__(self, inner: MLP | Experts, args: Namespace) -> None:
         how = None if args.quantize == "none" else args.quantize
         self.config = quantized(_config(inner, args.layers), how, "--quantize")
-        self.spans: list[Tensor] = []
+        self.woken = 0.0
         decoder = Decoder(self.config, _random(self.config), 1024, rounds=how == "int4")
         pool = PagePool(64, 16)
         self.runner = ModelRunner(decoder, KVStore(pool, kv_shapes(self.config), decoder.dtype), 1024)
@@ -88,20 +82,11 @@ class Passes:
         self.table.reserve(CONTEXT)
         self.table.commit(CONTEXT)
 
-    @torch.inference_mode()
     def run(self, rows: int) -> None:
-        """One pass of so many; what it woke stays to be read."""
-        for each in self.spans:
-            each[0] = 0
+        """One pass of so many. woken: the experts that had rows in it, of a layer."""
         self.table.reserve(rows)
         tokens = torch.randint(self.config.vocab_size, (rows,))
-        with _watched(self.spans):
-            self.runner.run([Rows(self.table, tokens, CONTEXT)])
-
-    @property
-    def woken(self) -> float:
-        """Experts that had rows in the last pass, a layer."""
-        return sum(int(each[0]) for each in self.spans) / self.config.num_layers
+        self.woken = self.runner.run([Rows(self.table, tokens, CONTEXT)]).woken
 
     @property
     def must_read(self) -> float:
@@ -112,19 +97,6 @@ class Passes:
         share = self.woken / mixture.count
         own = layer.qkv.nbytes + layer.output.nbytes + share * (layer.gate_up.nbytes + layer.down.nbytes)
         return self.config.num_layers * own + head
-
-
-@contextmanager
-def _watched(spans: list[Tensor]) -> Iterator[None]:
-    """A pass that is recorded here leaves where it counts: each replay writes there again."""
-
-    def sort_rows(*arguments: Any) -> Any:
-        copies, rows = experts.sort_rows(*arguments)
-        spans.append(rows.spans)
-        return copies, rows
-
-    with mock.patch.object(forward, "sort_rows", sort_rows):
-        yield
 
 
 def _config(inner: MLP | Experts, layers: int) -> ModelConfig:

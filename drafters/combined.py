@@ -121,6 +121,8 @@ class CombinedDrafter:
                     trees[index].append(share.tree)
                 else:
                     models.setdefault(share.drafter, []).append((index, share.shape))
+                if share.first is not None:
+                    self._known[share.drafter].check(sequences[index], share.first)
         kept: list[list[int]] = [[len(tree) for tree in of_one] for of_one in trees]
         for name, asked in models.items():
             drafted = self.members[name].propose([sequences[i] for i, _ in asked], [shape for _, shape in asked])

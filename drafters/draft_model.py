@@ -27,7 +27,6 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.proposer import AcceptedTree
-from foresay.verifier.graphs.rows import rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.forward import forward
 from foresay.verifier.model_runner import ModelRunner
@@ -70,9 +69,7 @@ class DraftModelDrafter(TreeDrafter):
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, None]:
         """A pass over the expanded nodes."""
-        nodes = growth.expanded()
-        rows, _ = rows_of(growth.state, nodes._replace(tokens=self.known(nodes.tokens)), live=True)
-        return self.logits(rows), None
+        return self.logits(growth.rows(self.model.store, self.known)), None
 
     def logits(self, rows: StaticRows) -> Tensor:
         """fp32[W, V']: the logits of static rows."""

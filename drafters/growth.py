@@ -20,7 +20,7 @@ Legend: S sequences, F expanded nodes of a level, k children considered below ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -31,10 +31,12 @@ from torch import Tensor
 from foresay.drafters.calibration import Curves
 from foresay.drafters.cut import Candidates, Cut, cut
 from foresay.drafters.prices import WrittenBars
+from foresay.kvpaging import KVStore
 from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.capture import on_host as brought
 from foresay.verifier.graphs.proposer import DeviceTree, chain_columns
-from foresay.verifier.graphs.rows import Nodes
+from foresay.verifier.graphs.rows import Nodes, live_rows
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.records import Above, Kept
 from foresay.verifier.ops.sample import best_children, keep_children, sample_rows, worth_another
@@ -227,13 +229,19 @@ class Growth:
         depths = self.plan.depths(len(self.levels), len(front.rows))
         return Nodes(front.tokens, numbers, front.words, depths)
 
-    def walked(self) -> tuple[Nodes, tuple[int, ...]]:
-        """All nodes with rows, in the order of the rows, for drafters that recompute the tree at each level; and which
-        of them are the parents of the next level."""
+    def rows(self, store: KVStore, known: Callable[[Tensor], Tensor]) -> StaticRows:
+        """The same as rows for a model with this store; ``known`` maps the target's token ids to the model's. A model
+        with recurrent layers reads all nodes that have rows again, since the states of the level above are not
+        stored."""
+        if store.states is None:
+            nodes = self.expanded()
+            return live_rows(self.state, nodes._replace(tokens=known(nodes.tokens)), store)
         tokens, words = (torch.cat(parts, dim=1) for parts in zip(*self._walk, strict=True))
         depths = [self.plan.depths(depth, part.shape[1]) for depth, (part, _) in enumerate(self._walk)]
-        numbers = self.plan.of_each(range(tokens.shape[1])).contiguous()
-        return Nodes(tokens, numbers, words, torch.cat(depths, dim=1)), self._front.rows
+        count, fresh, state = tokens.shape[1], self._front.rows, self.state
+        nodes = Nodes(known(tokens), self.plan.of_each(range(count)).contiguous(), words, torch.cat(depths, dim=1))
+        wanted = self.plan.column([count * place + row for place in range(state.size) for row in fresh])
+        return replace(live_rows(state, nodes, store, wanted), logits_count=state.live_rows(len(fresh)))
 
     def looked_at(self, logits: Tensor) -> Tensor:
         """The columns of a drafter's logits that are used."""

@@ -119,6 +119,8 @@ class TreeDrafter(ABC):
     pass has rows for all levels, so that a capture cannot have more levels than are drafted. shared_noise: whether
     drafts are sampled with the target's own noise; False is for comparison. first: the first position with a row.
     windows: the window pages, if it reads layers that keep their rows in those.
+    recurrent: whether it has recurrent layers. beyond: pages past those of a text that its passes may write to.
+    chains_apart: whether a chain's level is cheaper than a tree's by more than its fewer rows explain.
     """
 
     free: bool = False
@@ -127,6 +129,9 @@ class TreeDrafter(ABC):
     shared_noise: bool = True
     needs: FeatureRequest | None = None
     windows: WindowPages | None = None
+    recurrent: bool = False
+    beyond: int = 0
+    chains_apart: bool = False
 
     def __init__(
         self, name: str, dynamic: bool, device: torch.device, pool: PagePool, token_ids: Tensor | None = None
@@ -170,7 +175,7 @@ class TreeDrafter(ABC):
 
     def state(self, sequences: int, pages: int, reach: int) -> StepState:
         """The input of its levels for this many sequences."""
-        return StepState(sequences, pages, self._page_size, reach, self.device, self.windows)
+        return StepState(sequences, pages, self._page_size, reach, self.device, self.windows, self.recurrent)
 
     def able(self, sequence: SequenceState) -> bool:
         """Whether it can draft for a sequence now."""
@@ -243,7 +248,9 @@ class TreeDrafter(ABC):
             at.bars.write([grown.bars for grown in growing])
         adjusting = any(adjusts(sequence, 0) for sequence in sequences)
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
-        asked = shape.levels if self.device.type == "cpu" else max(levels_ahead(grown.shape) for grown in growing)
+        asked = shape.levels - min(grown.depth for grown in growing)
+        if self.device.type != "cpu":
+            asked = max(levels_ahead(grown.shape) for grown in growing)
         for level in at.grown(asked, change):
             tokens = level.tokens.tolist()
             for place, grown in enumerate(growing):
@@ -282,7 +289,7 @@ class TreeDrafter(ABC):
         """The captured levels for such trees."""
         first = growing[0]
         count = 1 << (len(growing) - 1).bit_length()  # so that few captures are needed: the rest is padding
-        pages = room(max(len(grown.sequence.table.pages) for grown in growing), self._page_size)
+        pages = room(max(len(grown.sequence.table.pages) for grown in growing) + self.beyond, self._page_size)
         kind = _Kind(count, pages, apart, first.shape.price is not None)
         return self._made(first.shape, first.sequence.noise.vocab_size, kind)
 

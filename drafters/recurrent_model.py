@@ -17,57 +17,24 @@ of a text, and where one text diverged from another. Missing parts are read agai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from foresay.drafters.draft_model import CATCH_UP_ROWS, DraftModelDrafter
-from foresay.drafters.growth import Growth
 from foresay.drafters.tree_builder import TreeBuilder
-from foresay.kvpaging.states import NONE, StateStore, TextState
+from foresay.kvpaging.states import StateStore, TextState
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.protocols import Rows
 from foresay.spec.sequence import SequenceState
-from foresay.verifier.forward_batch import StaticRows
-from foresay.verifier.graphs.rows import rows_of
-from foresay.verifier.graphs.state import BatchSlot, StepState, write
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.model_runner import ModelRunner, go_on
-from foresay.verifier.ops.records import StateRows
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot(BatchSlot):
-    """states: the page of its state, and the one for the next."""
-
-    states: tuple[int, int] = NONE, NONE
-
-
-class _Steps(StepState):
-    """With the states that a pass starts from: before the text's last row, whose state is kept; and after it."""
-
-    def __init__(self, sequences: int, pages: int, page_size: int, reach: int) -> None:
-        super().__init__(sequences, pages, page_size, reach, "cpu")
-
-        def column(*row: int) -> Tensor:
-            return torch.tensor([row] * sequences, dtype=torch.int32)
-
-        self.text, self.nodes = column(1).flatten(), column(0).flatten()
-        self.first = column(NONE, NONE, NONE), column(0, 1), self.text
-        self.below = column(NONE, NONE, NONE), column(0, 0), self.nodes
-
-    def join(self, sequences: Sequence[BatchSlot]) -> None:
-        """Also write their state pages."""
-        super().join(sequences)
-        for place, slot in enumerate(sequences):
-            assert isinstance(slot, _Slot)
-            (source, goal), (first, below) = slot.states, (self.first[0], self.below[0])
-            write(first[place], [source, NONE, goal])
-            write(below[place], [goal, NONE, NONE])
 
 
 class RecurrentDraftDrafter(DraftModelDrafter):
     """Drafts with a model of recurrent layers, on a CPU."""
+
+    recurrent = True
 
     def __init__(
         self,
@@ -85,34 +52,18 @@ class RecurrentDraftDrafter(DraftModelDrafter):
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
-    def state(self, sequences: int, pages: int, reach: int) -> StepState:
-        """With columns for state pages."""
-        return _Steps(sequences, pages, self._page_size, reach)
-
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, None]:
         """The text's last row and the root."""
-        assert isinstance(state, _Steps)
-        rows = self.ends(state, levels).rows(state, self.known, live=True)
-        return self.logits(_going_on(rows, state.text, state.first)), None
-
-    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, None]:
-        """All expanded nodes, again."""
-        state, (nodes, fresh) = growth.state, growth.walked()
-        assert isinstance(state, _Steps)
-        count = nodes.tokens.shape[1]
-        wanted = growth.plan.column([count * place + row for place in range(state.size) for row in fresh])
-        rows, _ = rows_of(state, nodes._replace(tokens=self.known(nodes.tokens)), None, wanted, live=True)
-        rows = replace(rows, logits_count=state.live_rows(len(fresh)))
-        return self.logits(_going_on(rows, state.nodes, state.below)), None
+        assert state.states is not None, "with columns for them"
+        return self.logits(state.states.with_states(self.ends(state, levels).rows(state, self.known, True), True)), None
 
     def _grow(self, growing: Sequence[TreeBuilder], apart: bool) -> None:
         super()._grow(growing, apart)
         self._places = {grown.sequence.id: place for place, grown in enumerate(growing)}
 
     def _joined(self, sequence: SequenceState, reach: int) -> BatchSlot:
-        slot, text = super()._joined(sequence, reach), self._texts[sequence.id]
-        pages = text.page, text.spares[0]
-        return _Slot(slot.pages, slot.length, slot.text, slot.sampling, slot.seed, pages)
+        text = self._texts[sequence.id]
+        return replace(super()._joined(sequence, reach), states=(text.page, text.spares[0]))
 
     # -- texts -------------------------------------------------------------------------------------------------------
 
@@ -184,9 +135,3 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         for at, page in text.boundaries:
             if 0 < at <= table.length:
                 text.pages.keep(table.pool.known_as(table, at // size - 1), page)
-
-
-def _going_on(rows: StaticRows, texts: Tensor, states: tuple[Tensor, Tensor, Tensor]) -> StaticRows:
-    """Rows with the states that they start from. texts: int32[S], whether the states treat a row as text."""
-    (group,) = rows.groups
-    return replace(rows, states=StateRows(replace(group.paged, is_prefill=texts), *states))

@@ -9,52 +9,87 @@ verifies writes its own next::
     verifying   the target's           root      nodes of the tree; those of the accepted path move down
 
 So a row of these weights is never read by the target, nor by a later draft: whatever becomes text was written by the
-target in between, in pages and window pages alike, and pages that others share end below the committed length.
+target in between, in pages and window pages alike, and pages that others share end below the committed length. Of
+recurrent layers the text's state is read, each level computes the nodes above it once more
+(:meth:`foresay.drafters.growth.Growth.rows`), and the records of nodes are scratch.
 
-A smaller model may draft for the copy: its chains are verified as the target verifies, by a step over the same scratch,
-again and again until the chain is long enough. So the chain is the copy's own, token for token, and sooner there.
+Another drafter may draft for the copy, which verifies its chains as the target verifies, over the same scratch: a
+lookup is asked once, a model or a head again and again until the chain is long enough. So the chain is the copy's own,
+token for token, and sooner there. A head reads the copy's hidden states of what is drafted, and the target's once those
+are there. The state of what the copy verified is in the spare page that the text has for its next one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.growth import Growth, layout
 from foresay.drafters.levels import TreeDrafter, room
+from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.proposer import Drafts
+from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.drafters.tree_builder import TreeBuilder, adjusts
 from foresay.kvpaging.pool import PADDING_PAGE
+from foresay.kvpaging.states import NONE
 from foresay.spec.names import SELF
+from foresay.spec.protocols import Features, Rows, Verified, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
-from foresay.verifier.graphs.capture import recorded, without_stops
-from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
-from foresay.verifier.graphs.state import BatchSlot, StepState
+from foresay.verifier.forward_batch import StaticRows
+from foresay.verifier.graphs.capture import recorded, recorded_bytes, without_stops
+from foresay.verifier.graphs.rows import Nodes, chain_words, live_rows
+from foresay.verifier.graphs.state import BatchSlot, StepState, write
 from foresay.verifier.graphs.step import Outcome, SpeculativeStep
 from foresay.verifier.model.forward import forward
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.recurrence import replay
 from foresay.verifier.ops.trees import known_tokens, text_ends
 
-#: Tokens that a smaller model drafts for each of the copy's passes.
+#: Tokens that a model or a head drafts for each of the copy's passes.
 _AHEAD = 3
+#: Who may draft for the copy.
+Before = TreeDrafter | NgramDrafter | SuffixDrafter
+
+
+@dataclass(slots=True)
+class _Chain:
+    """What the copy verified of another's drafts. tokens: its own draws. sources: who proposed each. behind: how many
+    there were before the last round. page: the state behind them, where layers are recurrent."""
+
+    page: int
+    tokens: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    behind: int = 0
 
 
 class SelfDrafter(TreeDrafter):
     """Drafts with the target's shape. model: the copy, on the target's store, of which it writes scratch alone.
     before: who drafts chains for it, if there is one."""
 
-    def __init__(self, model: ModelRunner, dynamic: bool = True, before: DraftModelDrafter | None = None) -> None:
+    chains_apart = True
+
+    def __init__(self, model: ModelRunner, dynamic: bool = True, before: Before | None = None) -> None:
         super().__init__(SELF, dynamic, model.store.device, model.store.pool)
         self.model, self.before, self.windows = model, before, model.store.windows
+        self.recurrent, self.needs = model.store.states is not None, None if before is None else before.needs
+        self.beyond = -(-MAX_NODES // self._page_size)
         self._roots: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._rounds: dict[tuple[int, int], Rounds] = {}
-        #: Of each sequence's chain: who proposed each node, and how many of them the last round began behind.
-        self._stages: dict[str, tuple[list[str], int]] = {}
+        self._chains: dict[str, _Chain] = {}
+        self._found: dict[str, DraftTree] = {}
+        self.checks = before is None and self.device.type == "cpu"
+
+    @property
+    def recorded_bytes(self) -> int:
+        """Those of rounds too."""
+        return super().recorded_bytes + sum(rounds.recorded_bytes for rounds in self._rounds.values())
 
     def reach(self, levels: int) -> int:
         """The root: all before it is there."""
@@ -64,64 +99,127 @@ class SelfDrafter(TreeDrafter):
         """A pass over the roots."""
         if state.size not in self._roots:
             self._roots[state.size] = chain_words(state.size, 1, self.device)
-        return self._logits(state, Nodes(text_ends(state.recent, state.lengths, 1, 0).tokens, *self._roots[state.size]))
+        roots = text_ends(state.recent, state.lengths, 1, 0).tokens
+        return self._logits(live_rows(state, Nodes(self._known(roots), *self._roots[state.size]), self.model.store))
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, None]:
         """A pass over the expanded nodes."""
-        return self._logits(growth.state, growth.expanded())
+        return self._logits(growth.rows(self.model.store, self._known))
 
-    def _logits(self, state: StepState, nodes: Nodes) -> tuple[Tensor, None]:
-        nodes = nodes._replace(tokens=known_tokens(nodes.tokens, self.model.vocab_size))
-        rows, _ = rows_of(state, nodes, live=True)
-        if state.window_tables is not None:
-            rows = replace(rows, windowed=rows_of(state, nodes, live=True, tables=state.window_tables)[0])
+    def _logits(self, rows: StaticRows) -> tuple[Tensor, None]:
         return forward(self.model.decoder, rows, self.model.store)[0], None
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        return known_tokens(tokens, self.model.vocab_size)
+
+    # -- in stages ---------------------------------------------------------------------------------------------------
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """One tree per sequence; of a chain in stages it is said who proposed each node."""
         trees = super().propose(sequences, shapes)
         for place, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
-            if (stages := self._stages.get(sequence.id)) is not None:
-                trees[place] = replace(tree, sources=tuple(["", *stages[0]][: len(tree)]))
+            if (chain := self._chains.get(sequence.id)) is not None:
+                sources = ["", *chain.sources, *[SELF] * len(tree)]
+                passes = max(1, len(tree) - len(chain.tokens)) if self.checks else 0
+                trees[place] = replace(tree, sources=tuple(sources[: len(tree)]), passes=passes)
         return trees
 
-    def _grow(self, growing: Sequence[TreeBuilder], apart: bool) -> None:
-        shape, sequences = growing[0].shape, [grown.sequence for grown in growing]
-        alone = self.before is None or not shape.is_chain or not 1 < shape.levels < MAX_NODES - _AHEAD
-        if self.before is None or alone or any(adjusts(sequence, 0) for sequence in sequences):
-            return super()._grow(growing, apart)
-        rounds = self._rounds_of(self.before, sequences)
-        for grown in growing:
-            grown.fixed = layout(shape, dynamic=False)
-            self.before.prepare(grown.sequence, _AHEAD)
-            self._stages[grown.sequence.id] = [], 0
-        rounds.state.join([self._joined(sequence, rounds.state.recent.shape[1]) for sequence in sequences])
-        while not all(grown.over for grown in growing):
-            for grown, tokens in zip(growing, rounds.run(), strict=False):
-                stages, drafted = self._stages[grown.sequence.id][0], len(grown.tokens) - 1
-                if not grown.over:
-                    self._stages[grown.sequence.id] = [*stages, *[self.before.name] * (len(tokens) - 1), SELF], drafted
-                for token in tokens:
-                    grown.lengthen(token)
-        for sequence in sequences:
-            self.before.began(sequence)
+    def check(self, sequence: SequenceState, found: DraftTree) -> None:
+        """See :class:`foresay.spec.protocols.Checks`."""
+        self._found[sequence.id] = found
 
-    def _rounds_of(self, first: DraftModelDrafter, sequences: Sequence[SequenceState]) -> Rounds:
-        longest = max(len(sequence.table.pages) for sequence in sequences) + self._beyond
-        key = 1 << (len(sequences) - 1).bit_length(), room(longest, self._page_size)
+    def _grow(self, growing: Sequence[TreeBuilder], apart: bool) -> None:
+        before, shape = self.before, growing[0].shape
+        found = [self._found.pop(grown.sequence.id, None) for grown in growing]
+        in_stages = shape.is_chain and 1 < shape.levels < MAX_NODES - _AHEAD
+        if in_stages and not any(adjusts(grown.sequence, 0) for grown in growing):
+            if isinstance(before, NgramDrafter | SuffixDrafter):
+                shapes = [TreeShape.chain(shape.levels - 1)] * len(growing)
+                found = before.find([grown.sequence for grown in growing], shapes)
+            if isinstance(before, TreeDrafter) and all(before.able(grown.sequence) for grown in growing):
+                self._run_rounds(growing, before)
+            elif any(found):
+                self._verify([(grown, tree) for grown, tree in zip(growing, found, strict=True) if tree is not None])
+        if not all(grown.over for grown in growing):
+            super()._grow(growing, apart)
+
+    def _verify(self, pairs: Sequence[tuple[TreeBuilder, DraftTree]]) -> None:
+        """What was found is verified in one pass."""
+        trees = [tree.within(self.model.vocab_size) for _, tree in pairs]
+        rows = [
+            Rows.of_tree(grown.sequence.table, tree, grown.sequence)
+            for (grown, _), tree in zip(pairs, trees, strict=True)
+        ]
+        self.model.run(rows)
+        for place, ((grown, _), tree, verified) in enumerate(
+            zip(pairs, trees, self.model.verify([None] * len(pairs)), strict=True)
+        ):
+            assert verified is not None, "a token is drawn at each node"
+            self._lengthen(grown, place, verified, tree.sources or [tree.drafter] * len(tree))
+
+    def _run_rounds(self, growing: Sequence[TreeBuilder], before: TreeDrafter) -> None:
+        """Short chains are drafted and verified until all are long enough; one that is goes no further."""
+        sequences = [grown.sequence for grown in growing]
+        rounds = self._rounds_of(before, sequences)
+        state, going = rounds.state, [True] * len(growing)
+        for sequence in sequences:
+            before.prepare(sequence, _AHEAD)
+        state.join([self._joined(sequence, state.recent.shape[1]) for sequence in sequences])
+        while any(going):
+            write(state.live[: len(going)], going)
+            for place, (grown, verified) in enumerate(zip(growing, rounds.run(), strict=False)):
+                if going[place]:
+                    self._lengthen(grown, place, verified, [before.name] * (_AHEAD + 1))
+                    going[place] = not grown.over
+                    if state.states is not None:
+                        state.states.write(place, NONE, self._chains[grown.sequence.id].page)
+        write(state.live[: len(going)], [1] * len(going))  # as whoever joins next takes it to be
+        for sequence in sequences:
+            before.began(sequence)
+
+    def _lengthen(self, grown: TreeBuilder, place: int, verified: Verified, sources: Sequence[str]) -> None:
+        """Go on with what the copy drew. place: in its last pass. sources: who proposed each node of that."""
+        (sampled, path), sequence, states = verified, grown.sequence, self.model.store.states
+        text = sequence.table.state
+        chain = self._chains.setdefault(sequence.id, _Chain(NONE if text is None else text.page))
+        if states is not None and text is not None:
+            fresh = not sequence.table.length and not chain.tokens
+            replay(states.layers, chain.page, text.spares[0], fresh, place, torch.tensor(path))
+            chain.page = text.spares[0]
+        chain.behind = len(chain.tokens)
+        chain.sources += [*(sources[node] for node in path[1:]), SELF]
+        grown.fixed = grown.fixed or layout(grown.shape, dynamic=False)
+        for token in (sampled[node] for node in path):
+            chain.tokens.append(token)
+            grown.lengthen(token)
+
+    def _rounds_of(self, before: TreeDrafter, sequences: Sequence[SequenceState]) -> Rounds:
+        longest = max(len(sequence.table.pages) for sequence in sequences) + self.beyond
+        # Padding would have records of states, for which there is no room.
+        count = len(sequences) if self.recurrent else 1 << (len(sequences) - 1).bit_length()
+        key = count, room(longest, self._page_size)
         if key not in self._rounds:
-            state = StepState(*key, self._page_size, first.reach(_AHEAD), self.device, self.windows)
-            self._rounds[key] = Rounds(self.model, first, state)
+            self._rounds[key] = Rounds(self.model, before, self.state(*key, before.reach(_AHEAD)))
         return self._rounds[key]
 
-    @property
-    def _beyond(self) -> int:
-        """Pages past those that are reserved which a last round may write to."""
-        return -(-(_AHEAD + 1) // self._page_size)
-
     def _joined(self, sequence: SequenceState, reach: int) -> BatchSlot:
-        slot = super()._joined(sequence, reach)
-        return slot if self.before is None else replace(slot, pages=slot.pages + [PADDING_PAGE] * self._beyond)
+        """Where its chain ends by now; a last round may write beyond the pages that are reserved."""
+        slot, chain, text = super()._joined(sequence, reach), self._chains.get(sequence.id), sequence.table.state
+        page, drafted = (NONE if text is None else text.page, []) if chain is None else (chain.page, chain.tokens)
+        return replace(
+            slot,
+            pages=[*slot.pages, *[PADDING_PAGE] * self.beyond],
+            length=slot.length + len(drafted),
+            text=[*slot.text, *drafted][-reach:],
+            states=(NONE, page),
+        )
+
+    # -- what drafts for it --------------------------------------------------------------------------------------------
+
+    def observe(self, sequence: SequenceState, features: Features) -> None:
+        """A head before it reads them."""
+        if (reader := reader_of(self.before)) is not None:
+            reader.observe(sequence, features)
 
     def extend(self, sequence: SequenceState) -> None:
         """What drafts for it reads the text."""
@@ -130,19 +228,23 @@ class SelfDrafter(TreeDrafter):
 
     def unread(self, sequence: SequenceState) -> int:
         """Tokens that what drafts for it has no rows of, the root among them."""
-        return 1 if self.before is None else self.before.unread(sequence)
+        return self.before.unread(sequence) if isinstance(self.before, DraftModelDrafter | EagleDrafter) else 1
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """The calibration learns; what drafts for it has rows of the nodes before its last round."""
+        """The calibration learns; a draft model before it has rows of the nodes before its last round."""
         super().committed(sequence, path)
-        stages = self._stages.pop(sequence.id, None)
-        if self.before is not None and stages is not None:
-            self.before.collected(sequence, DraftTree.chain([0] * (stages[1] + 2)), path)
+        self._found.pop(sequence.id, None)
+        chain = self._chains.pop(sequence.id, None)
+        if isinstance(self.before, DraftModelDrafter) and chain is not None:
+            self.before.collected(sequence, DraftTree.chain([0] * (chain.behind + 2)), path)
+        elif self.before is not None:
+            self.before.committed(sequence, [0, *(-1 for _ in path[1:])])
 
     def finished(self, sequence: SequenceState) -> None:
         """Both forget it."""
         super().finished(sequence)
-        self._stages.pop(sequence.id, None)
+        for kept in (self._chains, self._found):
+            kept.pop(sequence.id, None)
         if self.before is not None:
             self.before.finished(sequence)
 
@@ -151,15 +253,19 @@ class Rounds:
     """Steps of the copy over chains of another drafter, each going on where the last one ended. state: where the texts
     end, drafts among them."""
 
-    def __init__(self, model: ModelRunner, first: DraftModelDrafter, state: StepState) -> None:
+    def __init__(self, model: ModelRunner, first: TreeDrafter, state: StepState) -> None:
         self.state = state
         drafts = Drafts(first, TreeShape.chain(_AHEAD), state.size, model.vocab_size)
         self._step = SpeculativeStep(model, drafts, state)
         self._replay = (recorded if compiled(state.lengths) else first.capture)(without_stops(self._step))
 
-    def run(self) -> list[list[int]]:
-        """One round: what each text is longer by, the copy's own token last."""
+    @property
+    def recorded_bytes(self) -> int:
+        """What their recording keeps."""
+        return recorded_bytes(self._replay)
+
+    def run(self) -> list[Verified]:
+        """One round: what was drawn at each node, and the path, whose last draw no other proposed."""
         self._replay()
         outcome = Outcome(self._step.out.cpu())
-        verified = [outcome.of(place, SELF)[1] for place in range(self.state.size)]
-        return [[sampled[node] for node in path] for sampled, path in verified]
+        return [outcome.of(place, SELF)[1] for place in range(self.state.size)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from foresay.kvpaging import PagePool, PageTable, PrefixIndex
 from foresay.spec.adjust import Adjustment
+from foresay.spec.budget.experts import kinds
 from foresay.spec.constrain import Constraint, Guarded
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import PREDICTION
@@ -288,8 +289,10 @@ class Engine:
         drafted = verified - sum(result.tree is not None for result in results)
         rows = prefills + verified
         cost, context, root_seconds = self.scheduler.cost, sum([len(v.scheduled.sequence.tokens) for v in results]), 0.0
+        woken, trees = self.runner.woken, [result.tree for result in results if result.tree is not None]
         if not prefills:
-            root_seconds = cost.saw(rows, len(batch), context, drafted, seconds)
+            of_rows = kinds(len(batch), trees) if woken else None
+            root_seconds = cost.saw(rows, len(batch), context, drafted, seconds, woken, of_rows)
         return StepTrace(
             number=self.steps,
             rows=rows,
@@ -311,6 +314,7 @@ class Engine:
             choice=self.scheduler.choice,
             news=self.scheduler.news,
             crowded=self._crowded(),
+            woken=woken,
             disk={} if self.prefix is None or self.prefix.disk is None else self.prefix.disk.news(),
         )
 

@@ -102,12 +102,13 @@ class Forward:
 
     held: fp32, the logits of the wanted rows of all sequences in order, perhaps followed by others. starts: where each
     sequence's rows begin there (one more entry than sequences). features: by name (``"final"``, ``"layer.3"``), [R, H]
-    over all rows.
+    over all rows. woken: how many experts had any of the rows, per layer of a mixture.
     """
 
     held: Tensor
     starts: list[int]
     features: dict[str, Tensor]
+    woken: float = 0.0
 
     @property
     def logits(self) -> Tensor:
@@ -206,6 +207,18 @@ class Chains(Protocol):
 
 
 @runtime_checkable
+class Checks(Protocol):
+    """A :class:`Drafter` that can verify what others found, before it goes on from there. checks: whether it does
+    now."""
+
+    checks: bool
+
+    def check(self, sequence: SequenceState, found: DraftTree) -> None:
+        """Begin the next draft of a sequence so."""
+        ...
+
+
+@runtime_checkable
 class LooksUp(Protocol):
     """A :class:`Drafter` that looks up the text, and often finds nothing."""
 
@@ -252,6 +265,8 @@ def by_sequence(features: Features, counts: Sequence[int]) -> list[FeaturesOfPat
     """
     if not features:
         return [None] * len(counts)
+    if len(counts) == 1:
+        return [partial(of_path, features)]
     single = max(counts) == 1
     if single:
         features = {name: rows.clone() for name, rows in features.items()}

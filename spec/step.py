@@ -122,10 +122,10 @@ class DraftsByPlan(Drafter, Protocol):
 
 
 class StepRunner:
-    """Runs the engine's steps, one after the other."""
+    """Runs the engine's steps, one after the other. woken: experts used in the last pass."""
 
     def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
-        self.verifier, self.drafter = verifier, drafter
+        self.verifier, self.drafter, self.woken = verifier, drafter, 0.0
         self._by_plan: DraftsByPlan | None = drafter if isinstance(drafter, DraftsByPlan) else None
         self._masks = MaskThread()
 
@@ -154,6 +154,7 @@ class StepRunner:
         if masks is not None:
             watch.lap("mask")
         forward = self.verifier.run(rows, None if self.drafter is None else self.drafter.needs)
+        self.woken = forward.woken
         watch.lap("forward")
         if masks is None:
             return forward, [None] * len(batch)

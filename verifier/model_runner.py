@@ -105,6 +105,7 @@ class GraphRunner:
         self._features: Features
         self._sampled: Tensor
         self._verified: Tensor
+        self._spans: list[Tensor] = []
         self._replay = capture(self._work)
 
     @property
@@ -115,7 +116,8 @@ class GraphRunner:
     def _work(self) -> Iterator[None]:
         with torch.inference_mode():
             rows = self._batch.laid_out()
-            self._logits, self._features = forward(self._decoder, rows, self._store, self._asked)
+            self._spans.clear()
+            self._logits, self._features = forward(self._decoder, rows, self._store, self._asked, self._spans)
         yield
         if not self.sizes.wanted:
             return
@@ -131,11 +133,10 @@ class GraphRunner:
         self._rows = rows
         self._batch.write(rows)
         self._replay.run(_FORWARD)
-        if features is None:
-            return Forward(self._logits, self._batch.starts, {})
-        count = sum(len(part.tokens) for part in rows)
-        taken = {name: self._features[name][:count] for name in features.names}
-        return Forward(self._logits, self._batch.starts, taken)
+        woken = sum([int(spans[0]) for spans in self._spans]) / max(1, len(self._spans))
+        count, names = sum(len(part.tokens) for part in rows), () if features is None else features.names
+        taken = {name: self._features[name][:count] for name in names}
+        return Forward(self._logits, self._batch.starts, taken, woken)
 
     def place_of(self, table: PageTable) -> int:
         """Which sequence of the last pass this one is."""

@@ -38,9 +38,7 @@ def write(path: Path, writer: Writer) -> None:
         writer(partial)
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
-        partial.chmod(
-            0o644
-        )  # safetensors writes files for their owner only, but a server may run as another user
+        partial.chmod(0o644)  # safetensors writes files for their owner only, but a server may run as another user
         os.replace(partial, path)
     except (OSError, RuntimeError) as error:
         raise DiskError(

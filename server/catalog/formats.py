@@ -7,6 +7,7 @@ space in it is what the grammar writes; a reader accepts any, or none.
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 
 import msgspec
 
@@ -53,6 +54,11 @@ class ToolFormat(msgspec.Struct, frozen=True):
         """All whole tags of its calls, ``begins`` first."""
         texts = (text for way in self.ways for text in msgspec.structs.astuple(way))
         return tuple(dict.fromkeys([self.begins, *(tag for text in texts for tag in TAG.findall(text))]))
+
+    @property
+    def control(self) -> tuple[str, ...]:
+        """Those, and the tags around text."""
+        return *self.tags, *self.wraps
 
 
 #: Names of the list of tools in templates.
@@ -105,6 +111,17 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "llama3": ToolFormat("<|python_tag|>", (Way('{"name": "{name}", "parameters": {arguments}}', between="; "),),
         signs=("<|python_tag|>", "Environment: ipython"), bare=True),
 }
+
+#: gpt-oss's: an answer is messages, each on a channel (:mod:`foresay.server.text.parsers.harmony`), between tokens.
+HARMONY = "harmony"
+CHANNELS = ToolFormat("<|channel|>", (Way(
+    "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}",
+    between="<|call|><|start|>assistant"),),
+    signs=("<|channel|>analysis<|message|>",), wraps=("<|start|>", "<|message|>", "<|end|>", "<|return|>"))
+#: Where its reasoning stands, and how much of that its template can ask for.
+ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")
+EFFORTS = ("low", "medium", "high")
+FORMATS = ChainMap({HARMONY: CHANNELS}, TOOL_FORMATS)
 # fmt: on
 
 #: The tags around reasoning, by the name that ``--reasoning-parser`` takes. The first with a tag in the template are

@@ -38,6 +38,10 @@ class _Draft:
         """The models that it runs, if the catalog knows their shape."""
         return () if self.known.shape is None else (self.known.shape.model(),)
 
+    def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        """Those of them that keep recurrent states of their own, if they have such layers."""
+        return self.shapes(target)
+
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Bytes that it keeps for each token of the KV cache."""
         models = self.shapes(target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 import torch
@@ -33,6 +34,7 @@ from foresay.server.engine.memory import (
     plan_cpu,
 )
 from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, quantized
+from foresay.server.engine.vocabulary import tokenizer
 from foresay.server.engine.witness import Witness
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
@@ -74,13 +76,13 @@ def fitting(
 ) -> tuple[MemoryPlan, list[Entry]]:
     """The plan, and the drafters: those chosen by ``auto`` may be left out if there is no room or they were not
     measured."""
-    needed = [one for one in drafters if config.draft != "auto" or not one.spared]
+    needed = [left for one in drafters if (left := one if config.draft != "auto" else one.spared) is not None]
     if device.is_gpu:
         drafters = needed
     try:
         return plan(config, length, dtype, target, drafters, device), drafters
     except Unfit:
-        if len(needed) == len(drafters):
+        if needed == drafters:
             raise
         return plan(config, length, dtype, target, needed, device), needed
 
@@ -150,7 +152,7 @@ def build_engine(
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
     if measured := costs.given(chosen.of) or (kept and costs.recall()):
         say("taking over the previous engine's measurements")
-    profile_run = ProfileRun(info, verifier, pool, costs, say)
+    profile_run = ProfileRun(info, verifier, pool, costs, say, *_mixture(loading))
     drafting, runner = _drafting(loading, verifier, drafters, profile_run, capture)
     root, shape, budget = profile_run.root_seconds(runner), drafting.shape, drafting.budget
     info = msgspec.structs.replace(info, draft_shape=shape.widths, root_seconds=root, chosen=budget is not None)
@@ -192,7 +194,8 @@ def _chosen(config: EngineConfig, say: LoadProgress, beside: Mapping[str, int]) 
         check_beside(footprint(by_itself, device), others)
     memory, fits = fitting(config, length, dtype.value, model, named, device)
     if fits != named:
-        draft, named = Resolved(",".join(one.asked for one in fits), "copied from earlier text"), fits
+        reason = "without the target's copy, for which there is no room or which was not measured on this device"
+        draft, named = Resolved(",".join(one.asked for one in fits), reason), fits
     pool = PagePool(memory.pages, config.page_size)
     if memory.window_pages and model.sliding_window:
         pool.attach_windows(memory.window_pages, model.sliding_window)
@@ -202,6 +205,17 @@ def _chosen(config: EngineConfig, say: LoadProgress, beside: Mapping[str, int]) 
     files = [directory, *(one.directory for one in named if isinstance(one, FromFiles))]
     of = digest(config, files, device.name, threads.wanted())
     return _Chosen(loading, memory, dtype, activations, draft, named, of)
+
+
+def _mixture(loading: LoadContext) -> tuple[Sequence[int], tuple[int, int] | None]:
+    """A text of words and code in its tokens, and how many experts a mixture has and wakes for a row."""
+    experts, found = loading.model.stack.experts, None
+    if experts is not None:
+        found = tokenizer(loading.target)
+    if experts is None or found is None:
+        return (), None
+    ids: list[int] = found.encode(Path(__file__).read_text("utf-8")).ids
+    return [id for id in ids if id < loading.model.vocab_size], (experts.count, experts.chosen)
 
 
 def _exactness(chosen: _Chosen, verifier: ModelRunner, witness: Witness | None) -> Exactness:

@@ -12,14 +12,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import cycle, islice
 from statistics import median
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.costs import Costs
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.cost import DraftCost
+from foresay.spec.budget.experts import Experts
 from foresay.spec.budget.members import OPEN
 from foresay.spec.engine import Engine
 from foresay.spec.price import Price
@@ -41,12 +45,18 @@ _ANYWAY = 5
 #: Rows of the steps that are timed (some products work in groups of 6, others of 8), and a drafted tree.
 _ROWS = (1, 2, 3, 5, 6, 8, 9, 12, 16, 32, 64)
 DRAFTED = TreeShape((4, 4, 3, 3))
+#: Levels of a chain that is timed separately.
+_CHAIN = 8
 #: Trees for which kernels are compiled if a budget chooses shapes: attention over few, more and many rows.
 COMPILED = (DRAFTED, TreeShape((8, 8)), TreeShape((20, 20)))
 #: Length of a text that shows what context adds, rows of the passes after it (the cost per row falls with more),
 #: rounds.
 _CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
 _LEAST_CONTEXT = 256
+#: Rows of the passes that measure the cost of more experts, and the number of text tokens before them.
+_EXPERT_ROWS, _BEFORE = (1, 2, 4, 8, 16), 32
+#: The least and largest share of its experts in a pass of one row, even if a busy machine measures otherwise.
+_LEAST_SHARE, _MOST_SHARE = 0.1, 0.95
 #: Steps taken for compilation, plus one per prompt.
 _COMPILED_STEPS = 6
 _TARGET_PHASES = ("forward", "draw", "commit")
@@ -57,7 +67,8 @@ Spent = dict[str, float]
 class ProfileRun:
     """Runs steps of one sequence at temperature 1 in an engine of their own, eagerly unless a runner is given.
 
-    costs: known costs, updated with what is measured. say: called with what is being measured.
+    costs: known costs, updated with what is measured. say: called with what is being measured. text: token ids of a
+    text, for a mixture of experts. experts: how many it has, and how many each row uses.
     """
 
     def __init__(
@@ -67,9 +78,12 @@ class ProfileRun:
         pool: PagePool,
         costs: Costs | None = None,
         say: Callable[[str], None] = lambda phase: None,
+        text: Sequence[int] = (),
+        experts: tuple[int, int] | None = None,
     ) -> None:
         self._info, self._verifier, self._pool = info, verifier, pool
         self._costs, self._say = Costs() if costs is None else costs, say
+        self._text, self._experts = text, experts
 
     def turns(
         self,
@@ -195,7 +209,7 @@ class ProfileRun:
         """Seconds of the target's part of steps that verify trees of these shapes."""
         return {
             shape: [sum(step.get(phase, 0.0) for phase in _TARGET_PHASES) for step in steps]
-            for shape, steps in self.turns(_Filler(), shapes, _LONG).items()
+            for shape, steps in self.turns(_Filler(self._text), shapes, _LONG).items()
         }
 
     @cached_property
@@ -210,8 +224,44 @@ class ProfileRun:
         if not costs.steps:
             self._say("measuring the step cost")
             costs.steps, costs.context = self._points or [(1, 1.0)], self._context()
+            costs.expert, costs.woken = self._woken()
         rows, seconds = zip(*costs.steps, strict=True)
-        return CostModel(rows, seconds, costs.context)
+        experts = None
+        if self._experts is not None and costs.woken:
+            experts = Experts(*self._experts, costs.expert)
+            for count, woken in costs.woken:
+                experts.saw(np.array((count - 1.0, 0.0, 0.0)), woken)
+        return CostModel(rows, seconds, costs.context, experts=experts)
+
+    def _woken(self) -> tuple[float, list[tuple[int, float]]]:
+        """What each expert that a pass wakes takes, and rows of a text with how many they wake.
+
+        Random tokens wake more, so what passes over as many of these take more is what experts take.
+        """
+        if self._experts is None or len(self._text) <= _BEFORE + _EXPERT_ROWS[-1]:
+            return 0.0, []
+        table, ids = PageTable(self._pool), torch.tensor(self._text)
+        table.reserve(_BEFORE + _EXPERT_ROWS[-1])
+        try:
+            self._run(table, 0, ids[:_BEFORE])
+            table.commit(_BEFORE)
+            _, *turns = (self._both(table, ids, turn) for turn in range(1 + _CONTEXT_TURNS))  # the first one warms up
+        finally:
+            table.release()
+        text, random = np.median(turns, axis=0).transpose(1, 0, 2)
+        seconds, woken = (random - text).T
+        one = seconds @ woken / max(woken @ woken, 1e-9)
+        least, most = (share * text[0, 0] / max(text[0, 1], 1.0) for share in (_LEAST_SHARE, _MOST_SHARE))
+        return float(np.clip(one, least, most)), list(zip(_EXPERT_ROWS, text[:, 1].tolist(), strict=True))
+
+    def _both(self, table: PageTable, ids: Tensor, turn: int) -> list[list[tuple[float, float]]]:
+        """Passes over a piece of the text and over as many random tokens, by their rows."""
+        found = []
+        for rows in _EXPERT_ROWS:
+            at = (_BEFORE + turn * rows) % (len(ids) - rows)
+            random = torch.randint(self._info.vocab_size, (rows,))
+            found.append([self._run(table, _BEFORE, tokens) for tokens in (ids[at : at + rows], random)])
+        return found
 
     def _context(self) -> list[tuple[int, float]]:
         """Rows of a pass, and seconds that each token of context adds to it."""
@@ -244,10 +294,14 @@ class ProfileRun:
 
     def _pass(self, table: PageTable, base: int, rows: int) -> float:
         """Seconds of a target pass of ``rows`` rows after ``base`` tokens."""
+        return self._run(table, base, torch.zeros(rows, dtype=torch.int64))[0]
+
+    def _run(self, table: PageTable, base: int, tokens: Tensor) -> tuple[float, float]:
+        """Seconds of a pass over these tokens, and the experts that it used."""
         begun = time.perf_counter()
-        logits = self._verifier.run([Rows(table, torch.zeros(rows, dtype=torch.int64), base)]).logits
-        logits[:1].cpu()  # waits for the device
-        return time.perf_counter() - begun
+        forward = self._verifier.run([Rows(table, tokens, base)])
+        forward.logits[:1].cpu()  # waits for the device
+        return time.perf_counter() - begun, forward.woken
 
     def draft_cost(self, drafter: Drafter, most: int) -> DraftCost:
         """What a draft of this drafter costs: the first level, each further level of a tree, and each further row.
@@ -264,7 +318,8 @@ class ProfileRun:
         one, tree = TreeShape.chain(1), DRAFTED.limited(most)
         # A dynamic tree that stops after one level: what it takes beyond a chain is the cost of deciding.
         opened = replace(OPEN.limited(most), price=Price(math.inf, (0.0, 0.0)))
-        times = self.turns(drafter, list(dict.fromkeys((one, tree, opened))))
+        apart = [TreeShape.chain(min(most, _CHAIN))] if getattr(drafter, "chains_apart", False) else []
+        times = self.turns(drafter, list(dict.fromkeys((one, tree, opened, *apart))))
         took = {shape: median(spent["propose"] for spent in each) for shape, each in times.items()}
         first, deep = took.get(one), took.get(tree)
         if first is None:  # no room to draft anything
@@ -275,19 +330,24 @@ class ProfileRun:
         beyond, beside = tree.levels - 1, tree.nodes - 1 - tree.levels
         level = first if deep is None or not beyond else max(0.0, deep - first) / (beyond + row * beside)
         deciding = max(0.0, took.get(opened, first) - first) if isinstance(drafter, Chains) else 0.0
-        return DraftCost(max(0.0, first - level), level, row * level, deciding=deciding)
+        along = min([level, *(max(0.0, took[chain] - first) / (chain.levels - 1) for chain in apart if chain in took)])
+        return DraftCost(max(0.0, first - along), along, row * level, deciding + level - along)
 
 
 class _Filler:
-    """Drafts tokens that are hardly ever accepted, at no cost."""
+    """Drafts tokens that are hardly ever accepted, at no cost: those of a text, repeated, if there is one."""
 
     name = "filler"
     needs: FeatureRequest | None = None
 
+    def __init__(self, text: Sequence[int] = ()) -> None:
+        self._text = cycle(text)
+
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """Trees of the shapes, with arbitrary tokens."""
         return [
-            filled(sequence.tokens[-1], shape, self.name) for sequence, shape in zip(sequences, shapes, strict=True)
+            filled(sequence.tokens[-1], shape, self.name, list(islice(self._text, shape.nodes - 1)))
+            for sequence, shape in zip(sequences, shapes, strict=True)
         ]
 
     def extend(self, sequence: SequenceState) -> None:
@@ -300,12 +360,13 @@ class _Filler:
         """Nothing."""
 
 
-def filled(root: int, shape: TreeShape, drafter: str) -> DraftTree:
-    """A tree with the shape's nodes per level, all children of the first node of the previous level."""
+def filled(root: int, shape: TreeShape, drafter: str, text: Sequence[int] = ()) -> DraftTree:
+    """A tree with the shape's nodes per level, all children of the first node of the previous level. text: their
+    tokens."""
     tokens, parents, below = [root], [-1], 0
     for width in shape.widths:
         first = len(tokens)
         tokens += range(1, width + 1)
         parents += [below] * width
         below = first
-    return DraftTree.build(tokens, parents, drafter)
+    return DraftTree.build([root, *text] if text else tokens, parents, drafter)

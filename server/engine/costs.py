@@ -31,7 +31,8 @@ class Costs(msgspec.Struct):
     own; "" for given costs that were not measured, which the first engine takes as they are.
 
     steps: rows of a step, and its cost. context: rows, and what each token of context adds. drafts: by drafter, of
-    those that have a cost. root: a whole step without drafts. measured: when, in seconds since 1970.
+    those that have a cost. root: a whole step without drafts. woken: rows of a text, and how many experts they use;
+    expert: the cost of each of them per pass. measured: when, in seconds since 1970.
     """
 
     of: str = ""
@@ -39,12 +40,14 @@ class Costs(msgspec.Struct):
     context: list[tuple[int, float]] = []
     drafts: dict[str, DraftCost] = {}
     root: float | None = None
+    woken: list[tuple[int, float]] = []
+    expert: float = 0.0
     measured: float = 0.0
 
     def given(self, of: str) -> bool:
         """Whether costs of this digest are known; others are dropped."""
         if self.of not in ("", of):
-            self.steps, self.context, self.drafts, self.root = [], [], {}, None
+            self.steps, self.context, self.drafts, self.root, self.woken, self.expert = [], [], {}, None, [], 0.0
         self.of = of
         return bool(self.steps)
 

@@ -30,7 +30,7 @@ from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import chunks, passes, sizes, widths
 from foresay.verifier.model.config import ModelConfig, products
-from foresay.verifier.model.nodes import GATE_UP, QKV, Experts, Layer
+from foresay.verifier.model.nodes import GATE_UP, QKV, Layer
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from foresay.verifier.ops.kernels.tree_attention import most_parts
 
@@ -56,7 +56,7 @@ def plan_gpu(
     fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
         lacking = {"recurrent layers": model.stack.recurrence is not None}
-        lacking["experts"] = any(isinstance(layer.mlp, Experts) for layer in model.stack.layers)
+        lacking["experts"] = model.stack.experts is not None
         for what in (name for name, has in lacking.items() if has):
             fault = f"{device}: {what} ({model.architecture}) have no kernels for a GPU yet"
             raise Unfit(fault, "--device cpu runs them")

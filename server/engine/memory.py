@@ -93,6 +93,10 @@ class DrafterShapes(Protocol):
         """The models that it runs."""
         ...
 
+    def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        """Those of them that keep recurrent states of their own, if they have such layers."""
+        ...
+
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Bytes that it keeps for each token of the KV cache."""
         ...
@@ -146,7 +150,7 @@ class Demand:
         everywhere, seen = (token_bytes(target, dtype, config.kv_dtype, windowed) for windowed in (False, True))
         recordings = recorded_bytes(config, target, drafters) if packed else 0
         most_seen = _window_pages(config, target.sliding_window, chunk) if seen and target.sliding_window else 0
-        models = [target, *(model for drafter in drafters for model in drafter.shapes(target))]
+        models = [target, *(model for drafter in drafters for model in drafter.with_states(target))]
         return cls(
             weights, everywhere + drafted, scratch, config.page_size, dtype, recordings, seen, most_seen,
             None if target.stack.recurrence is None else state_pages(config),

@@ -117,7 +117,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return response
     except ConnectionResetError as error:
         # The client is gone. If aiohttp notices first it ends the handler in the same way; it would log any other
-        # # exception as an error.
+        # exception as an error.
         raise asyncio.CancelledError from error
     except Exception as error:
         log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, CONTEXT.get().id)
@@ -151,8 +151,8 @@ async def _name_request(request: web.Request, response: web.StreamResponse) -> N
 
 # -- the access log ----------------------------------------------------------------------------------------------------
 # One line per request: method and path, outcome, cost. Never a text, a query or a key. Malformed requests are logged
-# # with their address only: aiohttp would log a traceback with the offending line, which may hold the key; and network
-# # scanners would fill the log.
+# with their address only: aiohttp would log a traceback with the offending line, which may hold the key; and network
+# scanners would fill the log.
 
 
 #: nginx's status for a client that left before the response was complete.

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from foresay.server.catalog.formats import REASONING, TOOL_FORMATS
+from foresay.server.catalog.formats import FORMATS, REASONING
 from foresay.server.settings import units
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SUFFIX
@@ -34,7 +34,7 @@ Quantize = Literal["int8", "int4", "fp8"]
 KVDtype = Literal["auto", "int8", "fp8"]
 Activations = Literal["auto", "int8", "model"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
-ToolParser = Literal["auto", "none", *TOOL_FORMATS, "response_template"]  # type: ignore[valid-type]
+ToolParser = Literal["auto", "none", *FORMATS, "response_template"]  # type: ignore[valid-type]
 ReasoningParser = Literal["auto", "none", *REASONING]  # type: ignore[valid-type]
 Growth = Literal["dynamic", "static"]
 Chain = Annotated[

@@ -130,6 +130,10 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
         return Resolved(",".join((MTP, *AUTO)), "the checkpoint's own layer for further tokens, and earlier text")
     heads = _heads(config)
     kind = next((kind for kind in FIRST_HEADS if kind in heads), None)
+    if kind is not None and _may_draft(config):
+        chain = f"{kind}:{heads[kind]} > {SELF}"
+        reason = "the head that ships with it before the target itself in fewer bits, and earlier text"
+        return Resolved(",".join((chain, *AUTO)), reason)
     if kind is not None:
         return Resolved(",".join((f"{kind}:{heads[kind]}", *AUTO)), "the head that ships with it, and earlier text")
     if _may_draft(config):
@@ -162,12 +166,7 @@ def _may_draft(config: EngineConfig) -> bool:
         model = None if place is None or config.quantize else ModelConfig.from_directory(resolve(place))
     except ModelError:  # loading it reports the error
         return False
-    return (
-        model is not None
-        and model.quantization is None
-        and model.stack.recurrence is None
-        and _LEAST <= parameters(model) <= _MOST
-    )
+    return model is not None and model.quantization is None and _LEAST <= parameters(model) <= _MOST
 
 
 def _heads(config: EngineConfig) -> dict[str, Path]:

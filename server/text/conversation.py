@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from itertools import takewhile
 from typing import Any, Literal
 
 import msgspec
@@ -88,6 +89,25 @@ def folded(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[i
         else:
             told.append(message)
     return told, moved
+
+
+def in_channels(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation as gpt-oss's template expects it: one call per message, followed by its results; a call's text
+    is added to the reasoning, which has another name there."""
+    told: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        own = {name: value for name, value in message.items() if name != "reasoning_content"}
+        thought = message.get("reasoning_content")
+        if calls := message.get("tool_calls"):
+            results = list(takewhile(lambda other: other["role"] == "tool", messages[index + 1 :]))
+            own |= {"content": "", "thinking": "\n\n".join(filter(None, (thought, message["content"])))}
+            for call in calls:
+                told.append(own | {"tool_calls": [call]})
+                told += [result for result in results if result["tool_call_id"] == call["id"]]
+                own["thinking"] = ""
+        elif message["role"] != "tool":
+            told.append(own if thought is None else own | {"thinking": thought})
+    return told
 
 
 #: Describes tools to a model whose chat template has none. Its calls have the format ``hermes``.

@@ -142,7 +142,12 @@ class Budget(Observer):
     def _lasts(self, able: Sequence[SequenceState]) -> bool:
         """Whether what was planned is still the thing to do: for the same sequences, and nothing of it found."""
         why, plans = self.why, [self._plans.get(sequence.id) for sequence in able]
-        if why is None or why.probe or any(why.ways[0].found) or len(plans) != len(why.ways[0].found):
+        if (
+            why is None
+            or why.probe
+            or any((*why.ways[0].found, *why.ways[0].first))
+            or len(plans) != len(why.ways[0].found)
+        ):
             return False
         pairs = zip(plans, able, strict=True)
         lasts = all(plan is not None and plan.shape.levels <= sequence.most_levels for plan, sequence in pairs)
@@ -168,7 +173,10 @@ class Budget(Observer):
             member.idle = 0 if name == ways[0].model else member.idle + 1
         self._plans = {}
         for index, (sequence, case) in enumerate(pairs):
-            case.looked, case.seconds = chosen.found[index] > 0, chosen.seconds * (1.0 + self._looks.share)
+            case.looked, case.seconds = (
+                any((*chosen.found[index : index + 1], *chosen.first[index : index + 1])),
+                chosen.seconds * (1.0 + self._looks.share),
+            )
             shares = self._shares(chosen, index, sequence, case, estimates[index], costs)
             self._plans[sequence.id] = Plan.of(shares, why)
 
@@ -180,7 +188,9 @@ class Budget(Observer):
         for name, member in self._models.items():
             self._unread[name] = unread = sum([member.rest(s) for s, case in pairs if name in case.members])
             drafts[name] = DraftSeconds.of(member.costs, unread / _SPREAD, self.timed)
-        return StepCosts(seconds, drafts, sum([case.pace(seconds[1]) for case in cases]))
+        checks = [name for name, member in self._models.items() if member.checks]
+        pace = sum([case.pace(seconds[1]) for case in cases])
+        return StepCosts(seconds, drafts, pace, self.cost.siblings, checks)
 
     def _explored(
         self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]
@@ -230,5 +240,6 @@ class Budget(Observer):
                 pace = costs.pace / max(_LEAST_BESIDE, estimate.beside) if estimate.found else costs.pace
                 shape = OPEN.limited(self._models[way.model].levels)
                 shape = replace(shape, price=costs.price(way, index, pace, shape.nodes))
-            shares.append(Share(way.model, shape.limited(sequence.most_levels)))
+            first = case.found.best(way.first[index]) if way.first and way.first[index] else None
+            shares.append(Share(way.model, shape.limited(sequence.most_levels), first=first))
         return shares

@@ -18,9 +18,8 @@ from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from foresay.spec.budget.experts import Experts, Floats
 
 #: When the curve is read again: after so many steps, and where the context moved by so many tokens.
 _REREAD, _MOVED_TOKENS = 16, 128
@@ -37,6 +36,8 @@ _HOPE, _SURE = 2.0, 0.1
 _AT_FIRST, _LEARNING = 64, 0.05
 #: A pace so many times that of the last plain step is another one; a plain step is recent for so many seconds.
 _ANOTHER, _RECENT = 1.5, 3600.0
+#: The least share of a step that is not its experts'.
+_LEAST_ROWS = 0.05
 #: Levels of the deepest draft that a shape may have, none and one more.
 _LEVELS = 65
 #: The phases of a step that do not depend on who drafts.
@@ -189,7 +190,9 @@ class DraftSeconds(NamedTuple):
 class CostModel:
     """Seconds of a step by its rows: measured points, straight lines between them.
 
-    context: seconds that each token of context adds to a pass, by the rows of its sequence.
+    context: seconds that each token of context adds to a pass, by the rows of its sequence. experts: of a mixture, what
+    those woken take, which the curve has in it as it is given, for rows of one text.
+    siblings: by the rows of the table read last, what one more takes if it stands beside another, not below.
     """
 
     def __init__(
@@ -198,22 +201,29 @@ class CostModel:
         seconds: Sequence[float],
         context: Sequence[tuple[int, float]] = (),
         clock: Callable[[], float] = monotonic,
+        experts: Experts | None = None,
     ) -> None:
         assert rows and len(rows) == len(seconds) and sorted(rows) == list(rows)
         self.context, self._rows, self._clock, self.parts = list(context), tuple(rows), clock, Parts()
-        # The last part is the context: of a second that it was measured to take. More rows never take less.
-        self.group = self.parts.group([*np.maximum.accumulate(seconds), 1.0])
+        self.experts = experts
+        self.siblings: list[float] = []
+        if experts is not None:
+            woken = experts.seconds * experts.chain(rows[-1], 1)[list(rows)]
+            seconds = np.maximum(np.asarray(seconds) - woken, _LEAST_ROWS * np.asarray(seconds)).tolist()
+        # The last parts are the context and the experts: of a second that they were measured to take. More rows never
+        # take less.
+        self.group = self.parts.group([*np.maximum.accumulate(seconds), 1.0, 1.0])
         points, added = zip(*(context or [(1, 0.0)]), strict=True)
         self._per_token = np.array(points), np.maximum.accumulate(added)
         self._table: list[float] = []
-        self._shares: dict[tuple[int, int, int], float] = {}
+        self._shares: dict[tuple[int, int, int, int], float] = {}
         self._read_for, self._asked = (0, 0, 0), 0
         self._beside, self._plain, self._paced = 0.0, (0.0, -math.inf), (0, 0.0)
 
     @property
     def points(self) -> list[tuple[int, float]]:
         """The measured points: rows, seconds."""
-        return list(zip(self._rows, self.parts.measured[: len(self._rows)].tolist(), strict=True))
+        return [(rows, self.seconds(rows)) for rows in self._rows]
 
     def begun(self, root_seconds: float) -> None:
         """At start-up a whole step of one sequence without drafts took so long; 0 if nobody measured."""
@@ -243,22 +253,31 @@ class CostModel:
         self._asked += 1
         read_for = sequences, most, context // _MOVED_TOKENS
         if read_for != self._read_for or self.group.learnt < _AT_FIRST or self._asked % _REREAD == 0:
-            amounts = np.column_stack(
-                (_weights(self._rows, most), self._added(np.arange(most + 1) / sequences, context))
-            )
+            added = self._added(np.arange(most + 1) / sequences, context)
+            woken = np.zeros(most + 1) if self.experts is None else self.experts.chain(most, sequences)
+            amounts = np.column_stack((_weights(self._rows, most), added, woken * self._of_one))
             self._read_for = read_for
-            now, variances = self.group.now[:-1], self.group.variances[:-1]
-            ordered = np.append(in_order(now, 1.0 / variances), self.group.now[-1])
+            now, variances = self.group.now[:-2], self.group.variances[:-2]
+            ordered = np.append(in_order(now, 1.0 / variances), self.group.now[-2:])
             self._table = np.maximum.accumulate(self.group.seconds(amounts, hope, ordered)).tolist()
+            if self.experts is not None:
+                self.siblings = (self.experts.beside(woken) * self._of_one * ordered[-1]).tolist()
         return self._table
 
     def behind(self, rows: float, context: float) -> float:
         """What so many tokens of context add to a step. rows: of one sequence."""
-        return float(self._added(np.array([rows]), context)[0] * self.group.now[-1])
+        return float(self._added(np.array([rows]), context)[0] * self.group.now[-2])
 
-    def _amounts(self, rows: int, sequences: int = 1, context: int = 0) -> Floats:
+    @property
+    def _of_one(self) -> float:
+        return 0.0 if self.experts is None else self.experts.seconds
+
+    def _amounts(self, rows: int, sequences: int = 1, context: int = 0, woken: float = 0.0) -> Floats:
+        """woken: experts; 0: as many as rows of one text wake."""
         added = self._added(np.array([rows / sequences]), context)
-        return np.concatenate((_weights(self._rows, 1 << rows.bit_length())[rows], added))
+        if self.experts is not None:
+            woken = woken or float(self.experts.chain(rows, sequences)[-1])
+        return np.concatenate((_weights(self._rows, 1 << rows.bit_length())[rows], added, [woken * self._of_one]))
 
     def _added(self, rows: Floats, context: float) -> Floats:
         """Seconds that the context was measured to add."""
@@ -266,11 +285,21 @@ class CostModel:
         added: Floats = context * np.interp(rows, points, seconds) * np.maximum(1.0, rows / points[-1])
         return added
 
-    def saw(self, rows: int, sequences: int, context: int, drafted: int, phases: Mapping[str, float]) -> float:
+    def saw(
+        self,
+        rows: int,
+        sequences: int,
+        context: int,
+        drafted: int,
+        phases: Mapping[str, float],
+        woken: float = 0.0,
+        kinds: Floats | None = None,
+    ) -> float:
         """Learn from a step without a prompt; returns what it would have taken without drafts, 0 if nobody knows.
 
         What held it up would have held up the other one too, so that is this step's own time, in the proportion of the
-        two on the curve. context: tokens of all. phases: its seconds.
+        two on the curve. context: tokens of all. phases: its seconds. woken: experts; kinds: of its rows
+        (:func:`~foresay.spec.budget.experts.kinds`).
         """
         own, told = sum([phases.get(phase, 0.0) for phase in _OF_THE_TARGET]), 0.0
         self.parts.steps += 1
@@ -278,19 +307,22 @@ class CostModel:
             self._plain = self._pace, self._clock()
             told = sum(phases.values()) - phases.get("propose", 0.0)  # looking in vain is not plain decoding's time
         elif self._plain[1] > -math.inf:
-            told = own * self._share(rows, sequences, context)
+            told = own * self._share(rows, sequences, context, woken)
+        if self.experts is not None and kinds is not None:
+            self.experts.saw(kinds, woken)
         if self.group.due(own, bisect(self._rows, rows)):
             # Costs may climb in stairs: what a plain step takes is not read off a line from it to larger ones.
             first = rows <= self._rows[0] or len(self._rows) == 1 or rows >= self._rows[1]
-            self.group.saw(self._amounts(rows, sequences, context), own, first)
+            self.group.saw(self._amounts(rows, sequences, context, woken), own, first)
             self._shares.clear()
         return told
 
-    def _share(self, rows: int, sequences: int, context: int) -> float:
-        """What a step without drafts takes, over one of so many rows."""
-        key = rows, sequences, context // _MOVED_TOKENS
+    def _share(self, rows: int, sequences: int, context: int, woken: float) -> float:
+        """What a step without drafts takes, over one of so many rows that woke so many experts."""
+        key = rows, sequences, context // _MOVED_TOKENS, round(woken)
         if key not in self._shares:
-            pair = np.stack([self._amounts(each, sequences, context) for each in (sequences, rows)])
+            each = (sequences, sequences, context), (rows, sequences, context, woken)
+            pair = np.stack([self._amounts(*one) for one in each])
             plain, here = self.group.seconds(pair).tolist()
             self._shares[key] = (plain + self._beside * math.exp(self._pace)) / here
         return self._shares[key]

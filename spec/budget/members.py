@@ -17,7 +17,7 @@ from foresay.spec.budget.chance import LEAST, Claims, Salts, claimed
 from foresay.spec.budget.cost import DraftCost, Group, Parts
 from foresay.spec.budget.weigh import Estimate, ExpectedTree
 from foresay.spec.names import PREDICTION
-from foresay.spec.protocols import CatchesUp, Chains, Drafter, LooksUp
+from foresay.spec.protocols import CatchesUp, Chains, Checks, Drafter, LooksUp
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import VerifyResult
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape, merge
@@ -61,6 +61,7 @@ class Member:
     _chains: Chains | None = field(init=False, default=None)
     _catches_up: CatchesUp | None = field(init=False, default=None)
     _looks_up: LooksUp | None = field(init=False, default=None)
+    _checks: Checks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.costs, self.salts = Parts().group(astuple(self.cost)), Salts() if self.looks else Salts(*_UNSURE)
@@ -68,11 +69,22 @@ class Member:
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
         self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None
         self._chains = self.drafter if isinstance(self.drafter, Chains) else None
+        self._checks = self.drafter if isinstance(self.drafter, Checks) else None
 
     @property
     def name(self) -> str:
         """What settings, requests and traces call it."""
         return self.drafter.name
+
+    @property
+    def checks(self) -> bool:
+        """Whether it can go on from what others found."""
+        return self._checks is not None and self._checks.checks
+
+    def check(self, sequence: SequenceState, found: DraftTree) -> None:
+        """Let it begin its next draft so."""
+        assert self._checks is not None, "it was asked"
+        self._checks.check(sequence, found)
 
     @property
     def resting(self) -> bool:

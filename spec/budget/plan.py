@@ -18,11 +18,13 @@ _STEP, _AHEAD = 1 / 64, 0.2
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one drafter is asked for. tree: what it proposed already, where looking cost nothing."""
+    """What one drafter is asked for. tree: what it proposed already, where looking cost nothing. first: what others
+    found, which it checks and goes on from."""
 
     drafter: str
     shape: TreeShape
     tree: DraftTree | None = None
+    first: DraftTree | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Why:
 
     def _name(self, way: CandidatePlan) -> str:
         model, found = way.kind
+        if any(way.first):
+            return f"{together(self.looked)} > {model}"
         return together((*self.looked, model) if found else (model,)) or NONE
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from operator import attrgetter
 from typing import NamedTuple
@@ -46,7 +46,8 @@ class Estimate(NamedTuple):
 class CandidatePlan(NamedTuple):
     """A way of drafting. model: "" for what was found alone. found: of each sequence, how many found nodes; trees: what
     is expected of the model's. tokens, seconds, nodes: of the step. worth: tokens beyond those that come in the same
-    time at the pace. chain: whether the model drafts chains, without a stop, rather than trees that grow."""
+    time at the pace. chain: whether the model drafts chains, without a stop, rather than trees that grow. first: of
+    each sequence, how many found nodes the model checks in its first pass and goes on from; empty: none."""
 
     model: str
     found: tuple[int, ...]
@@ -56,6 +57,7 @@ class CandidatePlan(NamedTuple):
     nodes: int
     worth: float
     chain: bool = False
+    first: tuple[int, ...] = ()
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -65,25 +67,45 @@ class CandidatePlan(NamedTuple):
 
 class StepCosts(NamedTuple):
     """seconds: of a step by its rows; no more rows than it knows are taken. drafts: of each model. pace: tokens in a
-    second that time is worth."""
+    second that time is worth. siblings: by rows, what one more takes if it stands beside another, not below (of a
+    mixture, whose experts it may have for itself). checks: the models that go on from what was found, once they have
+    checked it."""
 
     seconds: Sequence[float]
     drafts: Mapping[str, DraftSeconds]
     pace: float
+    siblings: Sequence[float] = ()
+    checks: Collection[str] = ()
 
     def way(
-        self, found: Sequence[Sequence[float]], model: str = "", trees: Sequence[ExpectedTree] = (), chain: bool = False
+        self,
+        found: Sequence[Sequence[float]],
+        model: str = "",
+        trees: Sequence[ExpectedTree] = (),
+        chain: bool = False,
+        first: Sequence[Sequence[float]] = (),
     ) -> CandidatePlan:
-        """One of this size."""
+        """One of this size. first: found nodes that the model checks."""
         drafted = sum([tree.nodes for tree in trees])
         nodes = min(sum(map(len, found)) + round(drafted), len(self.seconds) - 1 - len(found))
         spent = self.seconds[len(found) + nodes]
         if model:
             levels = max([tree.levels for tree in trees])
-            spent += self.drafts[model].seconds(levels, drafted, not chain)
+            spent += self._drafting(model, levels, drafted, not chain, first)
+            if self.siblings:
+                spent += self.siblings[len(found) + nodes] * sum([max(0.0, tree.nodes - tree.levels) for tree in trees])
         tokens = len(found) + sum(map(sum, found)) + sum([tree.tokens for tree in trees])
         counts = tuple(map(len, found))
-        return CandidatePlan(model, counts, tuple(trees), tokens, spent, nodes, tokens - self.pace * spent, chain)
+        worth, checked = tokens - self.pace * spent, tuple(map(len, first))
+        return CandidatePlan(model, counts, tuple(trees), tokens, spent, nodes, worth, chain, checked)
+
+    def _drafting(
+        self, model: str, levels: float, nodes: float, grown: bool, first: Sequence[Sequence[float]] = ()
+    ) -> float:
+        """Seconds of a draft. What is right of found nodes that are checked spares a pass each: as many as in the
+        sequence with least of them."""
+        passes = max(1.0, levels - min(map(sum, first), default=0.0))
+        return self.drafts[model].seconds(passes, nodes - levels + passes + sum(map(len, first)), grown)
 
     def price(self, way: CandidatePlan, index: int, pace: float, nodes: int) -> Price:
         """Of a sequence's tree in this way, which may have so many nodes: one pass drafts a level for all of them."""
@@ -91,7 +113,12 @@ class StepCosts(NamedTuple):
         levels, rows = max(1, round(tree.levels)), len(way.found) + way.nodes - round(tree.nodes)
         level = self.drafts[way.model].next(levels) / sum([each.levels > 0 for each in way.trees])
         first = min(max(1, rows), len(self.seconds) - 1)
-        return Price.of(pace, level, self.seconds[first : first + nodes], levels, round(tree.nodes))
+        seconds = self.seconds[first : first + nodes]
+        if self.siblings:
+            share = max(0.0, 1.0 - tree.levels / max(tree.nodes, 1.0))
+            more = enumerate(self.siblings[first : first + nodes])
+            seconds = [spent + share * n * one for spent, (n, one) in zip(seconds, more, strict=True)]
+        return Price.of(pace, level, seconds, levels, round(tree.nodes))
 
     def found(self, estimates: Sequence[Estimate]) -> list[Sequence[float]]:
         """Of all found nodes the likeliest that are worth their rows."""
@@ -116,9 +143,12 @@ class StepCosts(NamedTuple):
             ways.append(self.way(found, model, trees))
         return max(ways, key=attrgetter("worth"))
 
-    def chain(self, model: str, chains: Sequence[Sequence[float]]) -> CandidatePlan:
-        """Its chains of the length that is worth most, the same for all: a level is drafted for all at once."""
-        seconds, rows, draft = self.seconds, len(chains), self.drafts[model]
+    def chain(
+        self, model: str, chains: Sequence[Sequence[float]], first: Sequence[Sequence[float]] = ()
+    ) -> CandidatePlan:
+        """Its chains of the length that is worth most, the same for all: a level is drafted for all at once. first:
+        found nodes that it checks."""
+        seconds, rows = self.seconds, len(chains)
         best, length = -math.inf, 1
         most = sum(map(sum, chains))
         tokens, nodes = 0.0, 0
@@ -128,13 +158,14 @@ class StepCosts(NamedTuple):
                     tokens, nodes = tokens + chance, nodes + 1
             if rows + nodes >= len(seconds):
                 break
-            price = self.pace * (seconds[rows + nodes] + draft.seconds(levels, nodes, False))
+            checked = [found[: levels - 1] for found in first]
+            price = self.pace * (seconds[rows + nodes] + self._drafting(model, levels, nodes, False, checked))
             if tokens - price > best:
                 best, length = tokens - price, levels
             elif most - price <= best:  # all that is left could not make up for it
                 break
         trees = [ExpectedTree(sum(chain[:length]), *[min(length, len(chain))] * 2) for chain in chains]
-        return self.way([()] * rows, model, trees, chain=True)
+        return self.way([()] * rows, model, trees, True, [found[: length - 1] for found in first])
 
 
 def weigh(estimates: Sequence[Estimate], costs: StepCosts) -> list[CandidatePlan]:
@@ -148,6 +179,8 @@ def weigh(estimates: Sequence[Estimate], costs: StepCosts) -> list[CandidatePlan
         chains = [estimate.chains.get(model, ()) for estimate in estimates]
         if any(chains):
             ways.append(costs.chain(model, chains))
+            if model in costs.checks and any(found):
+                ways.append(costs.chain(model, chains, [estimate.found for estimate in estimates]))
     return sorted(ways, key=attrgetter("worth"), reverse=True)
 
 

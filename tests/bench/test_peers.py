@@ -16,7 +16,7 @@ from bench.record import plain
 from bench.serving import Answer, ServerFailed, exchange
 from tests.server.live import LiveServer
 
-BODY = {"model": None, "prompt": [1, 2, 3], "max_tokens": 16, "seed": 1, "ignore_eos": True}
+BODY = {"model": None, "prompt": [1, 2, 3], "max_tokens": 512, "seed": 1, "ignore_eos": True}
 GGUF = (Path("w-q4_1.gguf"), Path("w-q4_0.gguf"))
 
 

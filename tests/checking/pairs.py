@@ -54,8 +54,9 @@ def make_models(root: Path) -> Path:
 class Case:
     """Settings and what is to be said of them.
 
-    draft: a keyword, or a directory of ``models``, perhaps behind ``medusa:``. broken: what is done to a copy of it;
-    target_broken: to a copy of the target. said: words of the faults or warnings; none for a pair that is sound.
+    draft: a keyword, or a directory of ``models``, perhaps behind ``medusa:`` and before ``> self``. broken: what is
+    done to a copy of it; target_broken: to a copy of the target. said: words of the faults or warnings; none for a pair
+    that is sound.
     """
 
     draft: str
@@ -66,12 +67,13 @@ class Case:
 
     def config(self, models: Path, space: Path) -> EngineConfig:
         """Settings with real directories in them; broken copies lie in ``space``."""
-        prefix, _, name = self.draft.rpartition(":")
+        first, *behind = self.draft.split(" > ")
+        prefix, _, name = first.rpartition(":")
         directory = _copy(models / name, space / "draft", self.broken) if (models / name).exists() else None
         target = _copy(models / "target", space / "target", self.target_broken)
-        draft = self.draft if directory is None else f"{prefix}:{directory}".lstrip(":")
+        draft = first if directory is None else f"{prefix}:{directory}".lstrip(":")
         base: dict[str, Any] = {"dtype": "float32", "kv_tokens": 640, "max_model_len": 256, "threads": 1}
-        return EngineConfig(**{**base, "target": str(target), "draft": draft, **self.changes})
+        return EngineConfig(**{**base, "target": str(target), "draft": " > ".join((draft, *behind)), **self.changes})
 
 
 def _copy(source: Path, destination: Path, broken: Break | None) -> Path:
@@ -147,6 +149,8 @@ SOUND = {
     "suffix": Case("suffix"),
     "self": Case("self"),
     "self_int8": Case("self:int8", changes={"draft_tokens": 3}),
+    "self_behind_a_lookup": Case("suffix > self:int8"),
+    "self_behind_a_head": Case("safeailab > self"),
     "draft": Case("draft"),
     "draft_tree": Case("draft", changes={"draft_tree": "3,2,1"}),
     "half": Case("draft", changes={"dtype": "bfloat16"}),
@@ -217,8 +221,8 @@ FAULTY = {
     "no_draft": Case("/nowhere", ("/nowhere: no such file or directory",)),
     "self_in_no_fewer_bits": Case("self:int8", ("no larger than its copy's",), {"quantize": "int8"}),
     "self_quantised": Case("self", ("files are quantised",), target_broken=says(quantization_config=FP8)),
-    "chain_of_a_lookup": Case("suffix > self", ("expected a draft model before >, not suffix",)),
-    "chain_before_another": Case("self > suffix", ("expected a draft model, >, and self",)),
+    "chain_of_itself": Case("self > self", ("expected a draft model, a head, ngram or suffix before >, not self",)),
+    "chain_before_another": Case("self > suffix", ("expected a drafter, >, and self",)),
     "self_in_what": Case("self:int2", ("expected self, or self:int4",)),
     "no_medusa": Case("medusa:draft", ("holds no head",)),
     "wrong_kind": Case("medusa:safeailab", ("holds eagle heads",)),

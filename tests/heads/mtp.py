@@ -1,4 +1,4 @@
-"""A layer that predicts further tokens beside a random Qwen3.5, of transformers' own parts."""
+"""A layer that predicts further tokens beside a random Qwen3.5, dense or a mixture, of transformers' own parts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
     Qwen3_5RMSNorm,
     Qwen3_5TextRotaryEmbedding,
 )
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 
 from tests.verifier.families import config_of
 
@@ -20,14 +21,15 @@ from tests.verifier.families import config_of
 class Mtp(nn.Module):
     """One; its names are those in files, behind ``mtp.``."""
 
-    def __init__(self, seed: int = 5) -> None:
+    def __init__(self, seed: int = 5, family: str = "qwen3_5") -> None:
         super().__init__()
-        self.config = config_of("qwen3_5", layer_types=["full_attention"], num_hidden_layers=1)
+        self.config = config_of(family, layer_types=["full_attention"], num_hidden_layers=1)
         hidden = self.config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
         self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = Qwen3_5RMSNorm(hidden), Qwen3_5RMSNorm(hidden)
         self.norm = Qwen3_5RMSNorm(hidden)
-        self.layers = nn.ModuleList([Qwen3_5DecoderLayer(self.config, 0)])
+        kind = Qwen3_5DecoderLayer if family == "qwen3_5" else Qwen3_5MoeDecoderLayer
+        self.layers = nn.ModuleList([kind(self.config, 0)])
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in self.parameters():

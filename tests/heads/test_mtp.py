@@ -34,21 +34,27 @@ from tests.verifier.reading import Reader, load_decoder, random_tokens
 LENGTHS = (9, 60, 17, 1, 33, 3)
 
 
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_5_moe"])
+def family(request) -> str:
+    found: str = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("qwen3_5")
-    make("qwen3_5", made)
-    Mtp().put_beside(made)
+def directory(family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp(family)
+    make(family, made)
+    Mtp(family=family).put_beside(made)
     return made
 
 
-def test_its_states_are_those_of_transformers_parts_and_are_fed_back(directory) -> None:
+def test_its_states_are_those_of_transformers_parts_and_are_fed_back(directory, family) -> None:
     """Of the state behind the target's last norm, the embedding first; and once more of its own states."""
     target, tokens = load_decoder(directory), random_tokens(random.Random(1), 40, 300)
     reader, head = Reader(target), EagleHead(*read_beside(directory, target), 512)
     table = reader.open()
     passed = reader.model.run([reader.rows(table, tokens)], FeatureRequest(final=True))
-    hidden, embedded, oracle = passed.features["final"].clone(), target.embedding[tokens[1:]], Mtp().eval()
+    hidden, embedded, oracle = passed.features["final"].clone(), target.embedding[tokens[1:]], Mtp(family=family).eval()
     for seen in (hidden[:-1], oracle.states(embedded, hidden[:-1])):
         store = KVStore(reader.pool, kv_shapes(head.layer), torch.float32)
         store.clear(table.slots(0, 1))
@@ -80,11 +86,11 @@ def test_the_same_tokens(directory, shape) -> None:
 
 
 @pytest.mark.parametrize("heads", [2, 4])
-def test_in_a_gguf_file(tmp_path, monkeypatch, heads) -> None:
+def test_in_a_gguf_file(tmp_path, monkeypatch, family, heads) -> None:
     """As llama.cpp keeps it, a layer behind the others: the same numbers, bit by bit where no heads change places."""
     cache_of_its_own(tmp_path / "cache", monkeypatch)
-    make("qwen3_5", tmp_path / "plain", linear_num_value_heads=heads)
-    Mtp().put_beside(tmp_path / "plain")
+    make(family, tmp_path / "plain", linear_num_value_heads=heads)
+    Mtp(family=family).put_beside(tmp_path / "plain")
     convert(tmp_path / "plain", tmp_path / "x.gguf", all_of("F32"))
     made, tokens = resolve(tmp_path / "x.gguf"), random_tokens(random.Random(1), 40, 300)
     assert header_names(made) and choose_draft(EngineConfig(target=str(tmp_path / "x.gguf"))).value == "mtp,suffix"

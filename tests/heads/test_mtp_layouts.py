@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -43,14 +43,16 @@ class Published(NamedTuple):
 
 
 _BEHIND, _MIMO, _ERNIE = "model.layers.3.", "model.mtp_layers.0.", "model.mtp_"
+_DEEPSEEK = Published(
+    "qwen3",
+    {"enorm": f"{_BEHIND}enorm", "hnorm": f"{_BEHIND}hnorm", "eh_proj": f"{_BEHIND}eh_proj",
+     "post_norm": f"{_BEHIND}shared_head.norm", "mtp_block": _BEHIND[:-1]},
+    copies={f"{_BEHIND}shared_head.head.weight": "lm_head.weight",
+            f"{_BEHIND}embed_tokens.weight": "model.embed_tokens.weight"},
+)  # fmt: skip
 LAYOUTS = {
-    "deepseek": Published(
-        "qwen3",
-        {"enorm": f"{_BEHIND}enorm", "hnorm": f"{_BEHIND}hnorm", "eh_proj": f"{_BEHIND}eh_proj",
-         "post_norm": f"{_BEHIND}shared_head.norm", "mtp_block": _BEHIND[:-1]},
-        copies={f"{_BEHIND}shared_head.head.weight": "lm_head.weight",
-                f"{_BEHIND}embed_tokens.weight": "model.embed_tokens.weight"},
-    ),
+    "deepseek": _DEEPSEEK,
+    "glm": _DEEPSEEK._replace(family="glm4_moe"),  # whose first layer has no experts, and this one some
     "mimo": Published(
         "qwen2",
         {"enorm": f"{_MIMO}token_layernorm", "hnorm": f"{_MIMO}hidden_layernorm", "eh_proj": f"{_MIMO}input_proj",
@@ -65,12 +67,25 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+def of_each(name: str, stack: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Of a tensor of all experts those of each, which is how they are published."""
+    before, inside, module = name.partition("experts.")
+    if not inside or stack.dim() < 3:
+        yield name, stack
+        return
+    modules = ("gate_proj", "up_proj") if module.startswith("gate_up") else ("down_proj",)
+    for number, one in enumerate(stack):
+        for kind, part in zip(modules, one.chunk(len(modules)), strict=True):
+            yield f"{before}experts.{number}.{kind}.weight", part
+
+
 @torch.no_grad()
 def publish(directory: Path, how: Published) -> tuple[Any, Any]:
     """A target with such a layer, in ``directory``; both as transformers has them."""
     model = make(how.family, directory)
     model.config.mtp_hidden_states_first = how.raw
-    layer: Any = MtpLayer(model.config, type(model.model.layers[0]), type(model.model.norm), 0, use_post_norm=True)
+    kinds = type(model.model.layers[0]), type(model.model.norm)
+    layer: Any = MtpLayer(model.config, *kinds, len(model.model.layers) - 1, use_post_norm=True)
     generator = torch.Generator().manual_seed(5)
     for parameter in layer.parameters():
         size, mean = (0.3, 1) if parameter.dim() == 1 else (1.5 / parameter.shape[1] ** 0.5, 0)
@@ -79,7 +94,8 @@ def publish(directory: Path, how: Published) -> tuple[Any, Any]:
         layer.post_norm = model.model.norm
     file, state = directory / "model.safetensors", model.state_dict()
     own = {f"{how.names[name.partition('.')[0]]}.{name.partition('.')[2]}": part.clone()
-           for name, part in layer.state_dict().items() if name.partition(".")[0] in how.names}  # fmt: skip
+           for whole, stack in layer.state_dict().items() for name, part in of_each(whole, stack)
+           if name.partition(".")[0] in how.names}  # fmt: skip
     copies = {name: state[of].clone() for name, of in how.copies.items() if of in state}
     save_file({**load_file(file), **own, **copies}, file, metadata={"format": "pt"})
     if how.architecture is not None:

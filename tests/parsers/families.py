@@ -108,6 +108,38 @@ TEMPLATES = {
     "plain": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}" + _OPEN,
     "effort": "{% if reasoning_effort %}<|system|>effort {{ reasoning_effort }}<|end|>{% endif %}" + template("hermes"),
 }
+#: In the way of gpt-oss's: one call in a message, with what was thought as long as no answer follows; results behind
+#: the name of what was called last.
+TEMPLATES["harmony"] = """<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>
+{%- set said = messages[0].content if messages[0].role == 'system' else '' -%}
+{%- if said or tools -%}<|start|>developer<|message|>{{ said }}
+{%- for t in tools or [] %}
+// {{ t.function.description }}
+type {{ t.function.name }} = (_: {
+{%- for name, about in t.function.parameters.properties.items() %}
+{{ name }}{{ '?' if name not in (t.function.parameters.required or []) }}: {{ about.type }},
+{%- endfor %}
+}) => any;
+{%- endfor -%}<|end|>{%- endif -%}
+{%- set last = namespace(name=none) -%}
+{%- for m in messages if m.role == 'assistant' and not m.tool_calls -%}
+{%- set last.answered = true -%}
+{%- endfor -%}
+{%- for m in messages -%}
+{%- if m.role == 'assistant' and m.tool_calls -%}
+{%- if m.content and m.thinking -%}{{ raise_exception('both content and thinking') }}{%- endif -%}
+{%- if m.thinking and not last.answered -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{%- endif -%}
+{%- set last.name = m.tool_calls[0].function.name -%}
+<|start|>assistant to=functions.{{ last.name }}<|channel|>commentary json<|message|>
+{{- m.tool_calls[0].function.arguments | tojson }}<|call|>
+{%- elif m.role == 'assistant' -%}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>
+{%- elif m.role == 'tool' -%}
+<|start|>functions.{{ last.name }} to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>
+{%- elif m.role == 'user' -%}<|start|>user<|message|>{{ m.content }}<|end|>
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
 #: Added tokens by family; True: special, so that plain decoding leaves them out.
 ADDED = {
     **{
@@ -124,6 +156,7 @@ ADDED = {
     "minimax_m2": {"<minimax:tool_call>": False, "</minimax:tool_call>": False},
     "plain": {},
     "effort": {},
+    "harmony": dict.fromkeys(("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>", "<|call|>"), True),
 }
 TURNS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 SAMPLE = ['Sure. {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}', "The fox and the weather"]
@@ -144,18 +177,17 @@ def written(tokenizer: Tokenizer, *calls: tuple[str, dict[str, Any]]) -> str:
 
 
 def family_tokenizer(family: str, sample: Sequence[str] = SAMPLE) -> Tokenizer:
-    """A byte-level BPE with the family's template and tokens; <|end|> (id 0) ends a text."""
+    """A byte-level BPE with the family's template and tokens; <|end|> (id 0) ends a text, of gpt-oss's <|return|>."""
+    end = "<|return|>" if family == "harmony" else "<|end|>"
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=310,
-        special_tokens=TURNS,
+        special_tokens=[end, *TURNS[1:]],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     backend.train_from_iterator([*sample] * 3, trainer)
     backend.add_tokens([AddedToken(token, special=special) for token, special in ADDED[family].items()])
-    return Tokenizer(
-        PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=TEMPLATES[family], eos_token="<|end|>")
-    )
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=TEMPLATES[family], eos_token=end))

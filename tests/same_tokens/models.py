@@ -11,7 +11,7 @@ import torch
 
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.drafters.recurrent_model import RecurrentDraftDrafter
-from foresay.drafters.self_draft import SelfDrafter
+from foresay.drafters.self_draft import Before, SelfDrafter
 from foresay.kvpaging import KVStore, PagePool, PrefixIndex, StatePages
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
@@ -58,13 +58,11 @@ class Pair:
             return DraftModelDrafter(paged(self.draft, pool), dynamic)
         return RecurrentDraftDrafter(paged(self.draft, pool, own_states=True), dynamic)
 
-    def copy(self, pool: PagePool, dynamic: bool = False, staged: bool = False) -> SelfDrafter:
-        """The draft's weights on the target's pages, as the target in fewer bits drafts. staged: with the draft model
-        before it."""
+    def copy(self, pool: PagePool, dynamic: bool = False, before: Before | None = None) -> SelfDrafter:
+        """The draft's weights on the target's pages, as the target in fewer bits drafts. before: who drafts for it."""
         target = pool.stores[0]
         assert isinstance(target, KVStore)
-        copy = ModelRunner(self.draft, target, self.draft.max_positions)
-        return SelfDrafter(copy, dynamic, self.draft_model(pool) if staged else None)
+        return SelfDrafter(ModelRunner(self.draft, target, self.draft.max_positions), dynamic, before)
 
 
 def make_pair(family: str, directory: Path, dtype: torch.dtype, **shape: Any) -> Pair:

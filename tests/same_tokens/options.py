@@ -16,7 +16,9 @@ from tests.verifier.reading import random_tokens
 
 #: What may be combined: by axis, the choices by name.
 AXES: dict[str, dict[str, Any]] = {
-    "drafter": dict.fromkeys(("none", "ngram", "suffix tree", "chain4", "4,4,2,2,1", "garbage", "truth")),
+    "drafter": dict.fromkeys(
+        ("none", "ngram", "suffix tree", "chain4", "4,4,2,2,1", "found chain7", "garbage", "truth")
+    ),
     "company": {"alone": {}, "together": {}},
     "sampling": {
         "greedy": {"temperature": 0.0},

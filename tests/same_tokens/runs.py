@@ -32,8 +32,8 @@ DYNAMIC = ["dynamic 4,4,2,2,1", "dynamic 8,8", f"dynamic {LARGEST}"]
 TEMPLATE = TreeShape.of(
     Template.of([[0], [1], [3], [0, 0], [0, 1], [0, 4], [3, 0], [0, 0, 0], [0, 1, 2], [3, 0, 0], [3, 0, 0, 1]])
 )
-#: The target's own weights, blurred, on its own pages; and with a draft model before them.
-SELF = ["self chain3", "self 3,2,1", "self dynamic 4,4,2,2,1", "staged chain7"]
+#: The target's own weights, blurred, on its own pages; and with a draft model or a lookup before them.
+SELF = ["self chain3", "self 3,2,1", "self dynamic 4,4,2,2,1", "staged chain7", "found chain7"]
 #: ``garbage`` proposes random trees; ``truth`` too, with the right tokens hidden on a path of each.
 DRAFTERS = ["ngram", "suffix", "suffix tree", *CHAINS, *TREES, *DYNAMIC, "template", *SELF, "garbage", "truth"]
 
@@ -110,7 +110,7 @@ def _alone(job: Job) -> Job:
 
 
 def shape_of(drafter: str) -> TreeShape:
-    drafter = drafter.removeprefix("self ").removeprefix("staged ")
+    drafter = drafter.removeprefix("self ").removeprefix("staged ").removeprefix("found ")
     if drafter.startswith("chain"):
         return TreeShape.chain(int(drafter.removeprefix("chain")))
     if drafter in TREES or drafter in DYNAMIC:
@@ -137,8 +137,10 @@ def maker(pair: Pair, drafter: str, texts: Mapping[str, list[int]]) -> MakeDraft
             return SuffixDrafter()
         if drafter in ("garbage", "truth"):
             return RandomTrees(pair.vocab_size, known=texts if drafter == "truth" else None)
-        if drafter.startswith(("self ", "staged ")):
-            return pair.copy(pool, "dynamic" in drafter, drafter.startswith("staged"))
+        if drafter in SELF:
+            kind = drafter.partition(" ")[0]
+            before = pair.draft_model(pool) if kind == "staged" else NgramDrafter(1) if kind == "found" else None
+            return pair.copy(pool, "dynamic" in drafter, before)
         return pair.draft_model(pool, dynamic=drafter in DYNAMIC)
 
     return made

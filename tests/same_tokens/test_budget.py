@@ -72,6 +72,9 @@ class Reckless(Budget):
         if not member.looks and not shape.is_chain and rng.random() < 0.5:
             rows = [rng.choice((0.0, 0.02, 0.1)) * node for node in range(shape.nodes)]
             shape = replace(shape, price=Price(rng.choice((0.0, 0.1)), rows))
+        if member.checks and shape.is_chain:
+            (found,) = self.members["ngram"].find([sequence])
+            return Share(member.name, shape, first=found and found.beginning(1 + depth, ()))
         if not member.looks:
             return Share(member.name, shape)
         tree = member.drafter.propose([sequence], [shape])[0]
@@ -79,10 +82,11 @@ class Reckless(Budget):
 
 
 def members_of(pair: Pair, known: Mapping[str, list[int]], pool: PagePool) -> list[Member]:
-    """A draft model, heads that are told the truth, who looks things up, and what a request predicts."""
+    """A draft model, the target's copy, heads that are told the truth, who looks things up, and what a request
+    predicts."""
     cost = DraftCost(0.05, 0.05, 0.01)
     heads = [whispered(head_of(pair, name, "dynamic"), known)(pool) for name in ("medusa", "eagle3")]
-    models: list[Drafter | None] = [pair.draft_model(pool, dynamic=True), *heads]
+    models: list[Drafter | None] = [pair.draft_model(pool, dynamic=True), pair.copy(pool, dynamic=True), *heads]
     looking: list[Drafter] = [PredictionDrafter(), NgramDrafter(shortest=1), SuffixDrafter(slice_seconds=math.inf)]
     return [Member.model(one, cost) for one in models if one is not None] + [Member.looking(one) for one in looking]
 

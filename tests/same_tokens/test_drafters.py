@@ -22,7 +22,8 @@ from tests.same_tokens.witness import Text, run
 from tests.verifier.families import FAMILIES
 
 LENGTHS = (9, 1, 17, 33, 5, 40)
-RECURRENT, MORE_MIXTURES = ("qwen3_5", "lfm2"), ("olmoe", "mixtral", "granite_moe", "glm4_moe")
+RECURRENT = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2")
+MORE_MIXTURES = ("olmoe", "mixtral", "granite_moe", "glm4_moe", "qwen3_5_moe", "qwen3_next")
 MAX_TOKENS = 12
 
 
@@ -41,7 +42,7 @@ def _cases() -> list:
     `make soak` tries the rest."""
     cases = []
     for number, family in enumerate(FAMILIES):
-        drafters = [drafter for drafter in DRAFTERS if drafter not in SELF or family not in RECURRENT]
+        drafters = [drafter for drafter in DRAFTERS if drafter != "staged chain7" or family not in RECURRENT]
         turns = (kind[number % len(kind)] for kind in (CHAINS, TREES, [*DYNAMIC, "template"], SELF))
         quick = {"ngram", "suffix", "suffix tree", "garbage", "truth", *turns}
         others = [drafter for drafter in drafters if drafter not in quick]
@@ -79,17 +80,3 @@ def test_drafts_are_sometimes_accepted_and_sometimes_not(pair, drafter, least, m
     totals = [text.statistics for text in texts if text.statistics is not None]
     mean = sum(total.accepted for total in totals) / sum(total.steps for total in totals)
     assert least <= mean <= most
-
-
-def test_a_chain_in_stages_is_the_copys_own(pair) -> None:
-    """Step for step, and both stages proposed some of it."""
-    models, accepted = pair("llama2", layers=2), []
-    for drafter in ("self chain7", "staged chain7"):
-        texts = assert_same_tokens(models, drafter).values()
-        accepted.append([text.statistics and text.statistics.accepted_per_depth for text in texts])
-    assert accepted[0] == accepted[1]
-    engine = drafting(models, "staged chain7", {}, max_seqs=1)
-    (job,) = jobs_of(models.vocab_size, (9,), 40, ["greedy"])
-    engine.add(job.request())
-    deltas = [delta for _ in range(8) for delta in engine.step()]
-    assert {name for delta in deltas if delta.origin for name in delta.origin.sources} >= {"draft_model", "self"}

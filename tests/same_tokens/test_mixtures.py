@@ -4,19 +4,25 @@ that is seen.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from foresay.verifier.model import forward
 from foresay.verifier.ops.experts import route
 from tests.same_tokens import mutations
-from tests.same_tokens.runs import assert_same, drafting, expected, jobs_of, returning, whole
+from tests.same_tokens.models import Pair
+from tests.same_tokens.runs import DRAFTERS, assert_same, drafting, expected, jobs_of, plain, returning, whole
 from tests.same_tokens.test_mutations import compare
 from tests.same_tokens.witness import run
+from tests.verifier.mxfp4 import publish
+from tests.verifier.reading import load_decoder
 
 LENGTHS = (9, 60, 17, 1, 33, 3)
-#: A softmax of all or of the chosen, sigmoids with corrections and groups, a shared expert, biases and clamped gates.
-FAMILIES = ("qwen3_moe", "glm4_moe", "gpt_oss")
+#: A softmax of all or of the chosen, sigmoids with corrections and groups, biases and clamped gates, a shared expert by
+#: itself, and one with a gate beside recurrent layers.
+FAMILIES = ("qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe")
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix tree", "chain4", "dynamic 8,8", "garbage", "truth"])
@@ -34,6 +40,23 @@ def test_quantised(pair, how) -> None:
     jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 20), expected(models, LENGTHS, 20)
     for drafter in ("truth", "dynamic 8,8"):
         assert_same(wanted, run(drafting(models, drafter, whole(jobs, wanted), chunk=16), jobs))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Pair:
+    """gpt-oss in MXFP4; its draft model is what it stands for, in floats."""
+    directory: Path = tmp_path_factory.mktemp("mxfp4")
+    publish(directory)
+    directories = directory / "published", directory / "written"
+    return Pair(*directories, *(load_decoder(each, torch.bfloat16) for each in directories))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_mxfp4_with_every_drafter(published, drafter) -> None:
+    """At temperature 0 and above; they are the tokens of the checkpoint written out."""
+    jobs = jobs_of(published.vocab_size, LENGTHS, 20, ("greedy", "warm", "warm_filtered", "cool"))
+    wanted = plain(published.draft, jobs)
+    assert_same(wanted, run(drafting(published, drafter, whole(jobs, wanted)), jobs))
 
 
 @pytest.mark.parametrize("drafter", ["none", "truth"])

@@ -36,7 +36,11 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("draft", "tree"), [("auto", None), ("eagle3", "3,2,1"), ("none", None), ("itself,mtp", None), ("itself", "3,2,1")]
+    ("draft", "tree"),
+    [
+        *[("auto", None), ("eagle3", "3,2,1"), ("none", None), ("itself,mtp", None), ("itself", "3,2,1")],
+        *[("self:int8,suffix", None), ("draft_model > self:int8", None), ("self:int8,itself", None)],
+    ],
 )
 def test_what_a_busy_engine_records_was_planned(recurrent, draft, tree, monkeypatch) -> None:
     """Recurrent states, those of a draft model too, are as large as planned."""
@@ -65,7 +69,7 @@ def test_what_a_busy_engine_records_was_planned(recurrent, draft, tree, monkeypa
     own = [model for made in drafting if isinstance(model := getattr(made, "model", None), ModelRunner)]
     held = verifier.recorded_bytes + sum(made.recorded_bytes for made in drafting) + sum(m.recorded_bytes for m in own)
     assert 0 < held <= planned[-1] < 8 * held
-    stores = [model.store.states for model in (verifier, *own) if model.store.states is not None]
+    stores = {store for model in (verifier, *own) if (store := model.store.states) is not None}
     assert sum(states) == sum(part.nbytes for store in stores for part in store.layers)
 
 

@@ -64,11 +64,15 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -179,6 +183,12 @@ QWEN3_5 = {
         "mrope_interleaved": True,
     },
 }
+SHARING = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 96,
+    "shared_expert_intermediate_size": 96,
+}
 LFM2 = {
     "layer_types": ["conv", "full_attention", "conv"],
     "conv_L_cache": 3,
@@ -274,6 +284,12 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         {"head_dim": 32, "sliding_window": 24, "layer_types": MIXED, "layer_rope_theta": [10_000.0, 0, 10_000.0]},
     ),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, QWEN3_5),
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, {**QWEN3_5, **SHARING}),
+    "qwen3_next": (
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        {**QWEN3_5, **SHARING, "mlp_only_layers": [1], "tie_word_embeddings": False},
+    ),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM, LFM2),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE),
@@ -284,7 +300,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
 }
 #: Families whose norms' weights are kept less one.
-LESS_ONE = ("gemma", "nemotron", "muse", "qwen3_5")
+LESS_ONE = ("gemma", "nemotron", "muse", "qwen3_5", "qwen3_next")
 #: Families whose weights are of bf16, as in most published checkpoints: in fp32 a CPU multiplies them as fp16.
 OF_BF16 = {"smollm", "qwen3"}
 

@@ -49,11 +49,13 @@ def q4_k_m(name: str) -> str:
 
 
 def blocks_of(weight: Tensor, kind: str, seed: int) -> tuple[np.ndarray, Tensor]:
-    """A matrix as the file has it, and the floats that it stands for by the package. Of K-quants, which the package
-    cannot make, blocks are random, their steps of the weight's size."""
+    """A matrix as the file has it, and the floats that it stands for by the package. Of what the package cannot make
+    blocks are random, their steps of the weight's size."""
     of, rows = gguf.GGMLQuantizationType[kind], weight.float().flatten(0, -2)
     raw = (
-        _random_blocks(tuple(rows.shape), kind, seed) if kind.endswith("_K") else gguf.quants.quantize(rows.numpy(), of)
+        _random_blocks(tuple(rows.shape), kind, seed)
+        if kind.endswith("_K") or kind == "NVFP4"
+        else gguf.quants.quantize(rows.numpy(), of)
     )
     raw = raw.reshape(*weight.shape[:-1], -1)
     return raw, torch.from_numpy(gguf.quants.dequantize(raw, of).reshape(weight.shape).copy())
@@ -67,7 +69,9 @@ def _random_blocks(shape: tuple[int, ...], kind: str, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     raw = rng.integers(0, 256, (shape[0], shape[1] // numbers, size), dtype=np.uint8)
-    for start, step in _STEPS[kind]:
+    if kind == "NVFP4":
+        raw[:, :, :4] = rng.integers(8, 16, raw[:, :, :4].shape)
+    for start, step in _STEPS.get(kind, ()):
         steps = (step / shape[1] ** 0.5 * rng.uniform(0.5, 1, raw.shape[:2])).astype(np.float16)
         raw[:, :, start : start + 2] = steps[:, :, None].view(np.uint8)
     return raw.reshape(shape[0], -1)
@@ -119,6 +123,12 @@ def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 found[f"{prefix}{module}.weight"] = part
         elif name.endswith("output_linear.weight"):
             found[f"{prefix}down_proj.weight"] = tensor
+        elif one := re.fullmatch(r"(.*\.mlp\.experts\.)(gate_up|down)_proj(_bias)?", name):  # gpt-oss
+            whole, kind = (tensor, "bias") if one[3] else (tensor.transpose(1, 2), "weight")
+            turns = (
+                {"down_proj": whole} if one[2] == "down" else {"gate_proj": whole[:, ::2], "up_proj": whole[:, 1::2]}
+            )
+            found |= {f"{one[1]}{module}.{kind}": part.contiguous() for module, part in turns.items()}
         elif one := re.fullmatch(r"(.*\.layers\.\d+\.)\w+\.experts\.(\d+)\.(\w+)\.weight", name):
             parts.setdefault(f"{one[1]}mlp.experts.{modules.get(one[3], one[3])}.weight", []).append(tensor)
         else:
@@ -130,8 +140,9 @@ def _added(writer: Any, config: ModelConfig, names: tuple[str, str], tensor: Ten
     (name, there), (dim, order) = names, order_of(config, names[0], tuple(tensor.shape))
     turned, one = tensor.index_select(dim, order), name in config.less_one or name.startswith(PREDICTS)
     if tensor.dim() == 2 or ".experts." in name:
-        of = "F32" if "ffn_gate_inp" in there else kind(there)
+        of = "F32" if "ffn_gate_inp" in there or name.endswith(".bias") else kind(there)
         raw, found = blocks_of(turned, of, seed)
+        raw = raw[0] if there.endswith("_inp_shexp.weight") else raw
         writer.add_tensor(there, raw, raw_dtype=gguf.GGMLQuantizationType[of])
         return found.index_select(dim, order.argsort())
     writer.add_tensor(
@@ -172,6 +183,8 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
         writer.add_expert_feed_forward_length(mixture.inner)
         writer.add_expert_count(mixture.count)
         writer.add_expert_used_count(mixture.chosen)
+        if mixture.shared is not None:
+            writer.add_expert_shared_feed_forward_length(mixture.shared.inner)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
     window = next((each.window for each in config.stack.attentions if each.window), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 
 #: Bits, numbers of a group (None: all of a row), whether zero is 0, and the scales' dtype.
 KINDS = {
@@ -17,6 +17,8 @@ KINDS = {
     "fp8": (8, None, True, torch.bfloat16),
     "fp8 groups": (8, 64, True, torch.float32),
 }
+#: Floats of 4 bits: numbers of a group, and the scales' dtype.
+E2M1 = {"mxfp4": (32, E8M0), "nvfp4": (16, FP8)}
 #: As GGUF has them: bits, numbers of a group and of a span, and whether there are minimums.
 STEPPED = {
     "q4_k": (4, 32, 64, True),
@@ -47,9 +49,22 @@ def stepped_of(shape: tuple[int, int], kind: str) -> QuantizedMatrix:
     return matrix
 
 
+def e2m1_of(shape: tuple[int, int], group: int, scales: torch.dtype) -> QuantizedMatrix:
+    """Random codes and scales."""
+    generator, (inner, outer) = torch.Generator().manual_seed(shape[0]), shape
+    matrix = QuantizedMatrix.empty(outer, inner, 4, group, True, scales, torch.device("cpu"), True)
+    matrix.put(torch.randint(16, matrix.shape, dtype=torch.int8, generator=generator))
+    low = 116 if scales is E8M0 else 8
+    bits = torch.randint(low, low + 8, matrix.scales.shape, dtype=torch.uint8, generator=generator)
+    matrix.scales.copy_(bits.view(scales))
+    return matrix
+
+
 def matrix_of(shape: tuple[int, int], kind: str) -> QuantizedMatrix:
     if kind in STEPPED:
         return stepped_of(shape, kind)
+    if kind in E2M1:
+        return e2m1_of(shape, *E2M1[kind])
     bits, group, symmetric, scales = KINDS[kind]
     generator = torch.Generator().manual_seed(shape[0])
     weight = torch.randn(shape[::-1], generator=generator) / shape[0] ** 0.5

@@ -12,7 +12,7 @@ from foresay.verifier.ops.experts import mixed, places_of, route, sort_rows
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Routing
 from tests.combinations import alternating
-from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
+from tests.verifier.quantized_weights import E2M1, KINDS, STEPPED, matrix_of
 from tests.verifier.reading import threads
 
 ROUTINGS = {
@@ -58,7 +58,7 @@ def test_rows_that_are_no_numbers_have_experts_all_the_same() -> None:
 
 #: Experts, outputs of each that fill no block, inputs: several groups of every quantised kind.
 EXPERTS, OUTER, INNER = 8, 40, 512
-FORMS = ["bf16", "fp16", "fp32", *KINDS, *STEPPED]
+FORMS = ["bf16", "fp16", "fp32", *KINDS, *STEPPED, *E2M1]
 
 
 def weight_of(form: str, turns: int) -> Matrix:

@@ -40,12 +40,13 @@ EVERY_KIND = [(kind, FP32) for kind in KINDS] + [
     ("hunyuan", FP32),
     ("qwen3_5", FP32),
     ("qwen3_5", BF16),
+    ("qwen3_next", FP32),
     ("lfm2", FP32),
     ("lfm2", BF16),
-    *((name, dtype) for name in ("qwen3_moe", "glm4_moe", "gpt_oss") for dtype in (FP32, BF16)),
+    *((name, dtype) for name in ("qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe") for dtype in (FP32, BF16)),
 ]
 #: Whose trees are run in one pass: nodes of a recurrent layer go on from others of the same pass.
-AT_ONCE = (*KINDS, "qwen3_5", "lfm2", "qwen3_moe")
+AT_ONCE = (*KINDS, "qwen3_5", "lfm2", "qwen3_moe", "qwen3_5_moe")
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor, message: str = "") -> None:

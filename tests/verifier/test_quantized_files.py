@@ -255,7 +255,7 @@ def published(directory: Path, kind: str, family: str = "qwen3") -> None:
         "intermediate_size": 160,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        **({"linear_num_value_heads": 8} if family == "qwen3_5" else {}),
+        **({"linear_num_value_heads": 8} if family.startswith(("qwen3_5", "qwen3_next")) else {}),
     }
     make(family, directory / "plain", **sizes, head_dim=32)
     about, convert = FORMATS[kind]
@@ -292,7 +292,7 @@ TOKENS = [7, 3, 250, 41, 99, 12, 180, 5, 77, 291, 14]
 
 
 #: Others have tensors of all experts, of which there are none of few bits in safetensors files.
-MIXTURES = ("qwen3_moe", "olmoe", "mixtral", "glm4_moe")
+MIXTURES = ("qwen3_moe", "olmoe", "mixtral", "glm4_moe", "qwen3_5_moe", "qwen3_next")
 ONE_BY_ONE = [family for family in FAMILIES if family not in ("granite_moe", "gpt_oss")]
 
 

@@ -21,14 +21,14 @@ from foresay.verifier.ops.quantized import QuantizedMatrix, packed, unpacked
 from tests.combinations import pairwise
 from tests.simulated.device import DEVICE, simulated
 from tests.verifier.conftest import PROCESSORS, by_processor
-from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
+from tests.verifier.quantized_weights import E2M1, KINDS, STEPPED, matrix_of
 from tests.verifier.test_linear import COUNTS, DTYPES, STEPS, differing, rows_of
 
 #: in, out: one group and several, outputs that fill no block, the widths of a tiny model, of many terms.
 SHAPES = [(128, 33), (192, 100), (3072, 64)]
 CASES = pytest.mark.parametrize(
     ("processor", "dtype", "kind", "shape"),
-    pairwise(PROCESSORS, DTYPES, [*KINDS, *STEPPED], SHAPES),
+    pairwise(PROCESSORS, DTYPES, [*KINDS, *STEPPED, *E2M1], SHAPES),
     ids=str,
     indirect=["processor"],
 )
@@ -59,9 +59,29 @@ def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kind) -> 
     assert differing(linear, rows_of(shape, dtype), COUNTS) == []
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", E2M1)
+def test_floats_of_four_bits_have_the_bits_of_the_weight_written_out(processor, kind, dtype) -> None:
+    """With every scale that there is; those that make no number, or none of bf16, spoil the same outputs."""
+    shape = (1024, 100)
+    matrix, offset = matrix_of(shape, kind), bias_of(shape)
+    every = torch.arange(256, dtype=torch.uint8)
+    scales = (every if kind == "mxfp4" else every[:127]).repeat(50)[: matrix.scales[:80].numel()]
+    matrix.scales[:80] = scales.view(80, -1).view(matrix.scales.dtype)
+    written = matrix.plain().bfloat16()
+    assert torch.equal(written.float().nan_to_num(7.0), matrix.plain().nan_to_num(7.0))
+    x = rows_of(shape, dtype)
+    for gated in ("", "silu"):
+        found, wanted = (Linear(each, offset, dtype, gated).wide(x[:9].clone()) for each in (matrix, written))
+        assert found.isfinite().any() and torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))
+
+
 #: What can be multiplied with rounded activations. Bits follow from whole numbers, so processors have the same.
-WHOLE = [kind for kind in (*KINDS, *STEPPED) if not kind.startswith("fp8")]
-ROUNDED = [*by_processor(DTYPES[:2], WHOLE), *(("narrow", torch.float32, kind) for kind in ("int4", "q5_k"))]
+WHOLE = [kind for kind in (*KINDS, *STEPPED, *E2M1) if not kind.startswith("fp8")]
+ROUNDED = [
+    *by_processor(DTYPES[:2], WHOLE),
+    *(("narrow", torch.float32, kind) for kind in ("int4", "q5_k", "mxfp4", "nvfp4")),
+]
 
 
 @pytest.mark.parametrize(("processor", "dtype", "kind"), ROUNDED, ids=str, indirect=["processor"])

@@ -24,7 +24,7 @@ from foresay.verifier.ops.recurrence import gated_delta, replay
 from tests.verifier.families import QWEN3_5, SHAPE, randomise
 from tests.verifier.reading import Reader, load_decoder, paths, random_tokens, random_tree
 
-RECURRENT = ("qwen3_5", "lfm2")
+RECURRENT = ("qwen3_5", "lfm2", "qwen3_next")
 TEXT: dict[str, Any] = {**SHAPE, **QWEN3_5, "num_hidden_layers": 4, "layer_types": None}
 IMAGES = {
     "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from foresay.kvpaging import KVStore
 from foresay.verifier.forward_batch import RowGroup, StaticRows
 from foresay.verifier.graphs.proposer import chain_columns
 from foresay.verifier.graphs.state import StepState
@@ -74,6 +76,14 @@ def rows_of(
         logits_count=paged.sequences,
     )
     return static, slots.view(size, count)
+
+
+def live_rows(state: StepState, nodes: Nodes, store: KVStore, logits_indices: Tensor | None = None) -> StaticRows:
+    """The same, padding left out, as the layers that keep their rows in a store read them."""
+    rows, _ = rows_of(state, nodes, None, logits_indices, live=True)
+    if store.windows is not None:
+        rows = replace(rows, windowed=rows_of(state, nodes, live=True, tables=state.window_tables)[0])
+    return rows if state.states is None or store.states is None else state.states.with_states(rows)
 
 
 class TextEnds:

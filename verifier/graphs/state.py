@@ -15,20 +15,24 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import WindowPages
+from foresay.kvpaging.states import NONE
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.ops.records import AcceptedPaths, RowSampling
+from foresay.verifier.forward_batch import StaticRows
+from foresay.verifier.ops.records import AcceptedPaths, RowSampling, StateRows
 from foresay.verifier.ops.trees import advance, positions_below
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSlot:
-    """One sequence as the host knows it when it joins a captured step. text: its end, the root last."""
+    """One sequence as the host knows it when it joins a captured step. text: its end, the root last. states: the state
+    pages before the text's last row, and behind it."""
 
     pages: list[int]
     length: int
     text: Sequence[int]
     sampling: SamplingParams
     seed: int
+    states: tuple[int, int] = NONE, NONE
 
     @property
     def sampled(self) -> tuple[object, ...]:
@@ -39,6 +43,28 @@ class BatchSlot:
 _PADDING = BatchSlot([], 0, (), SamplingParams(temperature=0.0), 0)
 
 
+class StateColumns:
+    """The states that drafters' passes of recurrent layers begin from, on a CPU: before the last row of each text, and
+    behind it, before nodes."""
+
+    def __init__(self, sequences: int) -> None:
+        def column(*row: int) -> Tensor:
+            return torch.tensor([row] * sequences, dtype=torch.int32)
+
+        self._text = column(NONE, NONE, NONE), column(0, 1), column(1).flatten()
+        self._nodes = column(NONE, NONE, NONE), column(0, 0), column(0).flatten()
+
+    def write(self, place: int, before: int, page: int) -> None:
+        """Of one sequence, the state pages of :class:`BatchSlot`."""
+        write(self._text[0][place], [before, NONE, page])
+        write(self._nodes[0][place], [page, NONE, NONE])
+
+    def with_states(self, rows: StaticRows, text: bool = False) -> StaticRows:
+        """The rows of nodes, or of a text's last row and a node."""
+        (group,), states = rows.groups, self._text if text else self._nodes
+        return replace(rows, states=StateRows(replace(group.paged, is_prefill=states[-1]), *states))
+
+
 class StepState:
     """The sequences of one bucket; all tensors on the device, none ever replaced.
 
@@ -46,7 +72,7 @@ class StepState:
     KV the target has. ends: int64[S, 1], the position after the root. live: int32[S], 1, or 0 for a batch slot that is
     only padding. recent: int64[S, T], the ends of the texts, the root last. Nothing is known of a text before its
     ``length + 1 - T``-th token. window_tables: int32[S, P], the same for layers with window pages; None where there are
-    none.
+    none. states: of recurrent layers; None where there are none.
     """
 
     def __init__(
@@ -57,7 +83,9 @@ class StepState:
         reach: int,
         device: torch.device | str,
         windows: WindowPages | None = None,
+        recurrent: bool = False,
     ) -> None:
+        self.states = StateColumns(sequences) if recurrent else None
         self.page_size, self.device, self._windows = page_size, torch.device(device), windows
         self.tables = torch.zeros(sequences, pages, dtype=torch.int32, device=device)
         self.window_tables = None if windows is None else torch.zeros_like(self.tables)
@@ -117,6 +145,9 @@ class StepState:
         write(self.lengths, [place.length for place in places])
         write(self.ends, [[place.length + 1] for place in places])
         write(self.recent, [self._end(place.text) for place in places])
+        if self.states is not None:
+            for number, slot in enumerate(sequences):
+                self.states.write(number, *slot.states)
         before, self._places = self._places, places
         if [place.sampled for place in before] == [place.sampled for place in places]:
             return

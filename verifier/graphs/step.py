@@ -135,10 +135,12 @@ class SpeculativeStep:
     def _forward(self) -> _Passed:
         tree = self.proposer.propose(self.state)
         nodes, windowed = Nodes(tree.tokens, self._numbers, tree.ancestors, tree.depths), None
-        rows, slots = rows_of(self.state, nodes)
+        rows, slots = rows_of(self.state, nodes, live=self.state.states is not None)
         if self.state.window_tables is not None:
             same, windowed = rows_of(self.state, nodes, tables=self.state.window_tables)
             rows = replace(rows, windowed=same)
+        if self.state.states is not None:
+            rows = self.state.states.with_states(rows)
         logits, features = forward(self.model.decoder, rows, self.model.store, self.proposer.needs)
         return _Passed(tree, slots, windowed, logits, features)
 

@@ -17,7 +17,7 @@ from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.decoder import PackedLayer
-from foresay.verifier.model.forward import attended, placed
+from foresay.verifier.model.forward import attended, experts, placed
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.rope import RopeTable
@@ -157,5 +157,8 @@ class PagedHead:
                     return x[:0], x[:0]
                 x, seen = take_rows(x, rows.logits_indices), take_rows(seen, rows.logits_indices)
             inner = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
-            mixed = add_norm(x, layer.down.unfinished(layer.gate_up.gated(inner)), above)
+            if layer.experts is not None:
+                mixed = add_norm(x, experts(layer, layer.experts, inner, None), above)
+            else:
+                mixed = add_norm(x, layer.down.unfinished(layer.gate_up.gated(inner)), above)
         return mixed, x

@@ -21,8 +21,9 @@ from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.gguf.file import LINK
 from foresay.verifier.model.linear import Linear, Matrix
-from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer
+from foresay.verifier.model.nodes import OUTPUT, QKV, Experts, HeadNorm, Layer, Product
 from foresay.verifier.model.predicting import LAST, MIXES, beside
+from foresay.verifier.model.stored import stack_slot
 from foresay.verifier.model.weights import LayerWeights
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Norm
@@ -130,12 +131,30 @@ class HeadReader:
         read = 2 * self.hidden if config.generation == 3 and not number else self.hidden
         for product in node.products(self.hidden):
             rows, inner = product.rows, read if product.name == QKV else product.inner
+            if product.experts:
+                matrices[product.name] = self._of_experts(name, product)
+                continue
             parts = [self.matrix(f"{name}.{module}.weight", outer, inner) for module, outer in rows.items()]
             matrices[product.name] = self._stacked(f"{name}.{next(iter(rows)).partition('.')[0]}", parts)
             if product.name in (QKV, OUTPUT) and (bias := self._bias(name, rows)) is not None:
                 biases[product.name] = bias
-        vectors = {one.name: self.take(f"{name}.{one.name}", one.size) for one in node.vectors(self.hidden)}
+        routers = node.mlp.vectors(self.hidden) if isinstance(node.mlp, Experts) else ()
+        vectors = {one.name: self.take(f"{name}.{one.name}", *one.shape) for one in node.vectors(self.hidden)}
+        vectors.update((one.name, vectors[one.name].float()) for one in routers)
         return node, PackedLayer.of(node, LayerWeights(matrices, biases, vectors), self.target.dtype)
+
+    def _of_experts(self, name: str, product: Product) -> Tensor:
+        """The matrices of all experts, from one tensor of all or from one of each."""
+        whole = self.target.embedding.new_empty(product.outer, product.inner)
+        places = whole.split_with_sizes(list(product.rows.values()))
+        turns = [places[first : first + product.experts] for first in range(0, len(places), product.experts)]
+        there = [how for how in product.stacked if f"{name}.{how.name}" in self.files.tensors]
+        for how in there:
+            slot = stack_slot(how, [turns[turn] for turn in how.turns])
+            slot.put(self.take(f"{name}.{how.name}", *slot.shape))
+        for module, place in zip(product.rows, places, strict=True) if not there else ():
+            place.copy_(self.take(f"{name}.{module}.weight", *place.shape))
+        return whole
 
     def _node(self, number: int, normed: bool) -> Layer:
         """Llama's layer with what the files have of it: norms of heads or none."""

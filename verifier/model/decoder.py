@@ -100,6 +100,8 @@ class PackedLayer:
             weights = _turnable(layer.mixer, _gates_apart(layer.mixer, weights))
         elif isinstance(layer.mixer, GatedDelta) and layer.mixer.tiled:
             weights = _side_by_side(layer.mixer, weights)
+        elif isinstance(layer.mixer, GatedDelta) and layer.mixer.by_key:
+            weights = _kinds_apart(layer.mixer, weights)
 
         def linear(name: str, gated: Gate = "", experts: int = 0) -> Linear:
             return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds, experts)
@@ -152,6 +154,19 @@ def _side_by_side(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
         weights.biases,
         {**weights.vectors, **{name: weights.vectors[name][order] for name, order in numbers.items()}},
     )
+
+
+def _kinds_apart(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
+    """The same, with all queries first, then all keys, values, gates; and how much heads learn before how much they
+    forget."""
+    own = node.value_heads // node.key_heads
+    kinds = {MIXED: (node.key_dim, node.key_dim, own * node.value_dim, own * node.value_dim), RATES: (own, own)}
+    matrices = dict(weights.matrices)
+    for name, sizes in kinds.items():
+        whole = torch.arange(matrices[name].shape[0]).view(node.key_heads, -1)
+        order = torch.cat([part.flatten() for part in whole.split_with_sizes(sizes, dim=1)])
+        matrices[name] = matrices[name][order.to(weights.vectors[DECAY].device)]
+    return LayerWeights(matrices, weights.biases, weights.vectors)
 
 
 def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:

@@ -26,10 +26,15 @@ from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits,
 
 @torch.inference_mode()
 def forward(
-    decoder: Decoder, rows: StaticRows, store: KVStore, features: FeatureRequest | None = None
+    decoder: Decoder,
+    rows: StaticRows,
+    store: KVStore,
+    features: FeatureRequest | None = None,
+    woken: list[Tensor] | None = None,
 ) -> tuple[Tensor, Features]:
     """Run the rows through the model, storing their KV.
 
+    woken: gets each mixture's spans, whose first number says how many of its experts had rows.
     Returns fp32[W, V] logits of the wanted rows and the features asked for, each [R, H], padding rows included.
     """
     asked, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
@@ -57,7 +62,7 @@ def forward(
         if layer.experts is None:
             branch = _branch(layer.down, layer.gate_up.gated(normed, count), layer.after_mlp, count)
         else:
-            branch = experts(layer, layer.experts, normed, count)
+            branch = experts(layer, layer.experts, normed, count, woken)
             branch = branch if layer.after_mlp is None else norm(branch, layer.after_mlp, count)
         normed = add_norm(x, branch, next_norm, count, node.share)
         del branch
@@ -78,11 +83,15 @@ def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: Lay
     return gated_delta(mixed, layer.head_gate.wide(normed, rows.count), layer.delta, *more)
 
 
-def experts(layer: PackedLayer, own: PackedExperts, normed: Tensor, count: Tensor | None) -> Tensor:
+def experts(
+    layer: PackedLayer, own: PackedExperts, normed: Tensor, count: Tensor | None, woken: list[Tensor] | None = None
+) -> Tensor:
     """[R, H]: what each row's experts make of it, and the shared one."""
     logits = own.router.wide(normed, count)
     chosen, weights = route(logits, own.routing, own.correction, count)
     copies, rows = sort_rows(normed, chosen, own.routing, count)
+    if woken is not None:
+        woken.append(rows.spans)
     parts = layer.down.of_experts(layer.gate_up.of_experts(copies, rows), rows, torch.float32)
     if own.shared is None:
         return mixed(parts, weights, rows.places, normed.dtype, count=count)

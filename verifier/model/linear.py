@@ -107,7 +107,7 @@ def _packed(
     if isinstance(weight, QuantizedMatrix):
         kept = replace(weight, scales=_kept(weight.scales, torch.float32))
         if weight.device.type != "cpu":
-            return BlockedWeight.of(kept, bias, gated)
+            return BlockedWeight.of(kept.whole(), bias, gated)
         return PackedIntegers.of(kept, bias, gated, compute, rounds and can_round(weight), experts)
     if weight.device.type != "cpu":
         return BlockedWeight.of(weight.to(compute), bias, gated)
@@ -123,7 +123,7 @@ def _kept(weight: Tensor, compute: torch.dtype) -> Tensor:
     """The weight in the dtype that it is packed in."""
     if compute is not torch.float32:
         return weight.to(compute)
-    if weight.dtype is not torch.float32:
+    if weight.dtype is not torch.float32:  # scales of 8 bits among them
         return weight
     narrow = (weight.to(dtype) for dtype in (torch.bfloat16, torch.float16))
     return next((kept for kept in narrow if torch.equal(kept.float(), weight)), weight)

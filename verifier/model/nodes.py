@@ -41,17 +41,18 @@ MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """A tensor of files that holds a product of all experts, [E, O, K], or their biases, [E, O].
+    """A tensor of files that holds a product of all experts, [E, O, K], or their biases, [E, O]; or, of MXFP4, its
+    codes, [E, O, K / 32, 16], or its scales, [E, O, K / 32].
 
     name: of the tensor. turns: which of the product's (gates, what they are for) it has. transposed: it is [E, K, O].
-    interleaved: rows of the turns alternate. bias: it holds biases.
+    interleaved: rows of the turns alternate. holds: which of these it is.
     """
 
     name: str
     turns: tuple[int, ...] = (0,)
     transposed: bool = False
     interleaved: bool = False
-    bias: bool = False
+    holds: Literal["weight", "bias", "blocks", "scales"] = "weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,8 @@ class GatedDelta:
     Queries, keys and values go through a convolution of ``taps`` rows and SiLU. Of each row, with a key k and a query q
     of length 1: S is multiplied by the row's decay, learns k * share * (v - what it remembers of k), and is asked for
     q. What heads put out is normed and gated. key_heads: each is that of as many of the ``value_heads``, side by side;
-    ``tiled``: in files, of every ``key_heads``-th. norm: of heads.
+    ``tiled``: in files, of every ``key_heads``-th. by_key: files have queries, keys, values and gates of each key side
+    by side, and rates. norm: of heads.
     """
 
     key_heads: int
@@ -203,6 +205,7 @@ class GatedDelta:
     taps: int
     norm: NormKind
     tiled: bool = False
+    by_key: bool = False
 
     @property
     def keys(self) -> int:
@@ -226,12 +229,14 @@ class GatedDelta:
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """Into its heads, their rates, and out of them."""
-        values = self.values
-        return (
-            Product(MIXED, {"linear_attn.in_proj_qkv": self.channels, "linear_attn.in_proj_z": values}, hidden),
-            Product(RATES, dict.fromkeys(("linear_attn.in_proj_b", "linear_attn.in_proj_a"), self.value_heads), hidden),
-            Product(OUTPUT, {"linear_attn.out_proj": hidden}, values),
+        mixed, rates = {"qkv": self.channels, "z": self.values}, dict.fromkeys("ba", self.value_heads)
+        if self.by_key:
+            mixed, rates = {"qkvz": self.channels + self.values}, {"ba": 2 * self.value_heads}
+        into = (
+            Product(name, {f"linear_attn.in_proj_{kind}": size for kind, size in rows.items()}, hidden)
+            for name, rows in ((MIXED, mixed), (RATES, rates))
         )
+        return *into, Product(OUTPUT, {"linear_attn.out_proj": hidden}, self.values)
 
     def vectors(self) -> Iterator[Vector]:
         """Its other parameters."""
@@ -297,9 +302,12 @@ class MLP:
 #: Tensors of all experts in newer checkpoints; and in GGUF files, which have gates apart, and perhaps biases.
 GGUF_STACKS = {
     name: tuple(
-        Stacked(f"mlp.experts.{module}.{kind}", (turn,), bias=kind == "bias")
+        each
         for turn, module in enumerate(modules)
-        for kind in ("weight", "bias")
+        for each in (
+            Stacked(f"mlp.experts.{module}.weight", (turn,)),
+            Stacked(f"mlp.experts.{module}.bias", (turn,), holds="bias"),
+        )
     )
     for name, modules in ((GATE_UP, ("gate_proj", "up_proj")), (DOWN, ("down_proj",)))
 }
@@ -467,6 +475,11 @@ class Stack:
     def recurrence(self) -> Recurrence | None:
         """That of its recurrent layers, which are all alike; None if there are none."""
         return next((layer.mixer for layer in self.layers if not isinstance(layer.mixer, Attention)), None)
+
+    @property
+    def experts(self) -> Experts | None:
+        """Those of its first layer that has some; None if none has."""
+        return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)), None)
 
     @classmethod
     def uniform(cls, layers: int, attention: Attention, inner: int, norm: NormKind) -> Stack:

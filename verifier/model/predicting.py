@@ -78,8 +78,9 @@ def prefixes(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def layer_beside(model: ModelConfig) -> Layer | None:
-    """What its layer is like: as the target's that attend. None if no head has such: one with norms on both sides."""
-    layer = next((each for each in model.stack.layers if isinstance(each.mixer, Attention)), None)
+    """What its layer is like: as the target's last that attends. None if no head has such: one with norms on both
+    sides."""
+    layer = next((each for each in reversed(model.stack.layers) if isinstance(each.mixer, Attention)), None)
     plain = model.stack.embedding_scale == 1.0 and model.stack.embedding_norm is None
     if layer is None or layer.norms != BEFORE or layer.parallel or layer.share != 1.0 or layer.norm.centred:
         return None

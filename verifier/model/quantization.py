@@ -9,6 +9,7 @@
     float-quantized     compressed-tensors: ``weight`` of e4m3, ``weight_scale``
     fp8                 ``weight`` of e4m3, ``weight_scale_inv`` (or ``weight_scale``) of blocks or of all
     gptq, gptq_v2       ``qweight``, ``qzeros``, ``scales``, ``g_idx``; the first stores zeros less one
+    mxfp4               gpt-oss: of all experts codes of e2m1 (``.._blocks``) and powers of two (``.._scales``)
     awq                 ``qweight``, ``qzeros``, ``scales``, outputs of a word in an order of their own
     gguf                blocks of llama.cpp's file (:mod:`foresay.verifier.model.gguf.weights`)
 
@@ -27,7 +28,7 @@ import regex
 from foresay.verifier.model.errors import ConfigError
 
 MADE, PACKED, INTEGERS, AWQ, GGUF = "made", "pack-quantized", "int-quantized", "awq", "gguf"
-FLOATS8, BLOCKS = "float-quantized", "fp8"
+FLOATS8, BLOCKS, MXFP4 = "float-quantized", "fp8", "mxfp4"
 GPTQ = ("gptq", "gptq_v2")
 HEAD = "lm_head"
 #: Groups that ``--quantize int4`` tries; what none of them divides becomes int8.
@@ -40,7 +41,8 @@ _STEP = 8
 class Scheme:
     """How a matrix is quantised. group: numbers of a row that have a scale together; None: all of them. symmetric:
     whether 0 means zero. layout: see above. span: numbers that have a step together, of which scales are multiples;
-    None: scales are what they are. minimums: whether groups have such too. floats: whether numbers are e4m3. rows: that
+    None: scales are what they are. minimums: whether groups have such too. floats: whether numbers are e4m3, or of 4
+    bits e2m1, with scales of 8 bits: e4m3 of 16 numbers, powers of two of 32. rows: that
     have a scale together in the files; None: all. ordered: whether numbers of a row went to groups in another order.
     ones: whether all multiples are one.
     """
@@ -55,6 +57,11 @@ class Scheme:
     rows: int | None = 1
     ordered: bool = False
     ones: bool = False
+
+    @property
+    def e2m1(self) -> bool:
+        """Whether numbers are floats of 4 bits."""
+        return self.floats and self.bits == 4
 
     @property
     def plain_int8(self) -> bool:
@@ -82,7 +89,7 @@ class Scheme:
         if self.span is not None:
             each, multiples = 2 if self.minimums else 1, 0 if packed and self.ones else groups
             return outer * (inner * self.bits // 8 + each * (multiples + 2 * (inner // self.span)))
-        scale = 2 if self.rows == 1 else 4
+        scale = 1 if self.e2m1 else 2 if self.rows == 1 else 4
         return outer * (inner * self.bits // 8 + groups * (scale if self.symmetric else scale + 1))
 
     def __str__(self) -> str:

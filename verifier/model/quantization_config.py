@@ -14,6 +14,7 @@ from foresay.verifier.model.quantization import (
     GGUF,
     GPTQ,
     INTEGERS,
+    MXFP4,
     PACKED,
     Quantization,
     Scheme,
@@ -23,7 +24,7 @@ from foresay.verifier.model.quantization import (
 #: All modules of the layers.
 _LAYERS = r"re:model\.layers\."
 _KEYS = ("quantization_config", "compression_config")
-SUPPORTED = "compressed-tensors (int8, int4 in groups, fp8), fp8, gptq and awq (4 bits)"
+SUPPORTED = "compressed-tensors (int8, int4 in groups, fp8), fp8, mxfp4, gptq and awq (4 bits)"
 
 
 def read_quantization(fields: Fields) -> Quantization | None:
@@ -32,7 +33,10 @@ def read_quantization(fields: Fields) -> Quantization | None:
         section = fields.section(key)
         if section is not None:
             method = str(section.get("quant_method") or "unnamed")
-            readers = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, BLOCKS: _blocks, GGUF: _gguf}
+            readers = {
+                "compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, BLOCKS: _blocks, MXFP4: _mxfp4,
+                GGUF: _gguf,
+            }  # fmt: skip
             if method not in readers:
                 raise fields.error(f"{key}: quantised weights ({method}) are not supported; supported: {SUPPORTED}")
             return readers[method](_Section(section, method))
@@ -163,6 +167,11 @@ def _blocks(section: _Section) -> Quantization:
     return Quantization(section.method, ((_LAYERS, scheme),), kept, "fp8", _kv(section))
 
 
+def _mxfp4(section: _Section) -> Quantization:
+    """As gpt-oss is published: experts alone."""
+    return Quantization(section.method, (("in:.experts.", Scheme(4, 32, True, MXFP4, floats=True)),))
+
+
 def _gptq(section: _Section) -> Quantization:
     layout = section.fields.get("checkpoint_format") or GPTQ[0]
     if layout not in GPTQ:
@@ -200,6 +209,8 @@ _OF_GGUF = {
     "Q4_K": Scheme(4, 32, True, GGUF, 256, True),
     "Q5_K": Scheme(8, 32, True, GGUF, 256, True),
     "Q6_K": Scheme(8, 16, True, GGUF, 256),
+    "MXFP4": Scheme(4, 32, True, GGUF, floats=True),
+    "NVFP4": Scheme(4, 16, True, GGUF, floats=True),
 }
 
 
@@ -207,14 +218,16 @@ def _gguf(section: _Section) -> Quantization:
     """What is made of a file's metadata: modules, and the types of those that are multiplied as one."""
     modules = section.fields.get("modules")
     section.check("modules", [str(target) for target, _ in modules])
-    return Quantization(GGUF, tuple((str(target), _holding(kinds)) for target, kinds in modules))
+    return Quantization(GGUF, tuple((str(target), _holding(section, kinds)) for target, kinds in modules))
 
 
-def _holding(kinds: list[str]) -> Scheme:
+def _holding(section: _Section, kinds: list[str]) -> Scheme:
     """One that holds numbers of all of these types as they are."""
     found = [_OF_GGUF[kind] for kind in kinds]
     if len(set(found)) == 1:
         return found[0]
+    if any(one.e2m1 for one in found):
+        raise section.refuse(f"matrices that are multiplied as one of types {', '.join(kinds)} are not supported")
     groups = [one.group or 0 for one in found]
     spans = [one.span or group for one, group in zip(found, groups, strict=True)]
     ones = all(one.span is None or one.ones for one in found)

@@ -20,8 +20,8 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.nodes import Stacked
-from foresay.verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, MADE, PACKED, Scheme
-from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, MADE, MXFP4, PACKED, Scheme
+from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 
 #: Numbers of four bits in a word, and where the outputs of a word of AWQ stand.
 _EIGHT, _AWQ_PLACES = 8, (0, 4, 1, 5, 2, 6, 3, 7)
@@ -49,7 +49,7 @@ def stored(
         yield name, TensorSlot(tuple(place.shape), FLOATS, partial(put, place))
         return
     floats = dict.fromkeys((FLOATS8, BLOCKS), _floats)
-    layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, **floats, **dict.fromkeys(GPTQ, _gptq)}
+    layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, MXFP4: _mxfp4, **floats, **dict.fromkeys(GPTQ, _gptq)}
     module = name.removesuffix(".weight")
     for part, found in layouts[scheme.layout](place, scheme):
         other = part.removesuffix("_inv")  # two writers, two names
@@ -73,9 +73,18 @@ def put(place: Matrix, found: Matrix) -> Tensor | None:
 
 def stack_slot(how: Stacked, turns: Sequence[Sequence[Matrix]]) -> TensorSlot:
     """A tensor of all experts. turns: of each the places of all experts."""
+    kinds: tuple[str, ...] = FLOATS
+    if how.holds in ("blocks", "scales"):
+        turns, kinds = [[_part(how, one) for one in turn] for turn in turns], ("U8",)
     outer, inner = sum(int(turn[0].shape[0]) for turn in turns), turns[0][0].shape[1:]
     shape = (*inner, outer) if how.transposed else (outer, *inner)
-    return TensorSlot((len(turns[0]), *shape), FLOATS, partial(_put_stack, how, turns))
+    return TensorSlot((len(turns[0]), *shape), kinds, partial(_put_stack, how, turns))
+
+
+def _part(how: Stacked, one: Matrix) -> Tensor:
+    """Of e2m1 the codes, uint8[O, K / 32, 16], or the scales, uint8[O, K / 32]."""
+    assert isinstance(one, QuantizedMatrix), "floats have neither"
+    return one.values.unflatten(1, (-1, 16)) if how.holds == "blocks" else one.scales.view(torch.uint8)
 
 
 def _put_stack(how: Stacked, turns: Sequence[Sequence[Matrix]], found: Matrix) -> Tensor | None:
@@ -111,6 +120,12 @@ def _packed(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
         zeros, groups = place.zeros, place.zeros.shape[1]
         shape = (-(-outer // in_word), groups)
         yield "weight_zero_point", TensorSlot(shape, ("I32",), lambda t: zeros.copy_(_numbers(t.T, bits).T[:outer]))
+
+
+def _mxfp4(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    """Which files have of all experts together (:func:`stack_slot`)."""
+    yield "blocks", TensorSlot((place.shape[0], place.inner // 2), ("U8",), place.values.copy_)
+    yield "scales", TensorSlot(tuple(place.scales.shape), ("U8",), place.scales.view(torch.uint8).copy_)
 
 
 def _check_shape(expected: tuple[int, int], found: Tensor) -> None:
@@ -231,6 +246,8 @@ class WeightAllocator:
         if scheme is None:
             return torch.empty(outer, inner, dtype=self.matrices, device=self.device)
         scales = {MADE: torch.bfloat16, GGUF: torch.float16}.get(scheme.layout, torch.float32)
+        if scheme.e2m1:
+            scales = FP8 if scheme.group == 16 else E8M0
         group = scheme.group or inner
         kind = scheme.bits, group, scheme.symmetric, scales, self.device, scheme.floats
         empty = QuantizedMatrix.empty(outer, inner, *kind)

@@ -27,7 +27,7 @@ from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.nodes import DECAY, Layer, Stacked, Vector
-from foresay.verifier.model.quantization import GGUF, HEAD, MADE, Scheme
+from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
 from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slot, stored
 
 #: Told how much has been read, from 0 to 1.
@@ -210,19 +210,23 @@ def stacked(
         for product in layer.products(config.hidden_size):
             names = [f"{prefix}{module}" for module in product.rows]
             for one in product.stacked:
-                if f"{prefix}{one.name}" not in there or _is_stored(config, names[0], product.inner):
+                if not _is_wanted(config, names[0], product.inner, one, f"{prefix}{one.name}" in there):
                     continue
-                kind, whole = ("bias", held.biases) if one.bias else ("weight", held.matrices)
+                kind, whole = ("bias", held.biases) if one.holds == "bias" else ("weight", held.matrices)
                 parts = whole[product.name].split_with_sizes(list(product.rows.values()))
                 turns = [slice(turn * product.experts, (turn + 1) * product.experts) for turn in one.turns]
                 called = [[f"{name}.{kind}" for name in names[turn]] for turn in turns]
                 yield f"{prefix}{one.name}", one, [parts[turn] for turn in turns], called
 
 
-def _is_stored(config: ModelConfig, module: str, inner: int) -> bool:
-    """Whether its matrix is quantised in safetensors files, which have no tensors of all experts then."""
+def _is_wanted(config: ModelConfig, module: str, inner: int, one: Stacked, there: bool) -> bool:
+    """Whether a tensor of all experts is read. there: in the files. Of matrices that safetensors files have in few bits
+    there is none but MXFP4's, which there must be."""
     scheme = None if config.quantization is None else config.quantization.scheme(module, inner)
-    return scheme is not None and scheme.layout not in (MADE, GGUF)
+    layout = MADE if scheme is None else scheme.layout
+    if one.holds in ("blocks", "scales"):
+        return layout == MXFP4
+    return there and (one.holds == "bias" or layout in (MADE, GGUF))
 
 
 @torch.no_grad()

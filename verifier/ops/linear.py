@@ -173,6 +173,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 def rounded_product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
     """fp32[R, O]: rows [R, K] times a weight of whole numbers, and the bias, as above."""
     numbers, scales = rounded(x)
+    weight = weight.whole()
     piece, groups, spans = piece_of(weight.group), weight.scales.shape[1], weight.inner // weight.span
     values, sums = (each.unflatten(1, (-1, piece)).double() for each in (weight.numbers(), numbers))
     total = torch.zeros(len(x), len(values)) if bias is None else bias.float().expand(len(x), -1)

@@ -19,6 +19,11 @@ have no steps); values of four bits with minimums have no sign::
 
     weight[o, k] = values[o, k] * (scales[o, g] * steps[o, s]) - minimums[o, g] * minimum_steps[o, s]
 
+Floats of four bits (e2m1: a sign, two bits of the exponent, one behind the point) have scales of eight: powers of two
+(e8m0, MXFP4) or e4m3 (NVFP4)::
+
+    weight[o, k] = e2m1(values[o, k]) * scales[o, g]
+
 Legend: O outer width, K inner width, G groups, S spans.
 """
 
@@ -32,6 +37,10 @@ from torch import Tensor
 
 #: Floats of 8 bits: a sign, 4 of the exponent, 3 behind the point; no infinities.
 FP8 = torch.float8_e4m3fn
+#: Powers of two alone: an exponent of 8 bits.
+E8M0 = torch.float8_e8m0fnu
+#: Floats of 4 bits by their codes, doubled.
+DOUBLED_E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
 #: Rows that are worked on at a time: what is widened on the way takes little room.
 _ROWS = 1024
 
@@ -65,7 +74,7 @@ class QuantizedMatrix:
     ) -> QuantizedMatrix:
         """One without numbers. group: numbers that have a scale together. floats: whether values are."""
         packed = (outer, inner) if bits == 8 else (outer, inner // 2)
-        kind = FP8 if floats else torch.int8 if bits == 8 else torch.uint8
+        kind = torch.uint8 if bits == 4 else FP8 if floats else torch.int8
         values = torch.empty(packed, dtype=kind, device=device)
         groups = (outer, inner // group)
         zeros = None if symmetric else torch.empty(groups, dtype=torch.int8, device=device)
@@ -114,6 +123,11 @@ class QuantizedMatrix:
         return self.values.dtype is FP8
 
     @property
+    def e2m1(self) -> bool:
+        """Whether values are floats of 4 bits."""
+        return self.bits == 4 and self.scales.dtype in (E8M0, FP8)
+
+    @property
     def signed(self) -> bool:
         """Whether values have a sign."""
         return self.bits == 8 or self.minimums is None
@@ -155,13 +169,41 @@ class QuantizedMatrix:
         return self._with(None if one is None else one[rows] for one in self._tensors)
 
     def numbers(self) -> Tensor:
-        """int8 or e4m3 [O, K]: the values, one in a byte."""
+        """int8 or e4m3 [O, K]: the values, one in a byte; of e2m1 twice what they are."""
         if self.bits == 8:
             return self.values
+        if self.e2m1:
+            return self._doubled().to(torch.int8)
         return unpacked(self.values, self.signed)
+
+    def codes(self) -> Tensor:
+        """int8[O, K]: values of 4 bits as they are stored, from 0."""
+        return unpacked(self.values, signed=False)
+
+    def whole(self) -> QuantizedMatrix:
+        """The same in whole numbers: those of e2m1, doubled, are."""
+        if not self.e2m1:
+            return self
+        return replace(self, values=self.numbers(), scales=self._halves(), bits=8)
+
+    def _doubled(self) -> Tensor:
+        """fp32[O, K]: twice the values of e2m1."""
+        table = torch.tensor(DOUBLED_E2M1, device=self.device)
+        return table[self.codes().int()]
+
+    def _halves(self) -> Tensor:
+        """fp32[O, G]: half of their scales; that of an exponent of 255 too is a number, as transformers has it."""
+        found: Tensor = self.scales.float() * 0.5
+        if self.scales.dtype is FP8:
+            return found
+        found = torch.pow(2.0, self.scales.view(torch.uint8).int() - 128)
+        return found
 
     def plain(self) -> Tensor:
         """fp32[O, K]: the weight that it stands for."""
+        if self.e2m1:
+            whole: Tensor = self._doubled().unflatten(1, (-1, self.group)) * self._halves().unsqueeze(2)
+            return whole.flatten(1)
         found, was = self.side_by_side()
         if was is not None:
             return found.plain()[:, was.argsort()]

@@ -22,6 +22,7 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import json_response
 from foresay.server.api.common.streaming import collect, stream
+from foresay.server.catalog.formats import EFFORTS
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import AnswerOrigin, Service
 from foresay.server.schemas import bounds
@@ -237,13 +238,21 @@ def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
     if body.reasoning_effort is not None:
         given = {"reasoning_effort": body.reasoning_effort} | given
 
+    noted = offer.warnings
+    if text.chat_format.channels and (effort := given.get("reasoning_effort")) not in (None, *EFFORTS):
+        given = {name: value for name, value in given.items() if name != "reasoning_effort"}
+        noted += (warning("hint_left_out", "reasoning_effort", value=str(effort)),)
     generic = text.chat_format.generic
     offered = [] if generic else offer.rendered()
 
     def render(messages: list[dict[str, Any]]) -> RenderedPrompt:
         return text.tokenizer.render(messages, opens and not continues, continues, given, offered)
 
-    messages, noted = conversation.messages(body), offer.warnings
+    messages = conversation.messages(body)
+    if text.chat_format.channels:
+        messages, moved = conversation.folded(messages)
+        messages = conversation.in_channels(messages)
+        noted += tuple(warning("system_moved", ("messages", index)) for index in moved)
     if generic:
         messages = conversation.spelled_out(messages, offer.rendered())
         noted += (warning("generic_tools", "tools"),) if offer.listed else ()

@@ -39,8 +39,7 @@ class Entry:
 
     names: its drafters' names, also in ``--draft``. made: their class. looks: whether they use lookups or own code, at
     nearly no cost, instead of running a model. only_one: the word for kinds of which only one may draft; "" for any
-    number. layered: whether it reads layers that ``--draft-layers`` can name. spared: whether ``auto`` leaves it out
-    if there is no room for it, or no measurement.
+    number. layered: whether it reads layers that ``--draft-layers`` can name.
 
     asked: the part of ``--draft`` that names it. place: the directory or hub id in that, "" if there is none.
     """
@@ -50,7 +49,6 @@ class Entry:
     looks: ClassVar[bool] = False
     only_one: ClassVar[str] = ""
     layered: ClassVar[bool] = False
-    spared: ClassVar[bool] = False
 
     asked: str
     place: str = ""
@@ -71,6 +69,11 @@ class Entry:
     def setting(self, name: str, place: str) -> str:
         """How ``--draft`` would name the drafter called ``name``. place: its directory or hub id, for people."""
         return f"{name}:{place}" if place else name
+
+    @property
+    def spared(self) -> Entry | None:
+        """What ``auto`` takes in its place where there is no room for it, or no measurement; None: nothing."""
+        return self
 
     def configured(self, config: EngineConfig) -> Self:
         """The same, with the other settings applied."""
@@ -93,6 +96,10 @@ class Entry:
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """The models that it runs: their passes need a workspace."""
         return ()
+
+    def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        """Those of them that keep recurrent states of their own, if they have such layers."""
+        return self.shapes(target)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """What its stores hold for each token of the KV cache. dtype: the engine's."""

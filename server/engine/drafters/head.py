@@ -190,7 +190,7 @@ def note_vocabulary(notes: Notes, target: Target, drafts: int) -> None:
 
 # -- a target without weights ------------------------------------------------------------------------------------------
 # Loaders of heads need only a target's shape, and put their tensors on its device. With this meta model they run as
-# # with the real one, and raise the same errors for what does not fit.
+# with the real one, and raise the same errors for what does not fit.
 
 
 def outline(model: ModelConfig, dtype: str) -> ModelRunner:

@@ -1,5 +1,5 @@
 """``--draft self``, ``self:int4``, ``self:int8``: a copy of the target in fewer bits drafts, on the target's own KV
-pages; and ``PATH > self``: a draft model drafts for that copy."""
+pages; and ``PATH > self``: a draft model, a head or a lookup drafts for that copy."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from foresay.drafters.self_draft import SelfDrafter
+from foresay.drafters.self_draft import Before, SelfDrafter
+from foresay.kvpaging import PagePool
 from foresay.server.engine.checks import Notes, Target, described
 from foresay.server.engine.device import LoadContext, choose_activations
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
+from foresay.server.engine.drafters.head import Head
 from foresay.server.engine.parameters import item_bytes, model_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit, target_directory
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.names import DRAFT_MODEL, SELF
+from foresay.spec.names import SELF
 from foresay.spec.shape import MAX_NODES
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig, parameters
@@ -30,20 +32,23 @@ from foresay.verifier.model_runner import ModelRunner
 #: half of the likeliest tokens change).
 BITS = {"int4": 4, "int8": 8}
 _SMALL = 500_000_000
+#: How often a copy's first choice comes, given that those above it did: what it begins with, as at 135M and 1B.
+_RIGHT = {"int4": 0.8, "int8": 0.95}
 
 
 @dataclass(frozen=True)
 class Own(Entry):
-    """:mod:`foresay.drafters.self_draft`. asked_how: what the target's floats become; "": chosen by size. directory:
-    the target's. first: the draft model that drafts for it.
+    """:mod:`foresay.drafters.self_draft`. asked_how: what the target's floats become; "": what pays. directory: the
+    target's.
+    first: the drafter that drafts for it.
     """
 
     names, made = (SELF,), SelfDrafter
-    only_one, spared = "copy of the target", True
+    only_one = "copy of the target"
 
     asked_how: str = ""
     directory: Path = Path()
-    first: DraftModel | None = None
+    first: Entry | None = None
 
     @classmethod
     def named(cls, part: str) -> Self | None:
@@ -55,17 +60,27 @@ class Own(Entry):
             raise ConfigurationError(f"--draft {part}: expected self, or {' or '.join(f'self:{one}' for one in BITS)}")
         return cls(part, asked_how=how)
 
+    @property
+    def spared(self) -> Entry | None:
+        """Who drafts for it."""
+        return self.first
+
     def behind(self, first: Entry, part: str) -> Self:
-        """The same with a draft model before it, as ``part`` of ``--draft`` says. Raises ConfigurationError for another
-        kind of drafter."""
-        if not isinstance(first, DraftModel):
-            raise ConfigurationError(f"--draft {part}: expected a draft model before >, not {first.asked}")
+        """The same with another drafter before it, as ``part`` of ``--draft`` says. Raises ConfigurationError for a
+        kind that cannot be."""
+        if not isinstance(first, DraftModel | Head) and not first.looks:
+            raise ConfigurationError(
+                f"--draft {part}: expected a draft model, a head, ngram or suffix before >, not {first.asked}"
+            )
         return replace(self, asked=part, place=first.place, first=first)
 
     def setting(self, name: str, place: str) -> str:
         """Its name with the number of bits."""
-        own = f"{SELF}:{self.how}"
-        return own if self.first is None else f"{self.first.setting(DRAFT_MODEL, place)} > {own}"
+        own, first = f"{SELF}:{self.how}", self.first
+        if first is None:
+            return own
+        word = first.asked.partition(":")[0]
+        return f"{first.setting(word if word in first.names else first.names[0], place)} > {own}"
 
     def configured(self, config: EngineConfig) -> Self:
         """In the directory of the settings' target."""
@@ -80,22 +95,16 @@ class Own(Entry):
 
     @cached_property
     def model(self) -> ModelConfig:
-        """The copy's configuration. Raises Unfit for files without floats, and for recurrent layers, for which a pass
-        over one level of a tree would need the state left by the levels above."""
+        """The copy's configuration. Raises Unfit for files without floats."""
         model = ModelConfig.from_directory(self.directory)
         if model.quantization is not None:
             fault = f"--draft {self.asked}: its files are quantised ({model.quantization})"
             raise Unfit(fault, "name the model that they were made from as the target, or another drafter")
-        if model.stack.recurrence is not None:
-            fault = (
-                f"--draft {self.asked}: a model with recurrent layers ({model.architecture}) cannot draft for itself"
-            )
-            raise Unfit(fault, "name mtp, where its checkpoint has that layer, or a lookup (ngram, suffix)")
         return replace(model, quantization=Quantization.made(self.how))
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Raises Unfit if the target has no more bits than its copy would have, and for recurrent layers before it."""
-        if self.first is not None and self.first.model.stack.recurrence is not None:
+        if isinstance(self.first, DraftModel) and self.first.model.stack.recurrence is not None:
             fault = f"--draft {self.asked}: a draft model with recurrent layers cannot draft for another drafter"
             raise Unfit(fault, "name one of the two")
         own, found = self.model.quantization, model.quantization
@@ -107,6 +116,10 @@ class Own(Entry):
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """The copy, and the draft model that drafts for it."""
         return (self.model,) if self.first is None else (self.model, *self.first.shapes(target))
+
+    def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        """Who drafts for it: the copy reads the target's."""
+        return () if self.first is None else self.first.with_states(target)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """The KV of the draft model that drafts for it."""
@@ -129,7 +142,14 @@ class Own(Entry):
         packed.embed = target.decoder.embedding
         copy = ModelRunner(Decoder(model, packed, loading.length + MAX_NODES), target.store, loading.length)
         first = None if self.first is None else self.first.load(loading, target)
-        return SelfDrafter(copy, config.draft_growth == "dynamic", first)
+        assert first is None or isinstance(first, Before), "as those are that may stand before it"
+        made = SelfDrafter(copy, config.draft_growth == "dynamic", first)
+        made.calibration.expect(*[(_RIGHT[self.how],)] * 2)
+        return made
+
+    def doubts(self, drafter: SelfDrafter, target: ModelRunner, pool: PagePool, directory: Path) -> str:
+        """About who drafts for it."""
+        return "" if self.first is None else self.first.doubts(drafter.before, target, pool, directory)
 
     @property
     def remark(self) -> str:

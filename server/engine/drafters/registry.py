@@ -84,7 +84,7 @@ def find(part: str) -> Entry:
     if rest:
         own = find(" > ".join(rest))
         if not isinstance(own, Own) or own.first is not None:
-            raise ConfigurationError(f"--draft {part}: expected a draft model, >, and self, self:int4 or self:int8")
+            raise ConfigurationError(f"--draft {part}: expected a drafter, >, and self, self:int4 or self:int8")
         return own.behind(find(first), part)
     for entry in ENTRIES:
         if (found := entry.named(part)) is not None:

@@ -102,6 +102,11 @@ def _by_position(value: str) -> Callable[[Reading], list[Series]]:
     ]
 
 
+def _woken(value: str) -> Callable[[Reading], dict[str, float]]:
+    """By rows; there is one of one row, which dense models have too."""
+    return lambda now: {"1": 0} | getattr(now.totals, value)
+
+
 def _by_replica(value: str) -> Callable[[Reading], list[Series]]:
     """One number of each replica."""
     return lambda now: [((one.name, one.address), float(getattr(one, value))) for one in now.replicas]
@@ -228,6 +233,13 @@ STEPS = (
         "time_per_output_token_seconds",
         "Each token's share of the gap before its chunk: one observation for every token but those of first chunks.",
         "totals.token_times",
+    ),
+    *(
+        counter(name, about, _woken(counted), ["rows"])
+        for name, counted, about in (
+            ("experts_woken", "woken", "Experts of a layer that steps without prompts woke, by rows (1, 2, 4, ..)."),
+            ("experts_woken_steps", "woke", "Those steps."),
+        )
     ),
     counter("num_preemptions", "Requests that had to give up their KV.", "totals.preemptions", vllm=True, page=True),
 )

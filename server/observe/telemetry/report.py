@@ -107,6 +107,14 @@ class Node(msgspec.Struct, frozen=True):
     accepted: int
 
 
+class Woken(msgspec.Struct, frozen=True):
+    """Experts that a step without prompts woke on average. rows: of these steps, up to so many."""
+
+    rows: int
+    steps: int
+    experts: float
+
+
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One bucket of time. at: its first second, since 1970. seconds: its length, 1 or 60.
 
@@ -210,7 +218,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The whole page but its charts. drafters: in the minute of :class:`Live`; drafters_hour, shadows: in the last
     hour. nodes: of that minute, by depth and rank, of all shapes together. accepted_by_depth: of all drafters, in that
     minute and in the hour. totals: counters since the start, as in /metrics. startup: seconds of each phase of the
-    engine's last start. verdict: one sentence: does speculation pay, and if not, why."""
+    engine's last start. verdict: one sentence: does speculation pay, and if not, why. woken: of a mixture's layer, in
+    the hour."""
 
     now: float
     server: Server
@@ -221,6 +230,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[Node]
     accepted_by_depth: ByDepth
     accepted_by_depth_hour: ByDepth
+    woken: list[Woken]
     totals: dict[str, int]
     startup: dict[str, float]
     verdict: str

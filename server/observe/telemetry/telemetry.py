@@ -216,6 +216,7 @@ class Telemetry:
             nodes=views.nodes(whole),
             accepted_by_depth=views.by_depth(whole),
             accepted_by_depth_hour=views.by_depth(hour),
+            woken=views.woken(hour),
             totals={name: metric.total(reading) for name, metric in ON_PAGE.items()},
             startup=dict(self.startup.seconds),
             verdict=judged(whole).sentence,

@@ -19,6 +19,7 @@ from foresay.server.observe.telemetry.report import (
     Point,
     Quantiles,
     ShadowRates,
+    Woken,
     told,
 )
 from foresay.server.observe.telemetry.window import Window
@@ -126,6 +127,12 @@ def nodes(window: Window) -> list[Node]:
 def by_depth(window: Window) -> ByDepth:
     """How deep drafts were accepted, of all drafters."""
     return ByDepth.of(by_place(drafting.accepted_per_depth for drafting in window.drafting.values()), window.drafts)
+
+
+def woken(window: Window) -> list[Woken]:
+    """Experts, by the rows of steps."""
+    steps = sorted((int(rows), rows, steps) for rows, steps in window.woke.items())
+    return [Woken(number, count, window.woken[rows] / count) for number, rows, count in steps]
 
 
 async def points(windows: Sequence[Window], seconds: int) -> list[Point]:

@@ -37,11 +37,12 @@ class Window:
     once requested. new_runs: runs that :meth:`settle` has yet to count.
     """
 
-    # Of steps; phases are seconds. Fields named decode, propose and plain: of steps without prefill in which no request
-    # # had switched speculation off. plain_seconds: estimate of what plain decoding would have taken for the tokens of
-    # # these; doubted: seconds of those whose estimate may be wrong, by reason; waited_seconds: estimated time in which
-    # the # engine waited for a core. chosen: steps by the budget's choice, if there is a budget. disk: tokens whose KV
-    # was # written to or read from disk.
+    # Of steps; phases are seconds. Those named decode, propose and plain: of steps without prefill in which no request
+    # had switched speculation off. plain_seconds: estimate of what plain decoding would have taken for their tokens;
+    # doubted: seconds of those whose estimate may be wrong, by reason; waited_seconds: estimated time in which the
+    # engine waited for a core. chosen: steps by the budget's choice, if there is a budget. disk: tokens whose KV was
+    # written to or read from disk. woken: experts used in steps of a mixture, by the steps' rows (rounded up to a power
+    # of two); woke: those steps.
     steps: int
     emitted: int
     preemptions: int
@@ -51,6 +52,8 @@ class Window:
     waited_seconds: float
     chosen: dict[str, int]
     disk: dict[str, int]
+    woken: dict[str, float]
+    woke: dict[str, int]
     decode_steps: int
     decode_emitted: int
     decode_rows: int
@@ -164,6 +167,10 @@ class Window:
         if trace.preemptions:
             self.preemptions += trace.preemptions
         add(self.disk, trace.disk)
+        if trace.woken and not trace.prefill_rows:
+            rows = str(1 << (trace.rows - 1).bit_length())
+            add(self.woken, {rows: trace.woken})
+            add(self.woke, {rows: 1})
         if trace.choice:
             self.chosen[trace.choice] = self.chosen.get(trace.choice, 0) + 1
             self.news = trace.news or self.news

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 
 import msgspec
 
-from foresay.server.catalog.formats import TOOL_FORMATS
+from foresay.server.catalog.formats import CHANNELS, FORMATS
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.calls import strict_grammar, tool_call_grammar
+from foresay.server.text.grammars.channels import channel_grammar, named
 from foresay.server.text.grammars.fields import bounded, refuse_lengths, wanted
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.tokenizer import Tokenizer
@@ -35,11 +37,15 @@ async def chat_grammar(
     """The grammar that the answer must match; None if it may be anything. Raises :class:`InvalidRequest` naming the
     field."""
     grammar = await wanted(request)
+    if chat_format.channels and not beginning.continues:
+        made = await asyncio.to_thread(channel_grammar, grammar, offer, _ids(CHANNELS.control, tokenizer))
+        if made is not None and grammar is None:
+            refuse_lengths(request, made.param)
+        return None if made is None else bounded(made, MOST_BYTES_WITH_CALLS)
     form = chat_format.calls if offer.functions else None
     if form is not None:
         make = tool_call_grammar if offer.required or grammar is not None else strict_grammar
-        ids = {tag: tokenizer.added_id(tag) for tag in TOOL_FORMATS[form].tags}
-        calls = await asyncio.to_thread(make, form, offer, {tag: id for tag, id in ids.items() if id is not None})
+        calls = await asyncio.to_thread(make, form, offer, _ids(FORMATS[form].tags, tokenizer))
         if calls is not None and grammar is not None and not offer.required:
             grammar = _either(calls, grammar, form)
         elif calls is not None:
@@ -50,18 +56,22 @@ async def chat_grammar(
     return _behind_thinking(bounded(grammar, MOST_BYTES_WITH_CALLS), chat_format, tokenizer, beginning)
 
 
+def _ids(tags: Iterable[str], tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids of those tags that are single tokens."""
+    found = ((tag, tokenizer.added_id(tag)) for tag in tags)
+    return {tag: id for tag, id in found if id is not None}
+
+
 def _either(calls: Grammar, answer: Grammar, form: str) -> Grammar:
     """Calls or an answer, at the model's choice. They must differ in their first token."""
-    if TOOL_FORMATS[form].bare:
+    if FORMATS[form].bare:
         field = answer.param.partition(".")[0]
         before = "this model's tool calls look like any JSON: "
         raise InvalidRequest(field, " goes with tool_choice none or required only", before)
-    second = answer.text
-    given = json.loads(second)["grammars"][0] if second.startswith("{") else {"lark_grammar": second}
     grammars = [
         {"lark_grammar": "start: @calls | @answer"},
         {"name": "calls", "lark_grammar": calls.text},
-        given | {"name": "answer"},
+        named(answer, "answer"),
     ]
     return msgspec.structs.replace(answer, text=json.dumps({"grammars": grammars}))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.catalog.formats import PLACE, TAG, TOOL_FORMATS, ToolFormat, Way
+from foresay.server.catalog.formats import FORMATS, PLACE, TAG, TOOL_FORMATS, ToolFormat, Way
 from foresay.server.schemas.chat import Function
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.schema import guided
@@ -38,12 +38,12 @@ Tokens = Mapping[str, int]
 def tool_call_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar:
     """The grammar of calls of the offered functions: one, or any number if they may be parallel.
 
-    form: a name in :data:`~foresay.server.catalog.formats.TOOL_FORMATS`. tokens: ids of its tags that are single
+    form: a name in :data:`~foresay.server.catalog.formats.FORMATS`. tokens: ids of its tags that are single
     tokens. Raises :class:`InvalidRequest` naming the parameters that cannot be enforced.
     """
-    ways = TOOL_FORMATS[form].ways
+    ways = FORMATS[form].ways
     way = next((way for way in ways if all(tag in tokens for tag in TAG.findall(way.call))), ways[-1])
-    opens, between, closes = (_written(text, tokens) for text in (way.opens, way.between, way.closes))
+    opens, between, closes = (written(text, tokens) for text in (way.opens, way.between, way.closes))
     several = f"call ({between} call)*" if offer.parallel else "call"
     rules = [f"start: {opens} {several} {closes}"]
     rules.append("call: " + " | ".join(f"call{number}" for number in range(len(offer.functions))))
@@ -52,7 +52,7 @@ def tool_call_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar:
     return Grammar(text="\n".join(dict.fromkeys(rules)), param="tool_choice")
 
 
-def _written(text: str, tokens: Tokens, **places: str) -> str:
+def written(text: str, tokens: Tokens, **places: str) -> str:
     """A sequence of literals, tokens, and rules for the placeholders in a format's text."""
     tags = "|".join(map(re.escape, tokens))
     literals, found = PLACE.split(text)[::2], PLACE.split(text)[1::2]
@@ -71,7 +71,7 @@ def _literal(text: str) -> str:
 def _call(way: Way, number: int, function: Function, path: Path, tokens: Tokens) -> Iterator[str]:
     """A rule ``call<number>``, and the rules it needs. path: to the function's parameters."""
     inside = {"arguments": f"arguments{number}", "parameters": f"parameters{number}"}
-    yield f"call{number}: {_written(way.call, tokens, name=_literal(function.name), index='/[0-9]{1,4}/', **inside)}"
+    yield f"call{number}: {written(way.call, tokens, name=_literal(function.name), index='/[0-9]{1,4}/', **inside)}"
     if not way.parameter:
         schema = guided(function.parameters or _NOTHING, path, closed=True)
         if schema.get("type", "object") != "object":
@@ -144,7 +144,7 @@ def _tagged(form: str, number: int, parameters: list[_Parameter] | None, tokens:
     """A rule ``parameters<number>`` for parameters between tags; ``text`` is any text and the tag that ends it."""
     head, _, closing = form.partition("{value}")
     end = closing.strip()
-    rest = _written(closing.partition(end)[2], tokens)
+    rest = written(closing.partition(end)[2], tokens)
     if end in tokens:
         yield f"text: TEXT? <[{tokens[end]}]>"
         yield f"TEXT: /(.|\\n)+/ & {_without(end)}"
@@ -154,14 +154,14 @@ def _tagged(form: str, number: int, parameters: list[_Parameter] | None, tokens:
         _check_key('[^<>"\n]*' if '"{key}"' in form else "[^<>\n]*", parameter)
         key = _literal(parameter.key)
         if not is_text(parameter.schema):
-            yield f"{parameter.rule}: {_written(form, tokens, key=key, value=f'value_{parameter.rule}')}"
+            yield f"{parameter.rule}: {written(form, tokens, key=key, value=f'value_{parameter.rule}')}"
             yield parameter.json
         elif words := _words(parameter, end):
-            yield f"{parameter.rule}: {_written(form, tokens, key=key, value=words)}"
+            yield f"{parameter.rule}: {written(form, tokens, key=key, value=words)}"
         else:
-            yield f"{parameter.rule}: {_written(head, tokens, key=key)} text {rest}"
+            yield f"{parameter.rule}: {written(head, tokens, key=key)} text {rest}"
     if parameters is None:
-        yield f"any: {_written(head, tokens, key='/[^<>' + chr(92) + 'n]+/')} text {rest}"
+        yield f"any: {written(head, tokens, key='/[^<>' + chr(92) + 'n]+/')} text {rest}"
     listed = "any*" if parameters is None else " ".join(one.rule + one.optional for one in parameters)
     yield f"parameters{number}: {listed or _literal('')}"
 
@@ -183,7 +183,7 @@ def _words(parameter: _Parameter, end: str) -> str:
 def _python(form: str, number: int, parameters: list[_Parameter] | None) -> Iterator[str]:
     """The same for Python's syntax: in order, separated by commas."""
     if parameters is None:
-        yield f"any: {_written(form, {}, key='/[A-Za-z_][A-Za-z0-9_]*/', value='any_value')}"
+        yield f"any: {written(form, {}, key='/[A-Za-z_][A-Za-z0-9_]*/', value='any_value')}"
         yield "any_value: %json {}"
         yield f'parameters{number}: (any (", " any)*)?'
         return
@@ -191,7 +191,7 @@ def _python(form: str, number: int, parameters: list[_Parameter] | None) -> Iter
     for parameter in reversed(parameters):
         _check_key("[A-Za-z_][A-Za-z0-9_]*", parameter)
         rule = parameter.rule
-        yield f"{rule}: {_written(form, {}, key=_literal(parameter.key), value=f'value_{rule}')}"
+        yield f"{rule}: {written(form, {}, key=_literal(parameter.key), value=f'value_{rule}')}"
         yield parameter.json
         yield f'rest_{rule}: (", " {rule}){parameter.optional} {rest}'
         firsts = [f"{rule} {rest}"] + (firsts if parameter.optional else [])
@@ -201,7 +201,7 @@ def _python(form: str, number: int, parameters: list[_Parameter] | None) -> Iter
 
 # -- any text, then valid calls ----------------------------------------------------------------------------------------
 # The beginning of a call must be unambiguous: a token that begins calls, or, where calls may be bare, a brace that
-# # begins the answer.
+# begins the answer.
 
 
 def strict_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar | None:
@@ -218,7 +218,7 @@ def strict_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar | None:
         if not allowed:
             raise InvalidRequest("tool_choice", "this model's tool calls cannot be told from text before they are made")
         return None
-    calls = tool_call_grammar(form, _loosened(offer), tokens)
+    calls = tool_call_grammar(form, loosened(offer), tokens)
     grammars = [{"lark_grammar": start}, {"name": "calls", "lark_grammar": calls.text}]
     return Grammar(text=json.dumps({"grammars": grammars}), param="tools" if allowed else "tool_choice")
 
@@ -226,7 +226,7 @@ def strict_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar | None:
 def _start(form: ToolFormat, tokens: Tokens) -> str | None:
     if form.bare:
         return (
-            f"start: @calls | TEXT | TEXT? {_written(form.begins, tokens)} @calls\n"
+            f"start: @calls | TEXT | TEXT? {written(form.begins, tokens)} @calls\n"
             f"TEXT: /[ \\t\\n\\r]*[^{{ \\t\\n\\r](.|\\n)*/ & {_without(form.begins)}\n"
         )
     without = _without(form.begins)
@@ -241,7 +241,7 @@ def _pattern(tag: str) -> str:
     return re.escape(tag).replace("/", "\\/")
 
 
-def _loosened(offer: Offer) -> Offer:
+def loosened(offer: Offer) -> Offer:
     """The same functions, with any arguments for those that are not strict."""
     listed, functions = (
         tuple(one if one.strict else msgspec.structs.replace(one, parameters=_ANYTHING) for one in given)

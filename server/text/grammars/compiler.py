@@ -156,7 +156,7 @@ def tokenizer_text(directory: Path) -> str | None:
 
 # -- grammars that spell a special token -------------------------------------------------------------------------------
 # Where a grammar allows only one text, llguidance forces the tokens that the tokenizer makes of it; but a tokenizer
-# # turns the name of a special token into that token, which is not text. Such grammars are compiled without forcing.
+# turns the name of a special token into that token, which is not text. Such grammars are compiled without forcing.
 
 
 _ESCAPE = re.compile(r"\\+x\{([0-9a-f]{1,6})\}")

@@ -17,8 +17,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from foresay.server.catalog.formats import REASONING, TOOL_FORMATS, TOOLS_VARIABLES, ToolFormat
+from foresay.server.catalog.formats import (
+    ANALYSIS,
+    CHANNELS,
+    FORMATS,
+    HARMONY,
+    REASONING,
+    TOOLS_VARIABLES,
+    ToolFormat,
+)
 from foresay.server.settings.config import ReasoningParser, ToolParser
+from foresay.server.text.parsers import harmony
 from foresay.server.text.parsers.formats import output
 from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import OutputParser, Part, PlainText, ReasoningPart, TextPart, ToolCallPart
@@ -153,7 +162,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     calls: name of the format of its tool calls; None if unknown. thinks: the tags around its reasoning; None if it does
     not reason. markers: tags that are single special tokens, by id. words: every name in the template's code. declared:
     makes the parser that the tokenizer itself declares, from the prompt, the request's id and the offered tools; None:
-    our own parsers are used. generic: tools are described in the prompt, since the template has none.
+    our own parsers are used. channels: its answers are messages on channels, which may contain calls.
     """
 
     calls: str | None = None
@@ -162,26 +171,37 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     words: frozenset[str] = frozenset()
     declared: Callable[[str, str, Offer], OutputParser] | None = None
     generic: bool = False
+    channels: bool = False
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: ToolParser = "auto", thoughts: ReasoningParser = "auto") -> ChatFormat:
         """Recognise it by the template, unless the settings name a format."""
         template = tokenizer.templates
-        signs = {name: form.signs or (form.begins,) for name, form in TOOL_FORMATS.items()}
+        signs = {name: form.signs or (form.begins,) for name, form in FORMATS.items()}
         shown = (name for name in signs if any(sign in template for sign in signs[name]))
         words = _words(template)
-        calls = next(shown, None) if tools == "auto" else tools if tools in TOOL_FORMATS else None
+        calls = next(shown, None) if tools == "auto" else tools if tools in FORMATS else None
         declares = tools == "response_template" or (tools == "auto" and calls is None and tokenizer.declares_output)
         lists = not words.isdisjoint(TOOLS_VARIABLES)
         generic = not lists and not declares and tools in ("auto", GENERIC) and calls in (None, GENERIC)
         calls = GENERIC if generic else calls
+        channels = calls == HARMONY or (tools == "none" and any(sign in template for sign in CHANNELS.signs))
         around = (tags for tags in REASONING.values() if any(tag in template for tag in tags))
         thinks = next(around, None) if thoughts == "auto" else REASONING.get(thoughts)
-        form = TOOL_FORMATS[calls] if calls else ToolFormat()
-        tags = (*form.tags, *form.wraps, *(thinks or ()))
+        thinks = ANALYSIS if channels and thoughts == "auto" else thinks
+        form = CHANNELS if channels else FORMATS[calls] if calls else ToolFormat()
+        tags = (*form.control, *(thinks or ()))
         markers = {id: tag for tag in tags if (id := tokenizer.special_id(tag)) is not None}
         declared = _declared(tokenizer) if declares else None
-        return cls(calls=calls, thinks=thinks, markers=markers, words=words, declared=declared, generic=generic)
+        return cls(
+            calls=calls,
+            thinks=thinks,
+            markers=markers,
+            words=words,
+            declared=declared,
+            generic=generic,
+            channels=channels,
+        )
 
     @property
     def lists_tools(self) -> bool:
@@ -213,7 +233,11 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         """The parser of one answer. offer: the tools. opened: whether the prompt ends inside reasoning."""
         if self.declared is not None:
             return self.declared(prompt, request_id, offer)
-        form = TOOL_FORMATS[self.calls] if self.calls is not None else ToolFormat()
+        form = FORMATS[self.calls] if self.calls is not None else ToolFormat()
+        if self.channels:
+            answer = ParsedAnswer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel)
+            script = partial(harmony.messages, harmony.begun(prompt), self.thinks is not None)
+            return ScriptParser(answer, script, self.markers)
         tags = (*(form.tags if offer.functions else ()), *form.wraps, *(self.thinks or ()))
         if not any(tags):
             return PlainText()

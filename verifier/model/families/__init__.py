@@ -19,7 +19,7 @@ FAMILIES: dict[str, Family] = {
 #: Models of texts and images, of which the texts' part is loaded: by the ``model_type`` of its ``text_config``.
 WRAPPED = (
     "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
-    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
 )  # fmt: skip
 INSIDE = {
     "gemma3_text": "Gemma3ForCausalLM",
@@ -27,6 +27,7 @@ INSIDE = {
     "ministral3": "Ministral3ForCausalLM",
     "muse_glimmer_text": "MuseGlimmerForConditionalGeneration",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 
 

@@ -26,8 +26,8 @@ class Gguf:
 
     architecture: what they call it. names: tensors in a layer that they call otherwise than most do, theirs to ours.
     in_pairs: numbers of queries and keys that rotate together lie side by side there, and half a head apart here.
-    windowed: whether they may have a window. experts: whether they have experts. values: what they leave out of
-    config.json's words, from their fields and the width of a head.
+    windowed: whether they may have a window. experts: whether they have experts; shared: one of them for all rows.
+    values: what they leave out of config.json's words, from their fields and the width of a head.
     """
 
     architecture: str
@@ -35,6 +35,7 @@ class Gguf:
     in_pairs: bool = False
     windowed: bool = False
     experts: bool = False
+    shared: bool = False
     values: Callable[[Fields, int], dict[str, Any]] = lambda fields, head_dim: {}
 
 

@@ -27,6 +27,7 @@ from foresay.verifier.model.nodes import (
     MLP,
     OUTPUT,
     QKV,
+    SINKS,
     Experts,
     HeadNorm,
     Layer,
@@ -39,7 +40,7 @@ from foresay.verifier.model.rope_config import read_rope
 #: What config.json files call the number of experts.
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 #: The width of an expert where dense layers have another.
-_OWN_WIDTH = "moe_intermediate_size"
+OWN_WIDTH = "moe_intermediate_size"
 #: More than any model has: each has names of its own.
 _MOST_EXPERTS = 4096
 
@@ -65,7 +66,7 @@ def qwen3_moe(fields: Fields) -> Stack:
     """Qwen 3's attention."""
     norm, rope = rms_norm(fields), read_rope(fields)
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
-    inside = experts(fields, Router(normalised=fields.flag("norm_topk_prob", False)), _OWN_WIDTH)
+    inside = experts(fields, Router(normalised=fields.flag("norm_topk_prob", False)), OWN_WIDTH)
     own = (attention(fields, rope, window=seen, biases=has, norm=HeadNorm(norm)) for seen in window_by_layer(fields))
     both = zip(own, sparse(fields, inside), strict=True)
     return Stack(tuple(Layer(each, inner, norm) for each, inner in both), norm)
@@ -109,7 +110,7 @@ def glm4_moe(fields: Fields) -> Stack:
     qk = HeadNorm(norm) if fields.flag("use_qk_norm", False) else None
     has = biases(fields, **{QKV: "attention_bias"})
     own = attention(fields, read_rope(fields, partial=True), biases=has, norm=qk)
-    inside = experts(fields, router, _OWN_WIDTH, shared=_shared(fields), shared_module="mlp.shared_experts")
+    inside = experts(fields, router, OWN_WIDTH, shared=_shared(fields), shared_module="mlp.shared_experts")
     dense = fields.integer("first_k_dense_replace", 1, minimum=0)
     layers = [mlp(fields) if layer < dense else inside for layer in range(layer_count(fields))]
     return Stack(tuple(Layer(own, each, norm) for each in layers), norm)
@@ -131,13 +132,15 @@ def _corrected(fields: Fields) -> Router:
 
 def _shared(fields: Fields) -> MLP | None:
     count = fields.integer("n_shared_experts", 1, minimum=0)
-    return MLP(fields.integer(_OWN_WIDTH) * count) if count else None
+    return MLP(fields.integer(OWN_WIDTH) * count) if count else None
 
 
 _OSS_STACKS: Mapping[str, tuple[Stacked, ...]] = {
     name: (
         Stacked(f"mlp.experts.{theirs}", turns, transposed=True, interleaved=len(turns) > 1),
-        Stacked(f"mlp.experts.{theirs}_bias", turns, interleaved=len(turns) > 1, bias=True),
+        Stacked(f"mlp.experts.{theirs}_bias", turns, interleaved=len(turns) > 1, holds="bias"),
+        Stacked(f"mlp.experts.{theirs}_blocks", turns, interleaved=len(turns) > 1, holds="blocks"),
+        Stacked(f"mlp.experts.{theirs}_scales", turns, interleaved=len(turns) > 1, holds="scales"),
         *GGUF_STACKS[name],
     )
     for name, theirs, turns in ((GATE_UP, "gate_up_proj", (0, 1)), (DOWN, "down_proj", (0,)))
@@ -168,6 +171,12 @@ _OSS = {
 }  # fmt: skip
 
 _QWEN_GGUF = Gguf("qwen3moe", experts=True, values=lambda fields, head_dim: {"norm_topk_prob": True})
+_OSS_NAMES = {
+    "attn_sinks.weight": SINKS, "ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm",
+}  # fmt: skip
+_OSS_GGUF = Gguf(
+    "gpt-oss", _OSS_NAMES, windowed=True, experts=True, values=lambda *_: {"rope_parameters": {"truncate": False}}
+)
 _GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": _GRANITE_ROUTER}, True, experts=True, values=granite_values)
 
 FAMILIES = {
@@ -176,5 +185,5 @@ FAMILIES = {
     "MixtralForCausalLM": Family("Mixtral", mixtral, _MIXTRAL, Gguf("llama", in_pairs=True, experts=True)),
     "GraniteMoeForCausalLM": Family("Granite 3 mixtures", granite_moe, {"num_experts_per_tok": 2}, _GRANITE_GGUF),
     "Glm4MoeForCausalLM": Family("GLM-4.5, GLM-4.6, GLM-4.7", glm4_moe, _GLM),
-    "GptOssForCausalLM": Family("gpt-oss", gpt_oss, _OSS),
+    "GptOssForCausalLM": Family("gpt-oss", gpt_oss, _OSS, _OSS_GGUF),
 }

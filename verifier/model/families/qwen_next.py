@@ -1,12 +1,14 @@
-"""Qwen3.5, 3.6 and 3.8 (dense): three layers of four are recurrent, heads of the others have gates."""
+"""Qwen3-Next and Qwen3.5, 3.6 and 3.8: three layers of four are recurrent, heads of the others have gates."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from foresay.verifier.model.families.family import Family, Gguf, attention, layer_count, mlp, rms_norm
+from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts, sparse
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import Attention, GatedDelta, HeadNorm, Layer, Stack
+from foresay.verifier.model.nodes import MLP, Attention, Experts, GatedDelta, HeadNorm, Layer, Router, Stack
 from foresay.verifier.model.rope_config import read_rope
 
 #: Numbers that kernels take at once.
@@ -14,14 +16,37 @@ _LANES = 16
 
 
 def qwen3_5(fields: Fields) -> Stack:
-    """Weights of norms are kept less one, but for those inside the recurrence."""
+    """The dense ones."""
+    return _hybrid(fields, [mlp(fields)] * layer_count(fields))
+
+
+def qwen3_5_moe(fields: Fields) -> Stack:
+    """The mixtures."""
+    return _hybrid(fields, [_experts(fields)] * layer_count(fields))
+
+
+def qwen3_next(fields: Fields) -> Stack:
+    """Files have what the recurrence reads side by side for each key."""
+    return _hybrid(fields, sparse(fields, _experts(fields)), by_key=True)
+
+
+def _experts(fields: Fields) -> Experts:
+    """Beside them one that all rows have, with a gate."""
+    shared = MLP(fields.integer("shared_expert_intermediate_size"))
+    router = Router(normalised=fields.flag("norm_topk_prob", True))
+    return experts(fields, router, OWN_WIDTH, shared=shared, shared_gate="mlp.shared_expert_gate")
+
+
+def _hybrid(fields: Fields, inner: Sequence[MLP | Experts], by_key: bool = False) -> Stack:
+    """Weights of norms are kept less one, but for those inside the recurrence. inner: of each layer."""
     fields.refuse("attention_bias")
-    norm, inner = rms_norm(fields, wide=True, less_one=True), mlp(fields)
+    norm = rms_norm(fields, wide=True, less_one=True)
     gated = fields.flag("attn_output_gate", True)
     rope = read_rope(_with_share(fields), partial=True)
     full = attention(fields, rope, norm=HeadNorm(norm), gated=gated, interleaved=gated)
-    kinds: dict[str, Attention | GatedDelta] = {"full_attention": full, "linear_attention": _delta(fields)}
-    layers = tuple(Layer(kinds[name], inner, norm) for name in _layer_types(fields))
+    kinds: dict[str, Attention | GatedDelta] = {"full_attention": full, "linear_attention": _delta(fields, by_key)}
+    both = zip(_layer_types(fields), inner, strict=True)
+    layers = tuple(Layer(kinds[name], one, norm) for name, one in both)
     stack = Stack(layers, norm)
     if not stack.attentions:
         raise fields.error("layer_types must list a layer of full_attention")
@@ -44,7 +69,7 @@ def _layer_types(fields: Fields) -> list[str]:
     return names
 
 
-def _delta(fields: Fields) -> GatedDelta:
+def _delta(fields: Fields, by_key: bool) -> GatedDelta:
     if fields.get("output_gate_type") not in (None, "swish", "silu"):
         raise fields.error(f"output_gate_type {fields.get('output_gate_type')!r} is not supported; supported is swish")
     heads = (("linear_num_key_heads", 16), ("linear_num_value_heads", 32))
@@ -58,7 +83,7 @@ def _delta(fields: Fields) -> GatedDelta:
         )
     taps = fields.integer("linear_conv_kernel_dim", 4, minimum=2, most=64)
     inside = rms_norm(fields, wide=True)
-    return GatedDelta(keys, values, key_dim, value_dim, taps, inside, fields.flag(_TILED, False))
+    return GatedDelta(keys, values, key_dim, value_dim, taps, inside, fields.flag(_TILED, False), by_key)
 
 
 _DEFAULTS = {"head_dim": 256, "rms_norm_eps": 1e-6}
@@ -95,5 +120,19 @@ _NAMES = {
     "ssm_out": "linear_attn.out_proj",
 }
 _GGUF = Gguf("qwen35", _NAMES, values=_of_gguf)
+_SHARED = "mlp.shared_expert"
+_SHARED_NAMES = {f"ffn_{name}_shexp": f"{_SHARED}.{name}_proj" for name in ("gate", "up", "down")}
+_MIXTURE_GGUF = Gguf(
+    "qwen35moe",
+    {**_NAMES, **_SHARED_NAMES, "ffn_gate_inp_shexp": f"{_SHARED}_gate"},
+    experts=True,
+    shared=True,
+    values=_of_gguf,
+)
+_MIXTURE = {**_DEFAULTS, "num_key_value_heads": 2, "shared_expert_intermediate_size": 512}
 
-FAMILIES = {"Qwen3_5ForCausalLM": Family("Qwen3.5, Qwen3.6, Qwen3.8 (dense)", qwen3_5, _DEFAULTS, _GGUF)}
+FAMILIES = {
+    "Qwen3_5ForCausalLM": Family("Qwen3.5, Qwen3.6, Qwen3.8 (dense)", qwen3_5, _DEFAULTS, _GGUF),
+    "Qwen3_5MoeForCausalLM": Family("Qwen3.5 and Qwen3.6 mixtures", qwen3_5_moe, _MIXTURE, _MIXTURE_GGUF),
+    "Qwen3NextForCausalLM": Family("Qwen3-Next", qwen3_next, _MIXTURE),
+}

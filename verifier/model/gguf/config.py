@@ -113,8 +113,10 @@ def _theirs(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def shape_of(name: str, tensor: GgufTensor) -> tuple[int, ...]:
-    """The shape here: a convolution of each channel by itself has a dimension more."""
+    """The shape here: a convolution of each channel by itself has a dimension more, and a gate of one row."""
     outer, *inner = tensor.shape
+    if name.endswith(".shared_expert_gate.weight"):
+        return 1, outer, *inner
     return (outer, 1, *inner) if name.endswith(CONVOLUTIONS) else tensor.shape
 
 
@@ -132,8 +134,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "architectures": [_architecture(file, fields)],
         "vocab_size": _vocab_size(file, fields),
         "hidden_size": hidden,
-        "intermediate_size": fields.integer("feed_forward_length"),
+        "intermediate_size": (fields.get if fields.get("expert_count") else fields.integer)("feed_forward_length"),
         "moe_intermediate_size": fields.get("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": fields.get("expert_shared_feed_forward_length"),
         "num_experts": fields.get("expert_count"),
         "num_experts_per_tok": fields.get("expert_used_count"),
         "num_hidden_layers": layer_count(file),
@@ -196,7 +199,8 @@ def _own_fields(file: GgufFile) -> Fields:
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): each for key, each in file.metadata.items() if key.startswith(prefix)}
     fields = Fields(own, f"{file.path}, {architecture}")
-    fields.refuse("expert_shared_count", "expert_shared_feed_forward_length", "expert_group_count")
+    shared = () if gguf_of(architecture).shared else ("expert_shared_count", "expert_shared_feed_forward_length")
+    fields.refuse(*shared, "expert_group_count")
     return fields
 
 
@@ -244,7 +248,7 @@ def _vocab_size(file: GgufFile, fields: Fields) -> int:
 
 def _dtype(file: GgufFile) -> str:
     """What all matrices are in, if they are in one type of 16 bits."""
-    matrices = ((ours(name, file), tensor) for name, tensor in file.tensors.items() if ".ffn_gate_inp." not in name)
+    matrices = ((ours(name, file), tensor) for name, tensor in file.tensors.items() if ".ffn_gate_inp" not in name)
     found = {tensor.type for name, tensor in matrices if len(shape_of(name, tensor)) > 1}  # routers stay fp32
     return _DTYPES.get(found.pop(), "float32") if len(found) == 1 else "float32"
 
@@ -305,7 +309,7 @@ def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> I
     found: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for number, layer in enumerate(stack.layers):
         for product in layer.products(hidden):
-            stacks = (one.name.removesuffix(".weight") for one in product.stacked)
+            stacks = (one.name.removesuffix(".weight") for one in product.stacked if one.holds == "weight")
             there = [each for each in stacks if f"model.layers.{number}.{each}" in types] or list(product.rows)
             kinds = {types.get(f"model.layers.{number}.{module}", F32).name for module in there}
             found.setdefault((tuple(product.rows), tuple(sorted(kinds))), []).append(str(number))
@@ -332,11 +336,16 @@ def end_tokens(file: GgufFile) -> list[int]:
     named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ids = [each for each in named if type(each) is int]
     control = [index for index, kind in enumerate(types) if kind == _CONTROL and index < len(tokens)]
-    ids += [index for index in control if tokens[index] in _ENDS]
+    found = {tokens[index]: index for index in control if tokens[index] in _ENDS}
+    if found.keys() >= _OF_MESSAGES:
+        del found["<|end|>"]
+    ids += found.values()
     return list(dict.fromkeys(ids))
 
 
 _CONTROL = 3
+#: Where all of these are, the last ends a message, and not the text (gpt-oss).
+_OF_MESSAGES = {"<|return|>", "<|call|>", "<|end|>"}
 #: As llama.cpp has it.
 _ENDS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>", "</s>",

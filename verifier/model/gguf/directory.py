@@ -38,6 +38,8 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_GPT_4O = _TEKKEN.replace(r"\p{M}]+|", r"\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|")
+_GPT_4O = _GPT_4O.replace(r"\p{M}]*|", r"\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|").replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ SPLITTINGS = {
     "qwen35": Splitting(_QWEN35, composed=True),
     "deepseek-r1-qwen": _QWEN2,
     "tekken": Splitting(_TEKKEN, whole=True),
+    "gpt-4o": Splitting(_GPT_4O),
 }
 
 

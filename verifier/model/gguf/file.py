@@ -87,13 +87,15 @@ class Type:
 F32, F16, BF16 = Type("F32", 1, 4), Type("F16", 1, 2), Type("BF16", 1, 2)
 Q4_0, Q4_1, Q8_0 = Type("Q4_0", 32, 18), Type("Q4_1", 32, 20), Type("Q8_0", 32, 34)
 Q5_0, Q5_1 = Type("Q5_0", 32, 22), Type("Q5_1", 32, 24)
+MXFP4, NVFP4 = Type("MXFP4", 32, 17), Type("NVFP4", 64, 36)
 Q4_K, Q5_K, Q6_K = Type("Q4_K", 256, 144), Type("Q5_K", 256, 176), Type("Q6_K", 256, 210)
 #: Those that are read, by their numbers in files.
-TYPES = {0: F32, 1: F16, 2: Q4_0, 3: Q4_1, 6: Q5_0, 7: Q5_1, 8: Q8_0, 12: Q4_K, 13: Q5_K, 14: Q6_K, 30: BF16}
+TYPES = {0: F32, 1: F16, 2: Q4_0, 3: Q4_1, 6: Q5_0, 7: Q5_1, 8: Q8_0, 12: Q4_K, 13: Q5_K, 14: Q6_K, 30: BF16,
+         39: MXFP4, 40: NVFP4}  # fmt: skip
 #: What the others are called, so that messages can say it.
 _OTHERS = {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS",
            17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",
-           25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}  # fmt: skip
+           25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"}  # fmt: skip
 SUPPORTED = ", ".join(one.name for one in TYPES.values())
 
 

@@ -13,6 +13,8 @@ bits, which are multiples of two halves that the block has.
     Q5_1   scale, what is added, then the same; numbers from 0
     Q4_K   steps of scales and of minimums, 8 scales and minimums in six bits, numbers from 0
     Q5_K   the same, a fifth bit of all numbers apart from the other four
+    MXFP4  an exponent, 32 codes of e2m1 in the order of Q4_0's numbers
+    NVFP4  four scales of e4m3, 64 codes of e2m1: 16 by 16 in that order
     Q6_K   numbers less 32: four lower bits, two upper bits; 16 scales; their step
 
 Legend: O rows, N blocks of a row.
@@ -34,6 +36,8 @@ from foresay.verifier.model.gguf.file import (
     BF16,
     F16,
     F32,
+    MXFP4,
+    NVFP4,
     Q4_0,
     Q4_1,
     Q4_K,
@@ -46,7 +50,7 @@ from foresay.verifier.model.gguf.file import (
     Type,
 )
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 
 _FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
 #: Rows that are worked on at a time: what is widened on the way takes little room.
@@ -56,7 +60,8 @@ _ROWS = 1024
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """What blocks hold. numbers: int8[O, K], of four bits packed as a matrix has them, uint8[O, K / 2]. scales:
-    fp16[O, K / 32], or int8[O, G] with steps. minimums: int8[O, G]. steps, minimum_steps: fp16[O, N]."""
+    fp16[O, K / 32], or int8[O, G] with steps, or of 8 bits with codes of e2m1. minimums: int8[O, G]. steps,
+    minimum_steps: fp16[O, N]."""
 
     numbers: Tensor
     scales: Tensor
@@ -70,7 +75,7 @@ def matrix_of(raw: Tensor, shape: tuple[int, ...], kind: Type) -> Matrix:
     if kind in _FLOATS:
         return raw.view(_FLOATS[kind]).view(shape)
     rows = raw.view(-1, shape[-1] // kind.numbers, kind.size)
-    bits = 4 if kind in (Q4_0, Q4_1, Q4_K) else 8
+    bits = 4 if kind in (Q4_0, Q4_1, Q4_K, MXFP4, NVFP4) else 8
     parts = [_matrix(_READERS[kind](some), bits, shape[-1]) for some in rows.split(_ROWS)]
     return parts[0] if len(parts) == 1 else QuantizedMatrix.stacked(parts)
 
@@ -104,6 +109,14 @@ def _q5_0(blocks: Tensor) -> _Parts:
 
 def _q5_1(blocks: Tensor) -> _Parts:
     return _with_addend(blocks, _with_fifth(blocks, 4).flatten(1).view(torch.int8))
+
+
+def _mxfp4(blocks: Tensor) -> _Parts:
+    return _Parts(_in_pairs(blocks[:, :, 1:], 16), blocks[:, :, 0].contiguous().view(E8M0))
+
+
+def _nvfp4(blocks: Tensor) -> _Parts:
+    return _Parts(_in_pairs(blocks[:, :, 4:], 8), blocks[:, :, :4].flatten(1).view(FP8))
 
 
 def _with_fifth(blocks: Tensor, start: int) -> Tensor:
@@ -170,6 +183,7 @@ def _q6_k(blocks: Tensor) -> _Parts:
 
 _READERS: dict[Type, Callable[[Tensor], _Parts]] = {
     Q8_0: _q8_0, Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+    MXFP4: _mxfp4, NVFP4: _nvfp4,
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from foresay.verifier.ops.kernels.cpu.values import (
     Value,
     vector,
 )
+from foresay.verifier.ops.quantized import E8M0, FP8
 
 #: How the outputs of a block lie in the four quarters of a word: output 16 j + i in quarter j of word i.
 QUARTERS = 4
@@ -53,6 +54,11 @@ class IntegerShape(ProductShape):
     def signed(self) -> bool:
         """Whether values have a sign."""
         return self.bits == 8 or not self.minimums
+
+    @property
+    def e2m1(self) -> bool:
+        """Whether numbers are floats of 4 bits."""
+        return self.bits == 4 and self.scale in (E8M0, FP8)
 
     @property
     def sums(self) -> bool:
@@ -82,6 +88,7 @@ class IntegerProduct(ProductKernel):
         self.groups, self.group, self.spans, self.span = map(kernel.number, range(13, 17))
         self.terms = 8 if shape.bits == 4 and not shape.pairs else 1
         self.wide = 2 if shape.pairs else self.terms  # k of a step
+        self.table = _BF16 if shape.signed else _UNSIGNED_BF16
         self.size = shape.block * (shape.piece or self.wide) * shape.bits // 8  # bytes of a step, or of a piece
         if shape.sums:
             self.at_once -= 2 if self.vectors == 3 else 1  # their sums of inputs take registers too
@@ -139,6 +146,8 @@ class IntegerProduct(ProductKernel):
                 k.store(total if minimum is None or inputs is None else k.fma(inputs, minimum, total), room, place)
 
     def _scale(self, where: Value, steps: Value | None) -> Value:
+        if self.shape.e2m1:
+            return self._half_scale(where)
         if steps is None:
             return self.k.read(self.scales, OF_TORCH[self.shape.scale], where)
         return self._stepped(self.scales, self.steps, where, steps)
@@ -148,6 +157,15 @@ class IntegerProduct(ProductKernel):
         if there is None:
             return self.k.read(multiples, F16, where)
         return self._bytes_at(multiples, where) * self.k.read(steps, F16, there)
+
+    def _half_scale(self, where: Value) -> Value:
+        """Half of scales of 8 bits as fp32: of e4m3, or of exponents alone, the least two of which make denormals."""
+        k = self.k
+        if self.shape.scale is FP8:
+            return self._fp8_at(self.scales, where) * 0.5
+        exponents = k.integer(k.load(self.scales, vector(I8), where), I32) & 0xFF
+        least = k.select(exponents.equals(0), k.constant(1 << 21, vector(I32)), 1 << 22)
+        return k.bits(k.select(exponents < 2, least, (exponents - 1) << 23), vector(F32))
 
     def _bytes_at(self, pointer: Value, where: Operand) -> Value:
         """16 numbers of int8 as fp32."""
@@ -188,10 +206,13 @@ class IntegerProduct(ProductKernel):
         return self.k.bits((first >> 16) | second, vector(BF16, 2 * LANES))
 
     def _fp8(self, line: Value, at: int) -> Value:
+        return self._fp8_at(line, at * LANES)
+
+    def _fp8_at(self, pointer: Value, where: Operand) -> Value:
         """16 floats of 8 bits as fp32, whose exponents begin 120 lower: a product moves them, and makes denormals
         normal."""
         k = self.k
-        words = k.integer(k.load(line, vector(I8), at * LANES), I32)  # copies of the sign stand above
+        words = k.integer(k.load(pointer, vector(I8), where), I32)  # copies of the sign stand above
         return k.bits((words << 20) & -0x78100000, vector(F32)) * 2.0**120
 
     def _pairs_of_fp8(self, line: Value, at: int) -> Value:
@@ -207,8 +228,7 @@ class IntegerProduct(ProductKernel):
     def _quarters(self, words: Value) -> list[Value]:
         """Four bits of each word as bf16: an instruction finds each in a table, by the lowest five bits."""
         k, of = self.k, vector(I16, 2 * LANES)
-        numbers = _BF16 if self.shape.signed else _UNSIGNED_BF16
-        table = Value(k, ir.Constant(of, [numbers[index % 16] for index in range(2 * LANES)]))
+        table = Value(k, ir.Constant(of, [self.table[index % 16] for index in range(2 * LANES)]))
         found = [k.call("llvm.x86.avx512.permvar.hi.512", of, table, words >> 4 * at) for at in range(QUARTERS)]
         return [k.bits(each, vector(BF16, 2 * LANES)) for each in found]
 

@@ -5,7 +5,8 @@
     packed    8 bits   [O / B][K / 2][B / 16][2][16] where pairs of bf16 are multiplied, else [O / B][K][B]; of floats
                        (e4m3) [O / B][K / 2][B / 16][16][2] where pairs are
               4 bits   [O / B][K / 2][16][2] words of 16 bits: word (i, p) has k = 2 n + p of the outputs i, 16 + i, ..
-                       where pairs of bf16 are multiplied; else [O / B][K / 8][B] words of 32 bits, k from the low end
+                       where pairs of bf16 are multiplied; else [O / B][K / 8][B] words of 32 bits, k from the low end;
+                         floats (e2m1) too, whose kernels are :mod:`~foresay.verifier.ops.kernels.cpu.e2m1`'s
     scales    [O / B][G][B], and so zeros
     a sum     for each group of k the sum of its terms, in order of k; times the scale, added in order of the groups
 
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.kernels.cpu import integer_product, rounded
+from foresay.verifier.ops.kernels.cpu import e2m1, integer_product, rounded
 from foresay.verifier.ops.kernels.cpu.integer_product import QUARTERS, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import counted, room
@@ -31,7 +32,7 @@ from foresay.verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from foresay.verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
 from foresay.verifier.ops.kernels.cpu.values import LANES
 from foresay.verifier.ops.linear import piece_of, rounded_product
-from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
+from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix, packed
 from foresay.verifier.ops.records import Gate, turns_of
 
 
@@ -87,20 +88,22 @@ class PackedIntegers:
         pairs = compute is torch.bfloat16 and processor.multiplies_bf16 and not rounds
         # What is widened is widened once for eight rows; four bits lie in quarters of a word.
         block = block_of(processor, rounded.VECTORS if rounds else QUARTERS if weight.bits == 4 else 3)
-        form, numbers = _Form(weight.bits, pairs, weight.floats, rounds), weight.numbers().view(torch.int8)
-        if rounds:
+        form = _Form(weight.bits, pairs, weight.floats, rounds)
+        numbers = weight.codes() if weight.e2m1 else weight.numbers().view(torch.int8)
+        if rounds and not weight.e2m1:
             numbers = numbers + _more(weight.bits, weight.signed)
         data = in_turns(lambda part: _packed(part, form, block), numbers, gated, experts)
-        scales = in_turns(lambda part: in_blocks(part, block), weight.scales, gated, experts)
+        bits = weight.scales.view(torch.uint8) if weight.e2m1 else weight.scales
+        scales = in_turns(lambda part: in_blocks(part, block), bits, gated, experts).view(weight.scales.dtype)
         others = (weight.zeros, weight.minimums, weight.steps, weight.minimum_steps)
         zeros, minimums, steps, minimum_steps = (
             None if one is None else in_turns(lambda part: in_blocks(part, block), one, gated, experts)
             for one in others
         )
         outer, inner = weight.shape
-        packed = packed_bias(bias, block, gated, experts)
+        added = packed_bias(bias, block, gated, experts)
         kind = weight.bits, inner, outer, gated, pairs
-        return cls(data, scales, zeros, packed, *kind, minimums, steps, minimum_steps, weight.floats, rounds, experts)
+        return cls(data, scales, zeros, added, *kind, minimums, steps, minimum_steps, weight.floats, rounds, experts)
 
     def plain(self) -> Tensor:
         """fp32[O, K]: the weight that it stands for."""
@@ -117,16 +120,23 @@ class PackedIntegers:
 
         form = _Form(self.bits, self.pairs, self.floats, self.rounds)
         numbers = from_turns(lambda part: _unpacked(part, form), self.data, self.gated, self.outer, self.experts)
+        scales = rows(self.scales)
+        assert scales is not None, "all groups have scales"
+        if self.e2m1:
+            return QuantizedMatrix(packed(numbers), scales, None, 4, self.inner)
         if self.rounds:
             numbers = numbers - _more(self.bits, self.signed)
         elif not self.signed:
             numbers = numbers & 15
         if self.floats:
             numbers = numbers.view(FP8)
-        scales = rows(self.scales)
-        assert scales is not None, "all groups have scales"
         more = (rows(one) for one in (self.minimums, self.steps, self.minimum_steps))
         return QuantizedMatrix(numbers, scales, rows(self.zeros), 8, self.inner, *more)
+
+    @property
+    def e2m1(self) -> bool:
+        """Whether values are floats of 4 bits."""
+        return self.bits == 4 and self.scales.dtype in (E8M0, FP8)
 
     @property
     def signed(self) -> bool:
@@ -153,14 +163,15 @@ class PackedIntegers:
         if self.rounds:
             compute, piece = torch.int8, piece_of(self.inner // self.scales.shape[1])
             rows = count[2:] if self.experts else count
-            x, *more = rounded.round_rows(x, piece, _more(self.bits, self.signed), rows)
+            offset = e2m1.OFFSET if self.e2m1 else _more(self.bits, self.signed)
+            x, *more = rounded.round_rows(x, piece, offset, rows)
         minimums, steps = self.minimums is not None, self.steps is not None
         has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps
         groups, spans = self.scales.shape[1], 1 if self.steps is None else self.steps.shape[1]
         others = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
         kind = self.block, compute, out.dtype, self.gated, *has, self.floats, piece
         shape = IntegerShape(*kind, experts=self.experts > 0)
-        (rounded if self.rounds else integer_product).kernel_of(shape)(
+        (rounded if self.rounds else e2m1 if self.e2m1 else integer_product).kernel_of(shape)(
             x, self.data, out, 0 if self.bias is None else self.bias, count,
             len(self.data) // each, out.shape[1], x.shape[1],
             *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans, *more,

@@ -4,7 +4,8 @@
 
     packed    numbers without a sign: those that have one are 8 (of 4 bits) or 128 (of 8) more
               8 bits   [O / B][K / 4][B][4] bytes
-              4 bits   [O / B][K / 8][B][4] bytes, low halves of k, .. k + 3, high ones of k + 4, .. k + 7
+              4 bits   [O / B][K / 8][B][4] bytes, low halves of k, .. k + 3, high ones of k + 4, .. k + 7; floats
+                       (e2m1) as codes, for which a table has twice what they are, and 12 more
     rows      rounded, side by side as they are multiplied at once: [R / T][N][T][P], and [R / T][N][T] of pieces
 
 An instruction adds four products of bytes to 32 bits (AVX512-VNNI, AVX-VNNI). AVX2 multiplies bytes by pairs into 16
@@ -23,11 +24,13 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.e2m1 import OFFSET
 from foresay.verifier.ops.kernels.cpu.integer_product import IntegerProduct, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
 from foresay.verifier.ops.kernels.cpu.values import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.linear import GROUP, LEAST
+from foresay.verifier.ops.quantized import DOUBLED_E2M1
 from foresay.verifier.ops.records import turns_of
 
 #: Numbers of rows with code of their own (others are filled up), the last of them at once, where registers are 32 and
@@ -134,7 +137,7 @@ class _RoundedProduct(IntegerProduct):
 
     def _dots(self, line: Value, there: Value, rows: int) -> list[list[Value]]:
         """int32: the sums of a piece, row by row, vector by vector. there: the first row's piece."""
-        k, halves = self.k, 1 if self.one or self.shape.bits == 4 else 2
+        k, halves = self.k, 1 if self.one or (self.shape.bits == 4 and not self.shape.e2m1) else 2
         begun = [k.spread(k.load(self.begun, I32, there + number)) for number in range(rows)]
         inputs = [k.bytes_at(self.x, (there + number) * self.shape.piece) for number in range(rows)]
         zero = k.bits(k.constant(0, vector(I32)), vector(I16, 2 * LANES))
@@ -161,11 +164,21 @@ class _RoundedProduct(IntegerProduct):
                 yield words
                 continue
             lower, upper = [word & low for word in words], [(word >> 4) & low for word in words]
-            if self.shape.bits == 4:
+            if self.shape.e2m1:
+                for each in (lower, upper):
+                    found = [self._doubled(word) for word in each]
+                    yield found if self.one else [word >> 4 * half & low for half in range(2) for word in found]
+            elif self.shape.bits == 4:
                 yield lower
                 yield upper
             else:
                 yield [*lower, *upper]
+
+    def _doubled(self, words: Value) -> Value:
+        """Floats of 4 bits, doubled, without a sign: each byte's, found in a table."""
+        k, table = self.k, [int(number) + OFFSET for number in DOUBLED_E2M1]
+        numbers = Value(k, ir.Constant(vector(I8, _WORD * LANES), table * (_WORD * LANES // len(table))))
+        return k.bits(self._by_halves("llvm.x86.avx2.pshuf.b", I8, numbers, k.bits(words, numbers.type)), words.type)
 
     def _dot(self, total: Value, weights: Value, inputs: Value) -> Value:
         """Four products more in each lane, or two and two."""

@@ -1,0 +1,86 @@
+"""gpt-oss's answers: messages, each on a channel, between tokens (Harmony). The prompt ends behind the first role.
+
+::
+
+    assistant<|channel|>analysis<|message|>They ask for the weather.<|end|>                                reasoning
+    <|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>                                   text
+    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>    a call
+    <|start|>assistant<|channel|>final<|message|>It is warm.<|return|>                                     text
+
+Whom a message is for may stand before the channel too. Only tokens are tags: what spells one is text.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from foresay.server.text.parsers.parser import Call, ParsedAnswer
+from foresay.server.text.parsers.script import OutputOver, Reader, Script
+
+_START, _CHANNEL, _MESSAGE, _CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
+_ENDS = ("<|end|>", "<|return|>", _CALL)
+_ON = re.compile(r"<\|channel\|>\s*(\w+)")
+_FOR = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+
+
+def begun(prompt: str) -> str:
+    """How the message begins that the answer goes on with; "" if it begins one."""
+    tail = prompt.rpartition(_START)[2]
+    return "" if any(tag in tail for tag in _ENDS) else tail
+
+
+def messages(header: str, thinks: bool, reader: Reader, answer: ParsedAnswer) -> Script[None]:
+    """Message by message, up to a call that must be the last. header: what :func:`begun` found. thinks: whether
+    reasoning is told apart from text."""
+    header, inside, _ = header.partition(_MESSAGE)
+    said = {"text": "", "reasoning": ""}
+    while True:
+        if not inside:
+            header += yield from _header(reader, answer)
+        end = yield from _message(header, thinks, said, reader, answer)
+        if end == _CALL or answer.full:
+            return
+        header, inside = end, ""
+
+
+def _header(reader: Reader, answer: ParsedAnswer) -> Script[str]:
+    """What stands before a message. Output without any tag is text."""
+    found = ""
+    try:
+        while (atom := (yield from reader.read())) != _MESSAGE:
+            found += atom
+    except OutputOver:
+        if found and not _tagged(found):
+            answer.text(found)
+        raise
+    return found
+
+
+def _tagged(text: str) -> bool:
+    return any(tag in text for tag in (_START, _CHANNEL, *_ENDS))
+
+
+def _message(header: str, thinks: bool, said: dict[str, str], reader: Reader, answer: ParsedAnswer) -> Script[str]:
+    """A message, and the tag behind it. said: what goes between a part that was told and the next one of its kind."""
+    on, to = _ON.search(header), _FOR.search(header)
+    if to is not None and answer.offered and ("functions." in to[0] or to[1] in answer.offered):
+        yield from answer.attempt(reader, partial(_call, to[1]))
+        return (yield from reader.read())
+    answer.thinking = thinks and on is not None and on[1] == "analysis"
+    kind = "reasoning" if answer.thinking else "text"
+    tell = answer.reasoning if answer.thinking else answer.text
+    while len(atom := (yield from reader.read())) == 1:
+        tell(said[kind] + atom)
+        said[kind] = ""
+    answer.thinking, said[kind] = False, "\n\n"
+    return atom
+
+
+def _call(name: str, reader: Reader, call: Call) -> Script[None]:
+    """The body of a call, whatever it is."""
+    call.named(name)
+    while len(atom := (yield from reader.read())) == 1:
+        call.write(atom)
+    reader.unread(atom)
+    call.close()

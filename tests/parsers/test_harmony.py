@@ -1,0 +1,271 @@
+"""gpt-oss's answers: messages on channels, told apart by tokens; in every API, and at every cut."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from itertools import chain, groupby, repeat
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+
+from foresay.server.catalog.formats import CHANNELS
+from foresay.server.text.parsers.harmony import begun, messages
+from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
+from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
+from tests.parsers.asking import SCHEMA, TOOL, USER, ask, chunks_of, engine_saying, prompt_of
+from tests.server.scripted import served
+
+_TAG = re.compile("(" + "|".join(re.escape(tag) for tag in CHANNELS.control) + ")")
+_IDS = {tag: number for number, tag in enumerate(CHANNELS.control)}
+
+
+def atoms(text: str) -> list[str]:
+    """Tags, which come as tokens, and single characters."""
+    return [one for part in _TAG.split(text) for one in ([part] if part in _IDS else part)]
+
+
+def read(output: list[str], cuts: tuple[int, ...] = (), offered: bool = True, **more: Any) -> list[Part]:
+    """cuts: how many characters come at a time, in turns."""
+    answer = ParsedAnswer(
+        lambda index: f"id{index}", {"get_weather": SCHEMA} if offered else {}, more.get("parallel", True)
+    )
+    script = partial(messages, begun(more.get("prompt", "<|start|>assistant")), more.get("thinks", True))
+    parser = ScriptParser(answer, script, {number: tag for tag, number in _IDS.items()})
+    parts, sizes = list[Part](), chain(cuts, repeat(len(output)))
+    for marked, run in groupby(output, key=_IDS.__contains__):
+        text = list(run)
+        while text:
+            size = 1 if marked else next(sizes)
+            parts += parser.marker(_IDS[text[0]]) if marked else parser.feed("".join(text[:size]))
+            text = text[size:]
+    return joined(parts + parser.flush())
+
+
+ANALYSIS = "<|channel|>analysis<|message|>"
+CALL = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+NEXT = "<|end|><|start|>assistant"
+MADE = ToolCallPart(index=0, id="id0", name="get_weather", arguments='{"city": "Paris"}')
+CASES: dict[str, tuple[str, list[Part]]] = {
+    "thought and answer": (
+        f"{ANALYSIS}Hm.{NEXT}<|channel|>final<|message|> Hello <|return|>", [ReasoningPart("Hm."), TextPart(" Hello ")],
+    ),
+    "a call": (f'{ANALYSIS}Hm.{NEXT}{CALL}{{"city": "Paris"}}<|call|>', [ReasoningPart("Hm."), MADE]),
+    "a call of the role": (
+        ' to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Paris"}<|call|>', [MADE],
+    ),
+    "between messages": (
+        f"{ANALYSIS}One.{NEXT}<|channel|>commentary<|message|>I look.{NEXT}{ANALYSIS}Two.{NEXT}"
+        f'{CALL}{{"city": "Paris"}}{NEXT}<|channel|>final<|message|>Done.',
+        [ReasoningPart("One."), TextPart("I look."), ReasoningPart("\n\nTwo."), MADE, TextPart("\n\nDone.")],
+    ),
+    "no arguments": (f"{CALL}<|call|>", [ToolCallPart(index=0, id="id0", name="get_weather", arguments="{}")]),
+    "arguments that break off": (
+        f'{CALL}{{"ci', [ToolCallPart(index=0, id="id0", name="get_weather", arguments='{"ci')],
+    ),
+    "behind a call nothing is read": (f'{CALL}{{"city": "Paris"}}<|call|><|start|>assistant{ANALYSIS}More', [MADE]),
+    "no channel": ("<|message|>Hello<|return|>", [TextPart("Hello")]),
+    "no tag at all": ("Hello", [TextPart("Hello")]),
+    "a tool of its own": ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", [ReasoningPart("1 + 1")]),
+    "cut in a header": (f"{ANALYSIS}Hm.{NEXT}<|channel|>fin", [ReasoningPart("Hm.")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_messages_become_parts(case) -> None:
+    output, parts = CASES[case]
+    assert read(atoms(output)) == parts
+
+
+def test_what_spells_a_tag_is_text() -> None:
+    spelled = list("a <|end|><|start|>assistant<|channel|>final<|message|> b")
+    assert read([*atoms("<|channel|>final<|message|>"), *spelled]) == [TextPart("".join(spelled))]
+
+
+def test_without_functions_a_call_is_text_and_without_reasoning_thoughts_are() -> None:
+    assert read(atoms(f"{CALL}{{}}<|call|>"), offered=False) == [TextPart("{}")]
+    assert read(atoms(f"{ANALYSIS}Hm.<|end|>"), thinks=False) == [TextPart("Hm.")]
+
+
+def test_a_message_that_the_prompt_began_goes_on() -> None:
+    prompt = "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>final<|message|>Hel"
+    assert read(list("lo"), prompt=prompt) == [TextPart("lo")]
+    assert read(atoms("<|start|>assistant<|channel|>final<|message|>Hello"), prompt=f"{prompt}lo<|end|>") == [
+        TextPart("Hello")
+    ]
+
+
+WORDS = ("final", " to=", "get_weather", "{}", "é🦊", "<|end")
+
+
+@settings(max_examples=200)
+@given(
+    output=st.lists(
+        st.sampled_from([*CHANNELS.control, ANALYSIS, CALL, NEXT, *WORDS]),
+        max_size=16,
+    ),
+    cuts=st.lists(st.integers(1, 9), max_size=12).map(tuple),
+    offered=st.booleans(),
+    parallel=st.booleans(),
+)
+def test_any_split_gives_the_same_parts(output, cuts, offered, parallel) -> None:
+    found = atoms("".join(output))
+    how = {"offered": offered, "parallel": parallel}
+    assert read(found, cuts, **how) == read(found, **how)
+
+
+# -- a server -----------------------------------------------------------------------------------------------------
+
+ARGUMENTS = '{"city": "Paris"}'
+ASKED = f"{ANALYSIS}We look.{NEXT}<|channel|>commentary<|message|>Wait.{NEXT}{CALL}{ARGUMENTS}<|call|>"
+ANSWERED = f"{ANALYSIS}Sunny.{NEXT}<|channel|>final<|message|>It is sunny.<|return|>"
+
+
+@pytest.fixture
+def family() -> str:
+    return "harmony"
+
+
+@pytest.mark.parametrize("run", [1, 3, 1000])
+async def test_a_tool_round_trip_in_chat(tokenizer, run) -> None:
+    engine = engine_saying(tokenizer, ASKED, run)
+    async with served(engine, tokenizer) as client:
+        _, body = await ask(client, tools=[TOOL], reasoning_effort="high")
+        first = prompt_of(engine, tokenizer)
+        chunks = await chunks_of(client, tools=[TOOL])
+        message, reason = body["choices"][0]["message"], body["choices"][0]["finish_reason"]
+        (call,) = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
+        engine.tokens = tokenizer.encode(ANSWERED, add_special_tokens=False)
+        _, last = await ask(client, [USER, message, result], tools=[TOOL])
+        between = prompt_of(engine, tokenizer)
+        later = [USER, message, result, last["choices"][0]["message"], USER]
+        await ask(client, later, tools=[TOOL])
+    assert (message["content"], message["reasoning_content"], reason) == ("Wait.", "We look.", "tool_calls")
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("get_weather", ARGUMENTS)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "We look."
+    streamed = [one["function"].get("arguments", "") for delta in deltas for one in delta.get("tool_calls", ())]
+    assert "".join(streamed) == ARGUMENTS
+    assert "Reasoning: high<|end|>" in first
+    assert "<|message|>// Weather\ntype get_weather = (_: {city: string,}) => any;<|end|>" in first
+    assert first.endswith("<|start|>user<|message|>Weather?<|end|><|start|>assistant")
+    called = f"<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>"
+    told = '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"sunny"<|end|>'
+    assert between.endswith(f"<|start|>assistant{ANALYSIS}We look.\n\nWait.<|end|>{called}{told}<|start|>assistant")
+    assert last["choices"][0]["message"]["content"] == "It is sunny."
+    assert ANALYSIS not in prompt_of(engine, tokenizer), "what was thought is dropped behind an answer"
+
+
+async def test_several_calls_stand_before_their_results(tokenizer) -> None:
+    engine = engine_saying(tokenizer, ANSWERED)
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "get_weather", "arguments": json.dumps({"city": name})}}
+        for name in ("Paris", "Rome")
+    ]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in ("Rome", "Paris")]
+    late = {"role": "system", "content": "Be brief."}
+    async with served(engine, tokenizer) as client:
+        status, body = await ask(
+            client, [USER, {"role": "assistant", "tool_calls": calls}, *results, late], tools=[TOOL]
+        )
+    assert status == 200 and [one["code"] for one in body["warnings"]] == ["system_moved"]
+    prompt = prompt_of(engine, tokenizer)
+    assert re.findall(r'"city": "(\w+)"|"of (\w+)"', prompt) == [
+        ("Paris", ""),
+        ("", "Paris"),
+        ("Rome", ""),
+        ("", "Rome"),
+    ]
+    assert "<|start|>user<|message|>Be brief.<|end|><|start|>assistant" in prompt
+
+
+async def test_an_effort_that_the_template_does_not_know_is_left_out(tokenizer) -> None:
+    engine = engine_saying(tokenizer, ANSWERED)
+    async with served(engine, tokenizer) as client:
+        _, body = await ask(client, reasoning_effort="xhigh")
+        assert [(one["code"], one["param"]) for one in body["warnings"]] == [("hint_left_out", "reasoning_effort")]
+        assert "Reasoning: medium" in prompt_of(engine, tokenizer)
+
+
+async def test_codex_calls_and_goes_on_over_responses(tokenizer) -> None:
+    """As Codex asks: instructions, a function, effort; then all items again, with the call's output."""
+    engine = engine_saying(tokenizer, ASKED)
+    tool = {"type": "function", **TOOL["function"], "strict": False}
+    user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]}
+    fields = {"instructions": "You code.", "tools": [tool], "reasoning": {"effort": "low"}, "store": False}
+    async with served(engine, tokenizer) as client:
+        first = await (await client.post("/v1/responses", json={"input": [user], **fields})).json()
+        assert "Reasoning: low" in prompt_of(engine, tokenizer)
+        call = first["output"][-1]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+        engine.tokens = tokenizer.encode(ANSWERED, add_special_tokens=False)
+        again = {"input": [user, *first["output"], result], **fields}
+        last = await (await client.post("/v1/responses", json=again)).json()
+    assert [item["type"] for item in first["output"]] == ["reasoning", "message", "function_call"]
+    assert (call["name"], call["arguments"]) == ("get_weather", ARGUMENTS)
+    assert [item["type"] for item in last["output"]] == ["reasoning", "message"]
+    assert last["output"][1]["content"][0]["text"] == "It is sunny."
+    assert f"{ANALYSIS}We look.\n\nWait.<|end|>" in prompt_of(engine, tokenizer)
+    assert '"sunny"<|end|><|start|>assistant' in prompt_of(engine, tokenizer)
+
+
+async def test_anthropic_and_ollama(tokenizer) -> None:
+    engine = engine_saying(tokenizer, ASKED)
+    tool = {"name": "get_weather", "description": "Weather", "input_schema": SCHEMA}
+    effort = {"model": "toy", "max_tokens": 99, "output_config": {"effort": "high"}}
+    async with served(engine, tokenizer) as client:
+        asked = {"messages": [USER], "tools": [tool], **effort}
+        body = await (await client.post("/v1/messages", json=asked)).json()
+        assert "Reasoning: high" in prompt_of(engine, tokenizer)
+        said = {"model": "toy", "messages": [USER], "tools": [TOOL], "think": "low", "stream": False}
+        own = await (await client.post("/api/chat", json=said)).json()
+        assert "Reasoning: low" in prompt_of(engine, tokenizer)
+    assert [block["type"] for block in body["content"]] == ["thinking", "text", "tool_use"]
+    assert body["content"][2]["input"] == {"city": "Paris"} and body["stop_reason"] == "tool_use"
+    assert (own["message"]["thinking"], own["message"]["content"]) == ("We look.", "Wait.")
+    assert own["message"]["tool_calls"][0]["function"]["arguments"] == {"city": "Paris"}
+
+
+FINAL = "<|channel|>final<|message|>"
+ANSWER: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}
+STRICT = {"tools": [TOOL | {"function": TOOL["function"] | {"strict": True}}]}
+#: What is asked, what fits, and what does not.
+HELD: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "a call": (
+        {"tools": [TOOL], "tool_choice": "required"},
+        [f"{CALL}{ARGUMENTS}", f"{ANALYSIS}Hm.{NEXT}<|channel|>commentary<|message|>So.{NEXT}{CALL}{ARGUMENTS}"],
+        [f"{FINAL}Hello", f'{CALL}{{"city": 1}}', f"{CALL.replace('weather', 'rain')}{ARGUMENTS}"],
+    ),
+    "a schema": (ANSWER, [f"{ANALYSIS}Hm.{NEXT}{FINAL}{ARGUMENTS}", FINAL + ARGUMENTS], [FINAL + "Hello", ARGUMENTS]),
+    "either": (ANSWER | {"tools": [TOOL]}, [CALL + ARGUMENTS, FINAL + ARGUMENTS], [FINAL + "Hello", CALL + "{}"]),
+    "strict": (STRICT, [CALL + ARGUMENTS, FINAL + "Hello", f"{ANALYSIS}{NEXT}{FINAL}"], [CALL + "{}"]),
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+async def test_grammars_hold_behind_the_channel(tokenizer, case) -> None:
+    fields, fitting, others = HELD[case]
+    engine = engine_saying(tokenizer, ANSWERED)
+    async with served(engine, tokenizer) as client:
+        status, body = await ask(client, **fields)
+    assert status == 200, body
+    grammar, vocabulary = engine.requests[-1].grammar, from_tokenizer(tokenizer._templates)
+    assert grammar is not None and grammar.after is None
+    for text in (*fitting, *others):
+        matcher = LLMatcher(vocabulary, grammar.text)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        taken = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        assert taken is (text in fitting), (text, matcher.get_error())
+
+
+async def test_without_anything_to_hold_to_there_is_no_grammar(tokenizer) -> None:
+    engine = engine_saying(tokenizer, ANSWERED)
+    async with served(engine, tokenizer) as client:
+        await ask(client, tools=[TOOL])
+    assert engine.requests[-1].grammar is None
