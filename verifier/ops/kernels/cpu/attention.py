@@ -122,9 +122,9 @@ class _Attention:
         return k
 
     def _sets(self) -> Value:
-        """Into how many equal sets the kv heads are divided: no fewer than there are threads, if there are so many.
+        """How many equal sets the kv heads are divided into: at least as many as threads, if possible.
 
-        All heads of a slot lie side by side: memory is read best if the threads read them at the same time.
+        All heads of a slot are adjacent: memory is read best if the threads read them at the same time.
         """
         k, sets = self.k, self.k.constant(self.groups)
         for number in range(self.groups, 0, -1):
