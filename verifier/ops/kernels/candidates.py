@@ -2,8 +2,7 @@
 
     scan     rows x blocks   the largest of a block with noise, in order; the largest without, if a list decides what
                              filters keep; its largest logit and its mass
-                             decide   rows            merges the lists of the row's blocks; with filters, what they
-                             keep, with noise added
+    decide   rows            merges the lists of the row's blocks; with filters, what they keep, with noise added
 
 What top-k keeps, and for children what any filter keeps, is decided among the likeliest. If they keep more than fits in
 the list, children are chosen as without filters, and a sample is searched for in the whole row, as it also is if top-p

@@ -131,7 +131,7 @@ class _Room:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._bytes = np.zeros(size + _LINE, dtype=np.uint8)  # traced ops run on this: indices must be valid
+        self._bytes = np.zeros(size + _LINE, dtype=np.uint8)  # traced ops run on this, with valid indices
         begin = -self._bytes.ctypes.data % _LINE
         self._bytes = self._bytes[begin : begin + size]
         self.address = self._bytes.ctypes.data
