@@ -143,20 +143,20 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gated: G
     """``act(gate) * up`` for the two halves of ``x @ weight.T + bias``, gate first, or ``relu(x) ** 2`` of all of it.
     Returns [R, O / 2], or [R, O].
 
-    The product is rounded to x's dtype before, and what comes of a gate is too: the same steps as the product and the
-    activation one after the other.
+    The product is rounded to x's dtype first, and so is the activated gate: the same steps as a separate product and
+    activation.
     """
     return _applied(functional.linear(x, weight, bias), gated)
 
 
 #: Numbers of a row that are rounded with one scale.
 GROUP = 32
-#: What a group has to reach to be more than zeros: below it 127 / size is no number any more.
+#: The least size of a group that is not zero: below it 127 / size overflows.
 LEAST = 2.0**-100
 
 
 def piece_of(group: int) -> int:
-    """P. group: numbers of a row of weights that have a scale together."""
+    """P. group: numbers of a row of weights that share a scale."""
     return gcd(group, GROUP)
 
 
@@ -171,7 +171,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded_product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
-    """fp32[R, O]: rows [R, K] times a weight of whole numbers, and the bias, as above."""
+    """fp32[R, O]: rows [R, K] times an integer weight, plus the bias, as above."""
     numbers, scales = rounded(x)
     weight = weight.whole()
     piece, groups, spans = piece_of(weight.group), weight.scales.shape[1], weight.inner // weight.span

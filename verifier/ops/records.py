@@ -1,6 +1,6 @@
-"""What ops and their kernels both know: the records that they are given and return, and a few bounds.
+"""Shared by ops and their kernels: the records that they take and return, and a few limits.
 
-It is apart from the ops since those import their kernels. Letters for sizes are those of the op's file.
+It is separate from the ops since those import their kernels. Letters for sizes are those of the op's file.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 
 from foresay.spec.sampling import SamplingParams
 
-#: What is done to a product: nothing; ``act(gate) * up`` of its halves, act being ``x * sigmoid(x)`` or GELU as tanh
-#: approximates it; the same of halves that are kept below 7, ``(up + 1) * gate * sigmoid(1.702 * gate)``; or, of all of
-#: it, ``relu(x) ** 2``.
+#: A product's activation: none; ``act(gate) * up`` of its halves, act being ``x * sigmoid(x)`` or GELU with the tanh
+#: approximation; gpt-oss's with halves clamped at 7, ``(up + 1) * gate * sigmoid(1.702 * gate)``; or, of all of it,
+#: ``relu(x) ** 2``.
 Gate = Literal["", "silu", "gelu", "relu2", "clamped"]
 
 
 def turns_of(gated: Gate) -> int:
-    """How many outputs of a product become one number: two where one is the other's gate."""
+    """How many outputs of a product become one number: two if one is the other's gate."""
     return 2 if gated in ("silu", "gelu", "clamped") else 1
 
 
 @dataclass(frozen=True, slots=True)
 class SplitKSums:
-    """A product [R, O] whose segments are still to be added: in order, then the bias; then it is rounded.
+    """A product [R, O] whose segments still have to be added: in order, then the bias; then it is rounded.
 
     sums: fp32[segments, R, O]. bias: [O] or None.
     """
@@ -46,7 +46,7 @@ class SplitKSums:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """How a row is normed, and the weights of that.
+    """The norm of rows, with its weights.
 
     weight: [D], of the rows' dtype, to which a row is rounded before it is multiplied (Llama's order); or fp32, and it
     is multiplied first (Gemma's order, and that of every LayerNorm in transformers). bias: [D], of the dtype of
@@ -64,7 +64,7 @@ class Rotation(NamedTuple):
     """The angles of each row of a pass, by its position.
 
     cos, signed_sin: [R, 1, D] as :func:`foresay.verifier.ops.attention.rotate` takes them. query_factor: [R], of the
-    same dtype, what a row's queries are multiplied by once they are rotated; None: nothing.
+    same dtype, the factor of a row's queries after rotation; None: none.
     """
 
     cos: Tensor
@@ -76,8 +76,8 @@ class Rotation(NamedTuple):
 class HeadNorms:
     """The norms of a layer's queries and keys.
 
-    query, key: weights, [D] each; where ``whole`` [Q * D] and [G * D]: all heads of a row are normed as one. after:
-    heads are normed once they are rotated, not before.
+    query, key: weights, [D] each; if ``whole`` [Q * D] and [G * D]: all heads of a row are normalised together. after:
+    heads are normalised after rotation, not before.
     """
 
     query: Tensor
@@ -92,13 +92,13 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the rows and the keys of a pass are, and what is to be done.
+    """The places of a pass's rows and keys, and the units of work.
 
     positions, own: int64[R], the position and the slot of each row; padding's are 0. slots: int32[S, N], of all
-    positions that texts have. info, int32[R, 3]: a row's sequence, how many leading positions of that it sees, nodes of
-    its path. paths: int32[R, 64], the slots of those. units, int32[.., 7]: first row, rows, first span, the span behind
-    the last; spans of these rows, in all; where their parts are, if they are several units, else -1; how many groups of
-    rows come before. number: int64[1], how many units there are.
+    positions of the texts. info, int32[R, 3]: a row's sequence, how many leading positions of that it attends to, nodes
+    of its path. paths: int32[R, 64], the slots of those. units, int32[.., 7]: first row, rows, first span, the span
+    after the last; spans of these rows, in all; the place of their parts, if they are several units, else -1; how many
+    groups of rows come before. number: int64[1], how many units there are.
     """
 
     positions: Tensor
@@ -112,13 +112,13 @@ class Places:
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """Where rows and their keys are. All tensors on one device; nothing of their content decides a shape.
+    """The places of rows and their keys. All tensors are on one device; no shape depends on their content.
 
     tables: int32[S, P], page ids; entries no row reaches may hold anything. page_size: slots of a page.
     lengths: int32[S], committed tokens: their keys are in slots 0 .. length - 1 of the sequence.
-    offsets: int32[S + 1]: rows offsets[s] .. offsets[s + 1] - 1 are those of sequence s, rows behind are padding.
+    offsets: int32[S + 1]: rows offsets[s] .. offsets[s + 1] - 1 are those of sequence s, later rows are padding.
     words: int64[R], ancestor words (bit i: node i, kept in slot length + i, is the row or above it); or None: the rows
-        are those of a text, one behind the other, kept in slots length, length + 1 and so on.
+        are consecutive ones of a text, kept in slots length, length + 1 and so on.
     depths: int32[R], nodes above each row, which is at position length + depth. Not read where words is None.
     is_prefill: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU;
         None: no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
@@ -148,8 +148,8 @@ class Routing:
     scale: float = 1.0
 
 
-#: What reading a block of an expert's weight costs, in rows that are multiplied with it; and what its rows are filled
-#: up to a multiple of, as those that are rounded together are.
+#: The cost of reading a block of an expert's weight, in rows multiplied with it; and the multiple that its rows are
+#: padded to, as rows are rounded in such tiles.
 READING, TILE = 3, 8
 #: Numbers of a table of spans before the first.
 SPANS = 3
@@ -157,11 +157,11 @@ SPANS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Where the rows of each expert are, one behind the other.
+    """The places of each expert's rows, which are consecutive.
 
     places: int32[R, k], of each row for each of its experts, in the order of these. spans: int64[..]: how many experts
-    have rows; what all cost; the place behind the last; then of each that has rows its number, its first place, the one
-    behind its last, and what those before it cost.
+    have rows; the total cost; the place after the last; then for each with rows its number, its first place, the one
+    after its last, and the cost of those before it.
     """
 
     places: Tensor

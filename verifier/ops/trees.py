@@ -1,14 +1,14 @@
-"""What of a step is done to trees and texts rather than to numbers, without a number on the host.
+"""The ops of a step for trees and texts, without reading numbers on the host.
 
-Where rows go, the accepted path of each tree, how its rows move down and its text moves on. Kernels are in the file of
+Where rows go, the accepted path of each tree, moving its rows down and advancing its text. Kernels are in the file of
 the same name (:mod:`foresay.verifier.ops.kernels.trees`).
 
-:func:`accept_paths` is what :func:`foresay.spec.accept.accept` says of one tree, for trees padded to one size: so that
-it can be part of a captured graph. Stop ids and length limits stay with the host, which cuts the emitted run.
+:func:`accept_paths` is :func:`foresay.spec.accept.accept` for several trees padded to one size, so that it can be part
+of a captured graph. Stop ids and length limits are handled by the host, which cuts the emitted tokens.
 
-``move_rows`` of :mod:`foresay.kvpaging.store` takes as many rows as its index tensors name. In a captured graph tensors
-have one size, and how many rows count is known to the device alone. So :func:`move_paths` is here and not in kvpaging,
-which keeps to torch and numpy.
+``move_rows`` of :mod:`foresay.kvpaging.store` moves as many rows as its index tensors have. In a captured graph tensors
+have a fixed size, and only the device knows how many rows count. So :func:`move_paths` is here and not in kvpaging,
+which only uses torch and numpy.
 
 Legend: S or B sequences, T tokens that are known of each text's end, F of them that a pass runs, N nodes of a tree.
 """

@@ -21,7 +21,7 @@ from foresay.verifier.ops.kernels.chain import bring
 
 @triton.jit
 def _halves(words, zero, KIND: tl.constexpr, kind: tl.constexpr):
-    """Values in the dtype of x. words: int32[TILE, N], one value each. zero: fp32[TILE, 1], the zero point plus 2^23."""
+    """Values in the dtype of x. words: int32[TILE, N], one each. zero: fp32[TILE, 1], the zero point plus 2^23."""
     if KIND == "e4m3":  # copies of the sign are above
         moved = (words << 20) & -0x78100000
         return (moved.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(kind)  # 2^120
