@@ -16,6 +16,7 @@ NAMES = {
     "budget": "whether the budget ever loses",
     "peers": "Foresay and llama.cpp over HTTP",
     "agents": "coding agents' sessions: first tokens, and prompts found again",
+    "restart": "what a restart, a kill and a swap of models cost with KV on disk, and what streams wait beside",
     "floor": "the least that a step costs here; what quantised weights and KV gain",
     "mixture": "a pass of a mixture of experts beside reading what it must",
     "vocabulary": "what a head gains that drafts few of many tokens",

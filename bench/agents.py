@@ -1,11 +1,13 @@
 """Coding agents' sessions, replayed: ``python -m bench agents --target FILE --llama-server PROGRAM --gguf FILE``.
 
-Each round is two sessions over one system prompt with tools, in the shape of public traces (a first prompt of 24,800
-tokens in the median) cut to what two cores read: turns that grow by an answer and a tool's result, a branch that takes
-a turn back, two sessions in turn, and a restart of the server. Prompts are passages of this repository behind tokens
-that no other run has, and answers are given: so all servers are asked the same, and find only what they were asked
-here. Ours runs with KV on disk and without, llama.cpp's with its cache of prompts, ``--cache-reuse``, and slots saved
-before the restart and restored after it. The restart itself is not counted.
+Each round is 20 turns of two sessions over one system prompt with tools, in the shape of public traces (a first prompt
+of 24,800 tokens in the median) cut to what two cores read: turns that grow by an answer and a tool's result, a branch
+that takes a turn back, two sessions in turn, and a restart of the server. The day before, which is not counted, another
+session had the same system prompt. Prompts are passages of this repository behind tokens that no other run has, and
+answers are given: so all servers are asked the same, and find only what they were asked here. Ours runs as it is, and
+as it was before: without KV on disk, and with a header that differs from session to session, as Claude Code's does.
+llama.cpp's runs with its cache of prompts, ``--cache-reuse``, and slots saved before each restart and restored after;
+it gets no such header. Restarts themselves are not counted.
 """
 
 from __future__ import annotations
@@ -35,13 +37,18 @@ from foresay.server.text.tokenizer import Tokenizer
 from foresay.verifier.ops.kernels.cpu import threads
 
 FIRST, FOUND = "first_token_s", "tokens_found"
-THEIRS, WITHOUT, OURS = "llama.cpp", "foresay, no disk", "foresay"
-#: Who asks in each turn: session and number; the second A5 takes the first one back. Servers are
-#: restarted before A8.
-TURNS = ("A1", "A2", "A3", "A4", "B1", "A5", "B2", "A5'", "B3", "A6", "B4", "A7", "B5", "A8", "B6", "A9")
-RESTART = "A8"
+THEIRS, BEFORE, OURS = "llama.cpp", "foresay, before", "foresay"
+#: Who asks in each turn: session and number; the second A5 takes the first one back.
+TURNS = (
+    *("A1", "A2", "A3", "A4", "B1", "A5", "B2", "A5'", "B3", "A6"),
+    *("B4", "A7", "B5", "A8", "B6", "A9", "B7", "A10", "A11", "A12"),
+)
+#: The day before; and before which turns servers are restarted.
+YESTERDAY, RESTARTS = "Y1", ("A1", "A8")
+#: Tokens that differ from run to run, and where a session has a header of its own.
+HEADER = 16
 #: Tokens of a question, of an answer with a call, and the most of a tool's result, in shares of the system prompt.
-QUESTION, ANSWER, RESULT = 0.03, 0.015, 0.13
+QUESTION, ANSWER, RESULT = 0.03, 0.015, 0.07
 #: Seconds between two turns: an agent's tool runs, and who has something to write writes it.
 PAUSE = 1.0
 
@@ -58,7 +65,7 @@ def options(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> None:
     ids = passages(args)
-    new = random.choices(ids, k=16)
+    new = random.choices(ids, k=HEADER)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = [stack.enter_context(one) for one in servers_of(args, folder)]
@@ -87,11 +94,12 @@ def session(ids: Sequence[int], new: Sequence[int], system: int, turn: int) -> I
     """The prompts of a round, as a client sends them. new: what they begin with."""
     rng, rest = random.Random(turn), iter(ids[turn * 20_000 :])
     begin, prompts = [*new, *islice(rest, system)], dict[str, list[int]]()
-    for name in TURNS:
-        before = prompts.get(f"{name[0]}{int(name[1]) - 1}")
+    for name in (YESTERDAY, *TURNS):
+        number = int(name[1:].rstrip("'"))
+        before = prompts.get(f"{name[0]}{number - 1}")
         more = QUESTION if before is None else ANSWER + rng.uniform(0.01, RESULT)
-        prompts[name[:2]] = [*(before or begin), *islice(rest, round(more * system))]
-        yield Case("turns", name, prompts[name[:2]])
+        prompt = prompts[f"{name[0]}{number}"] = [*(before or begin), *islice(rest, round(more * system))]
+        yield Case("turns", name, prompt)
 
 
 # -- who serves ------------------------------------------------------------------------------------------------------
@@ -100,13 +108,15 @@ def session(ids: Sequence[int], new: Sequence[int], system: int, turn: int) -> I
 @dataclass
 class Served:
     """A server that is started again in mid-round. ready: the path that says that it is ready. body: what its requests
-    have beside the prompt. slots: how many are to be saved before."""
+    have beside the prompt. slots: how many are to be saved before. headed: whether each session has a header of its
+    own."""
 
     name: str
     command: Sequence[str]
     ready: str
     body: Mapping[str, Any]
     slots: int = 0
+    headed: bool = False
 
     def __enter__(self) -> Self:
         self._running = ExitStack()
@@ -120,14 +130,15 @@ class Served:
 
     def measure(self, case: Case, turn: int) -> Sample:
         """One turn."""
-        if case.name == RESTART:
+        if case.name in RESTARTS:
             self._slots("save")
             self.__exit__()
             self.__enter__()
             self._slots("restore")
         time.sleep(PAUSE)
-        answer = self._ask(case.input)
-        return Sample({FIRST: answer.first, FOUND: answer.cached}, answer.text if self.name != THEIRS else None)
+        own = ord(case.name[0]) % HEADER if self.headed else 0
+        answer = self._ask([*case.input[own:HEADER], *case.input[:own], *case.input[HEADER:]])
+        return Sample({FIRST: answer.first, FOUND: answer.cached}, answer.text if self.name == OURS else None)
 
     def _ask(self, prompt: Sequence[int]) -> Answer:
         sampling = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -142,9 +153,9 @@ class Served:
 
 def servers_of(args: Namespace, folder: Path) -> Iterator[Served]:
     """Ours twice, and llama.cpp's if it is given."""
-    for name, disk in ((WITHOUT, "off"), (OURS, "8GiB")):
+    for name, disk in ((BEFORE, "off"), (OURS, "8GiB")):
         own = ["--kv-disk", disk, "--max-model-len", str(args.length)]
-        yield Served(name, [*FORESAY, args.target, *own], "/ready", {"model": None})
+        yield Served(name, [*FORESAY, args.target, *own], "/ready", {"model": None}, headed=name == BEFORE)
     if args.llama_server:
         size = ["-t", str(threads.wanted()), "-c", str(2 * args.length), "-np", "2", "--no-webui"]
         reuse = ["--cache-reuse", "256", "--slot-save-path", f"{folder}/"]
@@ -164,7 +175,7 @@ def summary(taken: Sequence[Taken]) -> dict[str, Any]:
         by[one.case.name][one.variant].append(one.sample.figures)
     turns = {turn: {name: _medians(found) for name, found in of.items()} for turn, of in by.items()}
     names = list(turns[TURNS[0]])
-    waited = {name: sum(of[name][FIRST] for of in turns.values()) for name in names}
+    waited = {name: sum(turns[turn][name][FIRST] for turn in TURNS) for name in names}
     rows = [
         [turn, *(f"{of[name][FIRST]:.2f} s, {of[name][FOUND]:,.0f}" for name in names)] for turn, of in turns.items()
     ]

@@ -44,6 +44,7 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--fixed", nargs="+", type=mode_of, default=FIXED, help=f"default: {' '.join(FIXED)}")
     parser.add_argument("--row", type=float, default=0.2, help="ms of each row of a pass (0.2)")
     parser.add_argument("--expert", type=float, default=1.0, help="ms of each expert that a pass wakes (1)")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--blind", action="store_true", help="the budget does not see experts")
@@ -58,12 +59,12 @@ def main(args: Namespace) -> None:
     info, speeds = engines["none"].info, defaultdict[str, dict[str, list[float]]](dict)
     known = workloads(args.traces, asked.tokenizer, args.tokens, args.seed, info.vocab_size, info.max_model_len)
     for turn in range(args.rounds):
-        for name in WORKLOADS:
+        for name in args.workloads:
             given = next(known[name])
             for mode, engine in engines.items():
                 asked_for = requests_of(given, args.tokens, f"{name}/{turn}", turn)
                 speeds[name].setdefault(mode, []).append(rate(engine, asked_for))
-        print(turn, *(f"{name} {told(speeds[name])}" for name in WORKLOADS), sep="\n  ", flush=True)
+        print(turn, *(f"{name} {told(speeds[name])}" for name in args.workloads), sep="\n  ", flush=True)
     record.finish(
         "counted", {"speeds": speeds, "row": args.row, "expert": args.expert, "blind": args.blind}, not args.no_save
     )
@@ -98,13 +99,14 @@ class Clock:
 
     def __init__(self, engine: Engine, args: Namespace) -> None:
         self._run, self._args, self._runner = engine.runner.run, args, engine.runner
-        self._chooses = engine.scheduler.budget is not None
+        self._budget = engine.scheduler.budget
         engine.runner.run = self  # type: ignore[method-assign]
 
     def __call__(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
         results = self._run(batch, watch)
         rows = sum(len(one.tree) for one in results if one.tree is not None) + sum(one.prefill for one in batch)
-        watch.seconds = {"plan": CHOICE * self._chooses, "forward": seconds(self._args, rows, self._runner.woken)}
+        chosen = self._budget is not None and self._budget.looks
+        watch.seconds = {"plan": CHOICE * chosen, "forward": seconds(self._args, rows, self._runner.woken)}
         trees = [part for one in results if one.tree is not None for part in one.tree.parts or (one.tree,)]
         for tree in (tree for tree in trees if tree.drafter == DRAFT_MODEL and tree.levels):
             draft = of_draft(tree.levels, max(0, len(tree) - 1 - tree.levels))

@@ -102,6 +102,10 @@ class DraftModelDrafter(TreeDrafter):
         rows = sum(node in inner for node in path if node >= 0) if len(tree) > 1 else 0
         self.model.store.mark(table, table.length - len(path) + rows)
 
+    def after_rounds(self, sequence: SequenceState, count: int, path: list[int]) -> None:
+        """It has rows of the nodes before the last round, and of the last round's root."""
+        self.collected(sequence, DraftTree.chain([0] * (count + 2)), path)
+
     def _text(self, tokens: list[int]) -> Tensor:
         """int64[R], on the host."""
         ids = torch.tensor(tokens)

@@ -184,6 +184,14 @@ class TreeDrafter(ABC):
     def prepare(self, sequence: SequenceState, levels: int) -> None:  # noqa: B027  see :meth:`extend`
         """Compute what the first pass does not."""
 
+    def unread(self, sequence: SequenceState) -> int:
+        """See :class:`foresay.spec.protocols.CatchesUp`."""
+        return 1
+
+    def after_rounds(self, sequence: SequenceState, count: int, path: list[int]) -> None:  # noqa: B027  see :meth:`extend`
+        """It drafted a chain in rounds, which another verified, and of which this path was committed. count: nodes
+        below the root that were there before the last round."""
+
     def began(self, sequence: SequenceState) -> None:  # noqa: B027  see :meth:`extend`
         """The first pass has run."""
 

@@ -27,18 +27,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from foresay.drafters.draft_model import DraftModelDrafter
-from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.growth import Growth, layout
 from foresay.drafters.levels import TreeDrafter, room
-from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.proposer import Drafts
-from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.drafters.tree_builder import TreeBuilder, adjusts
 from foresay.kvpaging.pool import PADDING_PAGE
 from foresay.kvpaging.states import NONE
 from foresay.spec.names import SELF
-from foresay.spec.protocols import Features, Rows, Verified, reader_of
+from foresay.spec.protocols import Drafter, Features, Lookup, Rows, Verified, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 from foresay.verifier.forward_batch import StaticRows
@@ -54,8 +50,6 @@ from foresay.verifier.ops.trees import known_tokens, text_ends
 
 #: Tokens that a model or a head drafts for each of the copy's passes.
 _AHEAD = 3
-#: Who may draft for the copy.
-Before = TreeDrafter | NgramDrafter | SuffixDrafter
 
 
 @dataclass(slots=True)
@@ -71,20 +65,29 @@ class _Chain:
 
 class SelfDrafter(TreeDrafter):
     """Drafts with the target's shape. model: the copy, on the target's store, of which it writes scratch alone.
-    before: who drafts chains for it, if there is one."""
+    before, lookup: who drafts chains for it, or looks them up, if there is one. shared: whether others call that one
+    too, and say what becomes of texts."""
 
     chains_apart = True
 
-    def __init__(self, model: ModelRunner, dynamic: bool = True, before: Before | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelRunner,
+        dynamic: bool = True,
+        before: TreeDrafter | None = None,
+        lookup: Lookup | None = None,
+        shared: bool = False,
+    ) -> None:
         super().__init__(SELF, dynamic, model.store.device, model.store.pool)
-        self.model, self.before, self.windows = model, before, model.store.windows
-        self.recurrent, self.needs = model.store.states is not None, None if before is None else before.needs
+        self.model, self.before, self.lookup, self.windows = model, before, lookup, model.store.windows
+        self._told: Drafter | None = None if shared else before or lookup
+        self.recurrent, self.needs = model.store.states is not None, None if self._told is None else self._told.needs
         self.beyond = -(-MAX_NODES // self._page_size)
         self._roots: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._rounds: dict[tuple[int, int], Rounds] = {}
         self._chains: dict[str, _Chain] = {}
         self._found: dict[str, DraftTree] = {}
-        self.checks = before is None and self.device.type == "cpu"
+        self.checks = before is None and lookup is None and self.device.type == "cpu"
 
     @property
     def recorded_bytes(self) -> int:
@@ -133,10 +136,10 @@ class SelfDrafter(TreeDrafter):
         found = [self._found.pop(grown.sequence.id, None) for grown in growing]
         in_stages = shape.is_chain and 1 < shape.levels < MAX_NODES - _AHEAD
         if in_stages and not any(adjusts(grown.sequence, 0) for grown in growing):
-            if isinstance(before, NgramDrafter | SuffixDrafter):
+            if self.lookup is not None:
                 shapes = [TreeShape.chain(shape.levels - 1)] * len(growing)
-                found = before.find([grown.sequence for grown in growing], shapes)
-            if isinstance(before, TreeDrafter) and all(before.able(grown.sequence) for grown in growing):
+                found = self.lookup.find([grown.sequence for grown in growing], shapes)
+            if before is not None and all(before.able(grown.sequence) for grown in growing):
                 self._run_rounds(growing, before)
             elif any(found):
                 self._verify([(grown, tree) for grown, tree in zip(growing, found, strict=True) if tree is not None])
@@ -218,35 +221,35 @@ class SelfDrafter(TreeDrafter):
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
         """A head before it reads them."""
-        if (reader := reader_of(self.before)) is not None:
+        if (reader := reader_of(self._told)) is not None:
             reader.observe(sequence, features)
 
     def extend(self, sequence: SequenceState) -> None:
         """What drafts for it reads the text."""
-        if self.before is not None:
-            self.before.extend(sequence)
+        if self._told is not None:
+            self._told.extend(sequence)
 
     def unread(self, sequence: SequenceState) -> int:
         """Tokens that what drafts for it has no rows of, the root among them."""
-        return self.before.unread(sequence) if isinstance(self.before, DraftModelDrafter | EagleDrafter) else 1
+        return 1 if self.before is None else self.before.unread(sequence)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """The calibration learns; a draft model before it has rows of the nodes before its last round."""
+        """The calibration learns, and so does who drafted for it."""
         super().committed(sequence, path)
         self._found.pop(sequence.id, None)
         chain = self._chains.pop(sequence.id, None)
-        if isinstance(self.before, DraftModelDrafter) and chain is not None:
-            self.before.collected(sequence, DraftTree.chain([0] * (chain.behind + 2)), path)
-        elif self.before is not None:
-            self.before.committed(sequence, [0, *(-1 for _ in path[1:])])
+        if self.before is not None and chain is not None:
+            self.before.after_rounds(sequence, chain.behind, path)
+        if self._told is not None:
+            self._told.committed(sequence, [0, *(-1 for _ in path[1:])])
 
     def finished(self, sequence: SequenceState) -> None:
         """Both forget it."""
         super().finished(sequence)
         for kept in (self._chains, self._found):
             kept.pop(sequence.id, None)
-        if self.before is not None:
-            self.before.finished(sequence)
+        if self._told is not None:
+            self._told.finished(sequence)
 
 
 class Rounds:

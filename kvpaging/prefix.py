@@ -10,21 +10,27 @@ pages last to first, so the tail of a text is evicted before its head.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future
 from hashlib import blake2b
-from typing import NamedTuple
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from foresay.kvpaging.disk import DiskPages, Text
+from foresay.kvpaging.disk import DiskPages, Loaded, Text
 from foresay.kvpaging.pool import PADDING_PAGE, OutOfPages, PagePool
 from foresay.kvpaging.table import PageTable
 
 _TOKEN = np.dtype("<i8")  # tokens are hashed as little-endian 64-bit integers, on every machine
 
 
-#: Files are prefetched this many pages ahead.
-_AHEAD = 16
+#: Files are read this many pages ahead.
+_AHEAD = 8
+#: The most seconds that a text waits for a page, and that other requests wait for the page being written.
+_PATIENCE, _WRITING = 5.0, 0.002
 
 
 class _Entry(NamedTuple):
@@ -41,7 +47,7 @@ class PrefixIndex:
 
     queries, hits: tokens looked up and tokens found, since the start. known: tokens of the text looked up last whose
     pages are there, even if it cannot continue from their end. disk: where pages are also kept; None: nowhere. held:
-    the pages that :meth:`fetch` holds a reference to.
+    the pages that :meth:`fetch` holds a reference to. fetched: pages that it has read of the text requested last.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -51,6 +57,7 @@ class PrefixIndex:
         self.known = 0
         self.disk: DiskPages | None = None
         self.held: list[int] = []
+        self.fetched = 0
         self._unkept: dict[int, None] = {}  # pages that are new, or were used, since the last write to disk
         self._entries: dict[bytes, _Entry] = {}
         self._digests: dict[int, bytes] = {}
@@ -143,29 +150,55 @@ class PrefixIndex:
 
     # -- on disk -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, disk: DiskPages, tokens: Sequence[int], salt: str = "") -> Generator[None]:
-        """Read the pages of a text that are on disk but not in the pool, one per iteration, until one is in neither.
-        All pages of the text are held until the generator ends or is closed."""
-        texts = self._texts(tokens, salt)
+    def fetch(self, disk: DiskPages, tokens: Sequence[int], salt: str = "") -> Generator[Future[Any] | None]:
+        """Read the pages of a text that are on disk but not in the pool, until one is in neither; yields, between two
+        slices of work, what to wait for. All pages of the text are held until the generator ends or is closed."""
+        texts, self.fetched = self._texts(tokens, salt), 0
         try:
             for text in texts:
                 if not self._hold(text):
                     if disk.has(text):
-                        yield from self._read(disk, [text, *texts])
+                        yield from self._read(disk, chain((text,), texts))
                     return
+                yield None
         finally:
             while self.held:
                 self.pool.release(self.held.pop())
 
-    def _read(self, disk: DiskPages, texts: Sequence[Text]) -> Iterator[None]:
-        for place, text in enumerate(texts):
-            if self._hold(text):
-                continue
-            if not self._fetched(disk, text):
+    def _read(self, disk: DiskPages, texts: Iterator[Text]) -> Iterator[Future[Any] | None]:
+        asked = deque(self._ask(disk, islice(texts, _AHEAD)))
+        while asked:
+            text, page, loading = asked.popleft()
+            until = time.perf_counter() + _PATIENCE
+            while not loading.done():
+                if time.perf_counter() > until:
+                    return disk.slow(self.fetched + 1)
+                yield loading
+            if not self._hold(text):
+                yield from self._fill(disk, text, page, loading.result())
+            if text.digest not in self._entries:
+                return None
+            self.fetched += 1
+            asked.extend(self._ask(disk, islice(texts, 1)))
+        return None
+
+    def _ask(self, disk: DiskPages, texts: Iterator[Text]) -> Iterator[tuple[Text, int, Future[Loaded]]]:
+        """Allocate a page for each and start to load it, as long as there are free pages."""
+        for text in texts:
+            try:
+                self.held += self.pool.allocate(1, self.held[-1] if self.held else PADDING_PAGE)
+            except OutOfPages:
                 return
-            if place + _AHEAD < len(texts):
-                disk.soon(texts[place + _AHEAD])
-            yield
+            yield text, self.held[-1], disk.load(text, self.held[-1])
+
+    def _fill(self, disk: DiskPages, text: Text, page: int, loaded: Loaded) -> Iterator[Future[None] | None]:
+        """Fill the page and index it, if the data is complete."""
+        if not loaded:
+            return
+        parent = len(text.digest)
+        yield from disk.fill(page, loaded)
+        if not self._hold(text):  # it was not computed meanwhile
+            self._add(text.digest, _Entry(page, text.said[:parent], text.said[parent:], text.depth))
 
     def _texts(self, tokens: Sequence[int], salt: str) -> Iterator[Text]:
         """All full pages except one that holds the last token."""
@@ -181,30 +214,18 @@ class PrefixIndex:
             self.held.append(entry.page)
         return entry is not None
 
-    def _fetched(self, disk: DiskPages, text: Text) -> bool:
-        """Read the page from disk and hold it; returns whether that worked."""
-        if not disk.has(text):
-            return False
-        try:
-            self.held += self.pool.allocate(1, self.held[-1] if self.held else PADDING_PAGE)
-        except OutOfPages:
-            return False
-        if not disk.read(self.held[-1], text):
-            return False
-        parent = len(text.digest)
-        self._add(text.digest, _Entry(self.held[-1], text.said[:parent], text.said[parent:], text.depth))
-        return True
-
     def keep_one(self) -> bool:
-        """Write one page that is new to disk, or note its use there; returns whether there are more."""
-        if self.disk is None or not self._unkept:
-            return False
-        page = next(iter(self._unkept))
-        del self._unkept[page]
-        digest = self._digests[page]
-        entry = self._entries[digest]
-        self.disk.write(page, Text(digest, entry.parent + entry.tokens, entry.depth))
-        return bool(self._unkept)
+        """Write one page that is new to disk, or note its use there; returns whether there are more, or it is not
+        written yet."""
+        if self.disk is None or not self.disk.is_free(_WRITING):
+            return self.disk is not None
+        if self._unkept:
+            page = next(iter(self._unkept))
+            del self._unkept[page]
+            digest = self._digests[page]
+            entry = self._entries[digest]
+            self.disk.write(page, Text(digest, entry.parent + entry.tokens, entry.depth))
+        return bool(self._unkept) or not self.disk.is_free(0)
 
     def page_of(self, digest: bytes) -> int | None:
         """The page that a text up to there is found by; None if it is not."""

@@ -35,11 +35,13 @@ class StatePages:
     sequences: the most in a pass that write records. num_pages: all state pages, including the padding page 0; a
     running text has up to four. checkpoints: the state page after the last token of a page of the pool; least recently
     used first.
+    filling: pages of checkpoints that are being read back.
     """
 
     def __init__(self, sequences: int, num_pages: int, page_size: int) -> None:
         self.sequences, self.num_pages, self.page_size = sequences, num_pages, page_size
         self.checkpoints: OrderedDict[int, int] = OrderedDict()
+        self.filling: list[int] = []
         self._references = [0] * self.num_pages
         self._free = list(range(self.num_pages - 1, NONE, -1))
 
@@ -93,7 +95,7 @@ class StatePages:
     def check(self, tables: Iterable[tuple[TextState, int]]) -> None:
         """Check the accounting, given state and length of every table in use; raises AssertionError with what is
         wrong."""
-        held = Counter(self.checkpoints.values())
+        held = Counter([*self.checkpoints.values(), *self.filling])
         for state, length in tables:
             held.update(state.held)
             if state.at > length:

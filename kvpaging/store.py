@@ -17,7 +17,9 @@ one scale for each of its heads: numbers and scales depend only on the row's val
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -268,6 +270,12 @@ class KVStore:
                 found += [part[:, own * size : (own + 1) * size] for part in arrays.tensors if part.numel()]
         return found
 
+    def run(self, number: int, pages: int) -> list[Tensor]:
+        """The memory of run ``number``, of ``pages`` pages, in each layer: [pages * page_size, ..] of each part."""
+        size = pages * self.pool.page_size
+        parts = [part for arrays in self.arrays if arrays.windows is None for part in arrays.tensors]
+        return [layer[number * size :][:size] for part in parts for layer in part]
+
     def reset(self, page: int) -> None:
         """A page is reused: none of its rows are valid."""
         self.marks[page] = 0
@@ -310,6 +318,19 @@ class KVStore:
                 part.index_fill_(1, rows, torch.nan)
         if self.states is not None:
             self.states.poison()
+
+
+#: Makes Linux (5.14) clear pages of memory as if they were written to.
+_POPULATE, _madvise = 23, getattr(ctypes.CDLL(None), "madvise", None)
+
+
+def touch(memory: Sequence[Tensor]) -> None:
+    """Make the system clear untouched memory (:func:`_zeros`), if it supports that: else the first write waits for it,
+    up to 5 ms for each huge page. For a background thread; data written meanwhile is kept."""
+    for rows in memory:
+        if _madvise is not None and rows.device.type == "cpu":
+            before = rows.data_ptr() % mmap.PAGESIZE
+            _madvise(ctypes.c_void_p(rows.data_ptr() - before), ctypes.c_size_t(rows.nbytes + before), _POPULATE)
 
 
 #: The alignment of tensors that torch allocates, in bytes.

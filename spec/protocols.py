@@ -227,6 +227,11 @@ class LooksUp(Protocol):
         ...
 
 
+@runtime_checkable
+class Lookup(Drafter, LooksUp, Protocol):
+    """Both."""
+
+
 def or_roots(found: Sequence[DraftTree | None], sequences: Sequence[SequenceState], drafter: str) -> list[DraftTree]:
     """For each sequence what was found, or only its root."""
     pairs = zip(found, sequences, strict=True)

@@ -1,16 +1,21 @@
-"""Prompts whose KV is on disk: who is next has it read back before it starts, a few pages between two steps."""
+"""Prompts whose KV is on disk: who is next has it read back before it starts, a few slices between two steps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
 
-from foresay.kvpaging import DiskPages, PrefixIndex
+from foresay.kvpaging import PrefixIndex
 from foresay.spec.budget import CostModel
 from foresay.spec.sequence import SequenceState
 
 #: Seconds that others wait for it in each step: those that decode, and those who only cancel or ask whether we live.
 _DECODING, _OTHERS = 0.002, 0.1
+
+
 #: After so many pages it is known whether reading takes less time than computing does.
 _KNOWN = 8
 
@@ -21,8 +26,9 @@ class DiskReader:
     def __init__(self, prefix: PrefixIndex, cost: CostModel, chunk: int) -> None:
         self._prefix, self._cost, self._chunk = prefix, cost, chunk
         self._sequence: SequenceState | None = None
-        self._pages: Generator[None] | None = None
+        self._pages: Generator[Future[Any] | None] | None = None
         self._count = self._slow = 0
+        self._spent = 0.0
 
     def of(self, sequence: SequenceState) -> bool:
         """Whether it has begun with this one."""
@@ -30,31 +36,34 @@ class DiskReader:
 
     def go_on(self, sequence: SequenceState, decoding: bool) -> bool:
         """Read for a while; whether that is done. What is read is found by ``match`` from then on. decoding: whether
-        others do."""
+        others do: these wait for no file."""
         if (disk := self._prefix.disk) is None:
             return True
         if self._pages is None or not self.of(sequence):
             self.stop()
             self._sequence, self._pages = sequence, self._prefix.fetch(disk, sequence.tokens, sequence.salt)
-            self._count = self._slow = 0
-        done = self._read(disk, self._pages, _DECODING if decoding else _OTHERS)
-        if done:
-            self.stop()
-        return done
-
-    def _read(self, disk: DiskPages, pages: Iterator[None], most: float) -> bool:
-        """Whether there is no more, or most pages took longer than they take to compute. most: seconds of it now."""
-        now, until = (began := time.perf_counter()), began + most
-        computed = self._cost.seconds(self._chunk) / self._chunk * self._prefix.pool.page_size
-        while now < until:
-            if next(pages, self) is self:
-                return True
+            self._count, self._slow, self._spent = 0, 0, 0.0
+        until = (now := time.perf_counter()) + (_DECODING if decoding else _OTHERS)
+        for file in self._pages:
+            if file is not None:
+                with suppress(TimeoutError):
+                    file.result(0 if decoding else max(until - time.perf_counter(), 0))
             now, before = time.perf_counter(), now
-            self._count, self._slow = self._count + 1, self._slow + (now - before > computed)
-            if self._count >= _KNOWN and 2 * self._slow > self._count:
+            if self._is_slow(now - before):
                 disk.slow(self._count)
-                return True
-        return False
+                break
+            if now >= until or (file is not None and not file.done()):
+                return False
+        self.stop()
+        return True
+
+    def _is_slow(self, spent: float) -> bool:
+        """Whether most pages took longer than they take to compute, after so many seconds more."""
+        self._spent += spent
+        if self._prefix.fetched > self._count:
+            computed = self._cost.seconds(self._chunk) / self._chunk * self._prefix.pool.page_size
+            self._count, self._slow, self._spent = self._prefix.fetched, self._slow + (self._spent > computed), 0.0
+        return self._count >= _KNOWN and 2 * self._slow > self._count
 
     def stop(self) -> bool:
         """Hold no pages any more; whether it held any. What was read stays while there is room."""

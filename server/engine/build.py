@@ -143,7 +143,7 @@ def build_engine(
     chosen = _chosen(config, say, beside or {})
     loading, pool = chosen.loading, chosen.loading.pool
     verifier = loading.paged_model("target", loading.target, loading.model, kv_dtype=config.kv_dtype)
-    drafters = [drafter.load(loading, verifier) for drafter in chosen.named]
+    drafters = [loading.made.setdefault(one.asked, one.load(loading, verifier)) for one in chosen.named]
     names = _placed([drafter.name for drafter in drafters], chosen.named)
     capture = _capture(loading, verifier, drafters)
     exactness = _exactness(chosen, verifier, witness)

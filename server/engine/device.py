@@ -19,6 +19,7 @@ from foresay.server.engine.parameters import kv_kind, state_pages, wanted_rows
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, Unfit
 from foresay.spec.errors import ForesayError
+from foresay.spec.protocols import Drafter
 from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import Sizes
@@ -126,7 +127,7 @@ def _rounded_bits(model: ModelConfig) -> set[int]:
     if (found := model.quantization) is None:
         return set()
     schemes = (found.scheme(module, inner) for module, inner, _ in matrices(model) if inner % GROUP == 0)
-    return {each.bits for each in schemes if each is not None and not each.floats}
+    return {each.bits for each in schemes if each is not None and (each.e2m1 or not each.floats)}
 
 
 def _against_rounding(bits: set[int], device: Device) -> str:
@@ -156,8 +157,9 @@ class LoadProgress(Protocol):
 @dataclass(frozen=True, slots=True)
 class LoadContext:
     """target: the target's directory. model: its configuration. length: the longest text, prompt and output together.
-    dtype: of all weights. rounds: whether activations become int8 where weights have kernels for it. say: called with
-    progress. unkept: packed weights yet to be kept on disk, and their keys."""
+    dtype: of all weights. rounds: whether activations become 8 bits where weights have kernels for it. say: called with
+    progress. unkept: packed weights yet to be kept on disk, and their keys. made: the loaded drafters, by their names
+    in ``--draft``."""
 
     config: EngineConfig
     target: Path
@@ -169,6 +171,7 @@ class LoadContext:
     rounds: bool
     say: LoadProgress
     unkept: list[tuple[str, Packed]] = field(default_factory=list)
+    made: dict[str, Drafter] = field(default_factory=dict)
 
     def paged_model(
         self,

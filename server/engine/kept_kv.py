@@ -26,19 +26,24 @@ def folder() -> Path:
 
 
 def room(config: EngineConfig, device: Device) -> tuple[int, str]:
-    """The bytes that it may take, 0 for none; and that in words."""
+    """The bytes that it may take, 0 for none; and that in words, with where it lies and how it is switched off."""
+    try:
+        size, told = _size(config, device)
+        return size, f"{told} in {folder()}, which you alone may read (--kv-disk off: none)" if size else told
+    except (OSError, RuntimeError) as error:
+        return 0, f"off ({error})"
+
+
+def _size(config: EngineConfig, device: Device) -> tuple[int, str]:
     if config.kv_disk == "off" or not config.prefix_cache:
         return 0, "off"
     if config.kv_disk is not None:
         return (size := bytes_of(config.kv_disk)), f"up to {bytes_in_words(size)}"
     if device.is_gpu:
         return 0, "off (on a GPU only if a size is given)"
-    try:
-        there = next(each for each in folder().parents if each.exists())
-        size = min(_MOST, int(_SHARE * shutil.disk_usage(there).free))
-    except (OSError, RuntimeError) as error:
-        return 0, f"off ({error})"
-    return size, f"up to {bytes_in_words(size)}, by the free disk"
+    there = next(each for each in folder().parents if each.exists())
+    size = min(_MOST, int(_SHARE * shutil.disk_usage(there).free))
+    return size, f"up to {bytes_in_words(size)}, by the free disk,"
 
 
 def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -> tuple[DiskPages | None, str]:

@@ -14,17 +14,7 @@ from typing import Any, NamedTuple
 
 from foresay.server.engine.costs import Costs
 from foresay.server.engine.generation import Cause
-from foresay.server.host import frames
-from foresay.server.host.child import (
-    Spawned,
-    Watchdog,
-    cpu_ticks,
-    oom_kills,
-    progress_in,
-    reap,
-    state_of,
-    stopped,
-)
+from foresay.server.host import child, frames
 from foresay.server.host.frames import Channel
 from foresay.server.settings.config import ServeConfig
 
@@ -45,14 +35,16 @@ class EngineProcess:
     """config: what it runs with. receive: called with its frames. ready, failed: the frames of these names; None until
     received."""
 
-    def __init__(self, spawned: Spawned, config: ServeConfig, receive: Callable[[frames.DownFrame], None]) -> None:
+    def __init__(
+        self, spawned: child.Spawned, config: ServeConfig, receive: Callable[[frames.DownFrame], None]
+    ) -> None:
         self.config = config
         self.ready: frames.Ready | None = None
         self.failed: frames.Failed | None = None
         self._process, self._connection = spawned
         self._receive = receive
         self._channel: Channel | None = None
-        self._oom_kills = oom_kills()  # this machine's count at the start
+        self._oom_kills = child.oom_kills()  # of this machine, when it was started
 
     @property
     def id(self) -> int:
@@ -86,12 +78,12 @@ class EngineProcess:
             watching.cancel()
 
     async def _until_hung(self, channel: Channel) -> str:
-        watchdog = Watchdog(self.config.engine_timeout)
+        watchdog = child.Watchdog(self.config.engine_timeout)
         while True:
             await asyncio.sleep(watchdog.interval)
-            loading, state = self.ready is None, state_of(self.id)
-            progress = progress_in(self.ready.progress) if self.ready is not None and state != "t" else None
-            wrong = watchdog.look(channel.heard(), cpu_ticks(self.id), loading, state == "T", progress)
+            loading, state = self.ready is None, child.state_of(self.id)
+            progress = child.progress_in(self.ready.progress) if self.ready is not None and state != "t" else None
+            wrong = watchdog.look(channel.heard(), child.cpu_ticks(self.id), loading, state == "T", progress)
             if wrong is not None:
                 return wrong
             if not loading:
@@ -101,7 +93,7 @@ class EngineProcess:
         """Why it ended. hung: what is wrong with it, if it has not exited. tell: called early, with what is known so
         far, if exiting takes long."""
         if hung is not None:
-            among = () if stopped(self.id) else None
+            among = () if child.stopped(self.id) else None
             self._process.kill()
             tell(hung, among)
             return Ended(hung, "hung", among)
@@ -115,14 +107,14 @@ class EngineProcess:
                 return status
             await asyncio.sleep(DYING_SECONDS / DYING_LOOKS)
         late()
-        return await asyncio.to_thread(reap, self._process)
+        return await asyncio.to_thread(child.reap, self._process)
 
     def _among(self, status: int) -> Collection[str] | None:
         """The requests that may have caused its end: none if it was killed, but not by the kernel for lack of
         memory."""
         if self.failed is not None:
             return self.failed.running
-        return () if status == -signal.SIGKILL and self._oom_kills == oom_kills() is not None else None
+        return () if status == -signal.SIGKILL and self._oom_kills == child.oom_kills() is not None else None
 
     def _cause(self, status: int) -> str:
         """Why it ended: its own message, or its exit status."""
@@ -137,6 +129,6 @@ class EngineProcess:
         if self._channel is not None:
             self._channel.send(frames.Stop())
             self._channel.close()
-        if not politely or stopped(self.id):
+        if not politely or child.stopped(self.id):
             self._process.kill()
-        await asyncio.to_thread(reap, self._process)
+        await asyncio.to_thread(child.reap, self._process)

@@ -7,16 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from foresay.server.schemas import shared
 from foresay.server.schemas.bounds import shown
-from foresay.server.schemas.shared import (
-    FinishReason,
-    GenerationRequest,
-    Metrics,
-    RequestWarning,
-    Timings,
-    Usage,
-    not_done,
-)
 from foresay.server.schemas.tokens import ChatLogprobs, PromptLogprobs, Provenance
 from foresay.spec.sampling import Positive
 
@@ -132,11 +124,11 @@ class Message(msgspec.Struct, kw_only=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
-    function_call: Annotated[Any, not_done("none", "auto")] = None
-    audio: Annotated[Any, not_done()] = None
+    function_call: Annotated[Any, shared.not_done("none", "auto")] = None
+    audio: Annotated[Any, shared.not_done()] = None
 
 
-class ChatRequest(GenerationRequest, kw_only=True):
+class ChatRequest(shared.GenerationRequest, kw_only=True):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[Message], shown(minItems=1)]
@@ -153,17 +145,17 @@ class ChatRequest(GenerationRequest, kw_only=True):
     store: bool | None = None
     metadata: dict[str, str] | None = None
 
-    echo: Annotated[Any, not_done(False)] = None
-    functions: Annotated[Any, not_done([])] = None
-    function_call: Annotated[Any, not_done("none", "auto")] = None
-    modalities: Annotated[Any, not_done(["text"])] = None
-    audio: Annotated[Any, not_done()] = None
-    verbosity: Annotated[Any, not_done()] = None
-    web_search_options: Annotated[Any, not_done()] = None
-    chat_template: Annotated[Any, not_done()] = None
-    documents: Annotated[Any, not_done([])] = None
-    media_io_kwargs: Annotated[Any, not_done({})] = None
-    mm_processor_kwargs: Annotated[Any, not_done({})] = None
+    echo: Annotated[Any, shared.not_done(False)] = None
+    functions: Annotated[Any, shared.not_done([])] = None
+    function_call: Annotated[Any, shared.not_done("none", "auto")] = None
+    modalities: Annotated[Any, shared.not_done(["text"])] = None
+    audio: Annotated[Any, shared.not_done()] = None
+    verbosity: Annotated[Any, shared.not_done()] = None
+    web_search_options: Annotated[Any, shared.not_done()] = None
+    chat_template: Annotated[Any, shared.not_done()] = None
+    documents: Annotated[Any, shared.not_done([])] = None
+    media_io_kwargs: Annotated[Any, shared.not_done({})] = None
+    mm_processor_kwargs: Annotated[Any, shared.not_done({})] = None
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
@@ -184,7 +176,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None
+    finish_reason: shared.FinishReason | None
     stop_reason: str | int | None = None
     seed: int | UnsetType = UNSET
     token_ids: list[int] | None = None
@@ -199,14 +191,14 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: shared.Usage
     metadata: dict[str, str] | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
-    metrics: Metrics | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
-    warnings: list[RequestWarning] | UnsetType = UNSET
+    metrics: shared.Metrics | UnsetType = UNSET
+    timings: shared.Timings | UnsetType = UNSET
+    warnings: list[shared.RequestWarning] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):
@@ -225,7 +217,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: shared.FinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     seed: int | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
@@ -240,10 +232,10 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: shared.Usage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    metrics: Metrics | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
-    warnings: list[RequestWarning] | UnsetType = UNSET
+    metrics: shared.Metrics | UnsetType = UNSET
+    timings: shared.Timings | UnsetType = UNSET
+    warnings: list[shared.RequestWarning] | UnsetType = UNSET

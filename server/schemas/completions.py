@@ -7,21 +7,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from foresay.server.schemas import shared
 from foresay.server.schemas.bounds import shown
-from foresay.server.schemas.shared import (
-    FinishReason,
-    GenerationRequest,
-    Metrics,
-    RequestWarning,
-    Timings,
-    Usage,
-    not_done,
-)
 from foresay.server.schemas.tokens import CompletionLogprobs, PromptLogprobs, Provenance
 from foresay.spec.sampling import Logprobs
 
 
-class CompletionRequest(GenerationRequest, kw_only=True):
+class CompletionRequest(shared.GenerationRequest, kw_only=True):
     """``POST /v1/completions``. prompt: a text, token ids, or a list of either. logprobs: how many of the likeliest."""
 
     prompt: Annotated[str, shown(minLength=1)] | Annotated[list[str | int | list[int]], shown(minItems=1)]
@@ -30,7 +22,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     top_logprobs: int | None = None
     max_tokens: Annotated[int, Meta(ge=0, extra={"wanted": "at least 1"})] | None = None
 
-    suffix: Annotated[Any, not_done("")] = None
+    suffix: Annotated[Any, shared.not_done("")] = None
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -40,7 +32,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: shared.FinishReason | None = None
     stop_reason: str | int | None = None
     seed: int | UnsetType = UNSET
     token_ids: list[int] | UnsetType | None = UNSET
@@ -57,8 +49,8 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: shared.Usage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
-    metrics: Metrics | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
-    warnings: list[RequestWarning] | UnsetType = UNSET
+    metrics: shared.Metrics | UnsetType = UNSET
+    timings: shared.Timings | UnsetType = UNSET
+    warnings: list[shared.RequestWarning] | UnsetType = UNSET

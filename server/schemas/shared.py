@@ -13,17 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from foresay.server.schemas.bounds import Choices, Name, RequestId, Stop, Stops, TokenIds, Words, shown
-from foresay.spec.sampling import (
-    Logprobs,
-    MinP,
-    MinTokens,
-    Penalty,
-    Positive,
-    RepetitionPenalty,
-    Temperature,
-    TopK,
-    TopP,
-)
+from foresay.spec import sampling as ranges
 from foresay.spec.shape import MAX_NODES
 
 NOT_DONE = "Known but not supported."
@@ -156,13 +146,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Positive | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
+    max_tokens: ranges.Positive | None = None
+    temperature: ranges.Temperature | None = None
+    top_p: ranges.TopP | None = None
+    top_k: ranges.TopK | None = None
+    min_p: ranges.MinP | None = None
     seed: int | None = None
-    min_tokens: MinTokens | None = None
+    min_tokens: ranges.MinTokens | None = None
     stop: Stop | Stops | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
@@ -175,18 +165,18 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     spec_decode_metrics: MetricsLevel | None = None
     speculation: Speculation | None = None
     prediction: Prediction | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: ranges.Penalty | None = None
+    frequency_penalty: ranges.Penalty | None = None
+    repetition_penalty: ranges.RepetitionPenalty | None = None
     logit_bias: dict[str, float] | None = None
     bad_words: Words | None = None
     allowed_token_ids: list[int] | None = None
     n: Choices | None = None
     best_of: int | None = None
-    top_logprobs: Logprobs | None = None
-    prompt_logprobs: Logprobs | None = None
+    top_logprobs: ranges.Logprobs | None = None
+    prompt_logprobs: ranges.Logprobs | None = None
     return_tokens_as_token_ids: bool | None = None
-    stream_interval: Positive | None = None
+    stream_interval: ranges.Positive | None = None
     stream_pacing: Pacing | None = None
     provenance: bool | None = None
     truncate_prompt_tokens: int | None = None

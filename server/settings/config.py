@@ -240,8 +240,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         KVDisk | None,
         _about(
             "how much of the user's cache directory the KV of prompts and answers may take, so that servers started "
-            "later need not compute it; off: none. The least recently used goes first (a tenth of what is free, at "
-            "most 8GiB; off on a GPU)",
+            "later need not compute it, in files that you alone may read; off: none. The least recently used goes "
+            "first (a tenth of what is free, at most 8GiB; off on a GPU)",
             "memory",
             "SIZE",
         ),

@@ -131,9 +131,9 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
     heads = _heads(config)
     kind = next((kind for kind in FIRST_HEADS if kind in heads), None)
     if kind is not None and _may_draft(config):
-        chain = f"{kind}:{heads[kind]} > {SELF}"
-        reason = "the head that ships with it before the target itself in fewer bits, and earlier text"
-        return Resolved(",".join((chain, *AUTO)), reason)
+        head = f"{kind}:{heads[kind]}"
+        reason = "the head that ships with it, alone or before the target itself in fewer bits, and earlier text"
+        return Resolved(",".join((head, f"{head} > {SELF}", *AUTO)), reason)
     if kind is not None:
         return Resolved(",".join((f"{kind}:{heads[kind]}", *AUTO)), "the head that ships with it, and earlier text")
     if _may_draft(config):

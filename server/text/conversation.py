@@ -13,27 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from foresay.server.schemas.bounds import (
-    MOST_CALLS,
-    MOST_MESSAGES,
-    MOST_PARTS,
-    MOST_TOOLS,
-    TOO_MANY,
-    check_count,
-    weigh,
-)
-from foresay.server.schemas.chat import (
-    ROLES,
-    AllowedChoice,
-    ChatRequest,
-    ContentPart,
-    Function,
-    FunctionChoice,
-    Message,
-    NamedTool,
-    Tool,
-    ToolCall,
-)
+from foresay.server.schemas import bounds
+from foresay.server.schemas import chat as schemas
 from foresay.server.text.warned import Warned, tools_left_out
 from foresay.spec.errors import InvalidRequest, Path, inside
 
@@ -46,7 +27,7 @@ def first_words(text: str) -> str:
     return " ".join(text[:_LOOKED_THROUGH].split())[:_MOST_WORDS]
 
 
-def last_words(request: ChatRequest) -> str:
+def last_words(request: schemas.ChatRequest) -> str:
     """The first words of the user's last message; else of the last message."""
     said = request.messages or []
     last = next((message for message in reversed(said) if message.role == "user"), said[-1] if said else None)
@@ -57,11 +38,11 @@ def last_words(request: ChatRequest) -> str:
     return first_words(next((part.text for part in last.content if part.text), ""))
 
 
-def messages(request: ChatRequest) -> list[dict[str, Any]]:
+def messages(request: schemas.ChatRequest) -> list[dict[str, Any]]:
     """The conversation as input for chat templates."""
     if not request.messages:
         raise InvalidRequest("messages", " must not be empty")
-    check_count(request.messages, MOST_MESSAGES, "messages")
+    bounds.check_count(request.messages, bounds.MOST_MESSAGES, "messages")
     _check_arguments(request.messages)
     rendered, called = [], frozenset[str]()
     for index, message in enumerate(request.messages):
@@ -124,45 +105,43 @@ def spelled_out(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> 
     if there is none; calls and results become text of messages, results as the user's.
     """
     told: list[dict[str, Any]] = []
-    for message in messages:
+    for index, message in enumerate(messages):
         if message["role"] == "tool":
             result = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if told and told[-1].get("results"):
+            if index and messages[index - 1]["role"] == "tool":
                 told[-1]["content"] += f"\n{result}"
             else:
-                told.append({"role": "user", "content": result, "results": True})
+                told.append({"role": "user", "content": result})
             continue
-        calls = [f"<tool_call>\n{_spelled(call['function'])}\n</tool_call>" for call in message.get("tool_calls", ())]
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        said = [json.dumps({"name": one["name"], "arguments": one["arguments"]}) for one in functions]
+        calls = [f"<tool_call>\n{one}\n</tool_call>" for one in said]
         content = "\n".join(filter(None, [message["content"], *calls]))
         told.append({name: value for name, value in message.items() if name != "tool_calls"} | {"content": content})
     if tools:
         listed = _TOOLS + "\n".join(json.dumps(tool["function"]) for tool in tools)
         order = (told[0]["content"], listed) if told[0]["role"] == "system" else (listed, told[0]["content"])
         told[0] = told[0] | {"content": "\n\n".join(filter(None, order))}
-    return [{name: value for name, value in message.items() if name != "results"} for message in told]
+    return told
 
 
-def _spelled(function: dict[str, Any]) -> str:
-    return json.dumps({"name": function["name"], "arguments": function["arguments"]})
-
-
-def _check_arguments(messages: list[Message]) -> None:
+def _check_arguments(messages: list[schemas.Message]) -> None:
     """Raise if the JSON of the calls' arguments is too large."""
     parts = 0
     for index, message in enumerate(messages):
         field = ("messages", index, "tool_calls")
-        check_count(message.tool_calls, MOST_CALLS, field)
+        bounds.check_count(message.tool_calls, bounds.MOST_CALLS, field)
         for call in message.tool_calls or ():
-            parts += weigh(call.function.arguments.encode(), field, "The text of arguments in ")
-            if parts > MOST_PARTS:
-                raise InvalidRequest(field, f"The arguments in messages have {TOO_MANY}")
+            parts += bounds.weigh(call.function.arguments.encode(), field, "The text of arguments in ")
+            if parts > bounds.MOST_PARTS:
+                raise InvalidRequest(field, f"The arguments in messages have {bounds.TOO_MANY}")
 
 
-def _message(message: Message, called: frozenset[str]) -> dict[str, Any]:
+def _message(message: schemas.Message, called: frozenset[str]) -> dict[str, Any]:
     """One message. called: ids of the calls that a message of role ``tool`` may be the result of."""
-    role = ROLES.get(message.role)
+    role = schemas.ROLES.get(message.role)
     if role is None:
-        raise InvalidRequest("role", f" must be one of {', '.join(ROLES)}, got {message.role!r}")
+        raise InvalidRequest("role", f" must be one of {', '.join(schemas.ROLES)}, got {message.role!r}")
     rendered: dict[str, Any] = {"role": role, "content": _said(message)}
     if message.name is not None:
         rendered["name"] = message.name
@@ -175,7 +154,7 @@ def _message(message: Message, called: frozenset[str]) -> dict[str, Any]:
     return rendered
 
 
-def _said(message: Message) -> str:
+def _said(message: schemas.Message) -> str:
     if message.content is None:
         if message.role == "assistant" and (message.tool_calls or message.reasoning_content):
             return ""
@@ -183,7 +162,7 @@ def _said(message: Message) -> str:
     return _content(message.content)
 
 
-def _content(content: str | list[ContentPart]) -> str:
+def _content(content: str | list[schemas.ContentPart]) -> str:
     if isinstance(content, str):
         return content
     for index, part in enumerate(content):
@@ -192,7 +171,7 @@ def _content(content: str | list[ContentPart]) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _answered(message: Message, called: frozenset[str]) -> str:
+def _answered(message: schemas.Message, called: frozenset[str]) -> str:
     if message.tool_call_id is None:
         raise InvalidRequest("tool_call_id", " is required in a message of role tool")
     if message.tool_call_id not in called:
@@ -201,7 +180,7 @@ def _answered(message: Message, called: frozenset[str]) -> str:
     return message.tool_call_id
 
 
-def _of_assistant(message: Message) -> dict[str, Any]:
+def _of_assistant(message: schemas.Message) -> dict[str, Any]:
     """What only assistant messages have: reasoning (templates decide whether the model sees it again) and calls."""
     rendered: dict[str, Any] = {}
     if message.reasoning_content is not None:
@@ -211,7 +190,7 @@ def _of_assistant(message: Message) -> dict[str, Any]:
     return rendered
 
 
-def _call(call: ToolCall, index: int) -> dict[str, Any]:
+def _call(call: schemas.ToolCall, index: int) -> dict[str, Any]:
     if call.type != "function":
         raise InvalidRequest(("tool_calls", index, "type"), f" must be function, got {call.type!r}")
     function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
@@ -240,14 +219,14 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     warnings: about tools that cannot be run here.
     """
 
-    listed: tuple[Function, ...] = ()
+    listed: tuple[schemas.Function, ...] = ()
     places: tuple[int, ...] = ()
-    functions: tuple[Function, ...] = ()
+    functions: tuple[schemas.Function, ...] = ()
     required: bool = False
     parallel: bool = True
     warnings: tuple[Warned, ...] = ()
 
-    def path_of(self, function: Function) -> Path:
+    def path_of(self, function: schemas.Function) -> Path:
         """The field of one of the listed functions."""
         index = self.listed.index(function)
         return "tools", self.places[index] if self.places else index, "function"
@@ -262,9 +241,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return [{"type": "function", "function": _described(function)} for function in self.listed]
 
 
-def offered(request: ChatRequest) -> Offer:
+def offered(request: schemas.ChatRequest) -> Offer:
     """The tools that the request offers, checked; errors name the field."""
-    check_count(request.tools, MOST_TOOLS, "tools")
+    bounds.check_count(request.tools, bounds.MOST_TOOLS, "tools")
     given = list(enumerate(request.tools or ()))
     functions = {place: _function(tool, place) for place, tool in given if tool.type == FUNCTION}
     warnings = tools_left_out([(("tools", place), tool.type) for place, tool in given if tool.type != FUNCTION])
@@ -282,12 +261,13 @@ def offered(request: ChatRequest) -> Offer:
         places=tuple(functions),
         functions=tuple(function for function in functions.values() if function.name in chosen),
         required=mode == "required",
-        parallel=request.parallel_tool_calls is not False and not isinstance(request.tool_choice, FunctionChoice),
+        parallel=request.parallel_tool_calls is not False
+        and not isinstance(request.tool_choice, schemas.FunctionChoice),
         warnings=warnings,
     )
 
 
-def _function(tool: Tool, place: int) -> Function:
+def _function(tool: schemas.Tool, place: int) -> schemas.Function:
     path = ("tools", place, "function")
     if tool.function is None:
         raise InvalidRequest(path, " is required")
@@ -298,7 +278,7 @@ def _function(tool: Tool, place: int) -> Function:
 
 
 def _choice(
-    request: ChatRequest, names: Collection[str]
+    request: schemas.ChatRequest, names: Collection[str]
 ) -> tuple[Literal["none", "auto", "required"], Collection[str]]:
     """The mode, and the names that may be called."""
     match request.tool_choice:
@@ -310,9 +290,9 @@ def _choice(
             if not names:
                 raise InvalidRequest("tool_choice", " is required, but there are no tools to call")
             return "required", names
-        case FunctionChoice(function=function):
+        case schemas.FunctionChoice(function=function):
             return "required", {_known(function.name, names, ("tool_choice", "function", "name"))}
-        case AllowedChoice(allowed_tools=allowed):
+        case schemas.AllowedChoice(allowed_tools=allowed):
             path = ("tool_choice", "allowed_tools")
             if allowed.mode not in ("auto", "required"):
                 raise InvalidRequest((*path, "mode"), f" must be auto or required, got {allowed.mode!r}")
@@ -325,7 +305,7 @@ def _choice(
             raise InvalidRequest("tool_choice", f" must be {modes} or name a function, got {other!r}")
 
 
-def _allowed(tool: NamedTool, names: Collection[str], path: Path) -> str:
+def _allowed(tool: schemas.NamedTool, names: Collection[str], path: Path) -> str:
     if tool.type != "function":
         raise InvalidRequest((*path, "type"), f" must be function, got {tool.type!r}")
     return _known(tool.function.name, names, (*path, "function", "name"))
@@ -337,7 +317,7 @@ def _known(name: str, names: Collection[str], path: Path) -> str:
     return name
 
 
-def _described(function: Function) -> dict[str, Any]:
+def _described(function: schemas.Function) -> dict[str, Any]:
     """A function as the model sees it. ``strict`` is only for the server; missing parameters mean none."""
     described: dict[str, Any] = {"name": function.name}
     if function.description is not None:

@@ -77,6 +77,11 @@ class Budget(Observer):
         """Who drafts in the step last planned."""
         return NONE if self.why is None else self.why.choice
 
+    @property
+    def looks(self) -> bool:
+        """Whether the step last planned was chosen anew."""
+        return self._looks.now
+
     # -- learning ------------------------------------------------------------------------------------------------
 
     def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:

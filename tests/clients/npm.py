@@ -14,7 +14,8 @@ import pytest
 NODE = Path(__file__).parent / "node"
 #: Outside of what git knows: they are large.
 MODULES = Path(sys.prefix) / "clients" / "node_modules"
-PINS: dict[str, str] = json.loads((NODE / "package.json").read_text("utf-8"))["dependencies"]
+_PACKAGE = json.loads((NODE / "package.json").read_text("utf-8"))
+PINS: dict[str, str] = _PACKAGE["dependencies"] | _PACKAGE["optionalDependencies"]
 CLAUDE, CODEX = MODULES / "@anthropic-ai/claude-code/cli-wrapper.cjs", MODULES / "@openai/codex/bin/codex.js"
 #: None of them takes more than some seconds; one that waits for something else waits for ever.
 PATIENCE = 240.0

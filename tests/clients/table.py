@@ -11,6 +11,7 @@ from tests.clients.npm import PINS as NPM
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "compatibility.md"
 HEADING, NEXT = "\n## Clients\n", "\n## "
+TURNS = "two turns, streamed, the first found again in the second"
 
 
 class Client(NamedTuple):
@@ -64,7 +65,7 @@ CLIENTS = (
         "Makefile",
         ("litellm",),
         "tools through OpenAI's, Anthropic's and Ollama's API, whole and streamed",
-        "tests/clients/test_npm_clients.py",
+        "tests/clients/test_litellm.py",
     ),
     Client(
         "Vercel's AI SDK",
@@ -77,16 +78,21 @@ CLIENTS = (
         "Codex CLI",
         "npm",
         ("@openai/codex",),
-        "finishes an edit, with shell commands and with its code mode",
-        "tests/clients/test_coding_agents.py",
+        "finishes an edit, with shell commands and with its code mode; two turns",
+        "tests/clients/test_coding_agents.py, tests/clients/test_agents.py",
     ),
     Client(
         "Claude Code",
         "npm",
         ("@anthropic-ai/claude-code",),
-        "finishes an edit, with tools it loads on the way",
-        "tests/clients/test_coding_agents.py",
+        "finishes an edit, with tools it loads on the way; two turns",
+        "tests/clients/test_coding_agents.py, tests/clients/test_agents.py",
     ),
+    Client("OpenCode", "npm", ("opencode-linux-x64",), TURNS, "tests/clients/test_agents.py"),
+    Client("Copilot CLI", "npm", ("@github/copilot",), TURNS, "tests/clients/test_agents.py"),
+    Client("Continue CLI", "npm", ("@continuedev/cli",), TURNS, "tests/clients/test_agents.py"),
+    Client("Aider", "Makefile", ("aider-chat",), TURNS, "tests/clients/test_agents.py"),
+    Client("llm", "Makefile", ("llm",), TURNS, "tests/clients/test_agents.py"),
 )
 
 

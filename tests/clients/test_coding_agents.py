@@ -6,20 +6,16 @@ counts is the file they leave behind.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from foresay.spec.request import Request
 from tests.clients.answering import AnsweringEngine, call
-from tests.clients.npm import CLAUDE, CODEX, PATIENCE, needs_npm, node
+from tests.clients.launching import launched
+from tests.clients.npm import CLAUDE, CODEX, needs_npm, node
 from tests.routes.running import running
-from tests.server.live import ROOT
 
 pytestmark = needs_npm
 
@@ -79,19 +75,6 @@ def claude(url: str, work: Path, *flags: str, task: str = TASK) -> str:
     done = node(str(CLAUDE), *line, home=work.parent, cwd=work, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def launched(name: str, url: str, work: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """``foresay launch NAME``, where the packages are commands as npm makes them."""
-    for command, script in (("claude", CLAUDE), ("codex", CODEX)):
-        (work.parent / command).write_text(f'#!/bin/sh\nexec node {script} "$@"\n')
-        (work.parent / command).chmod(0o755)
-    home = work.parent / "home"
-    home.mkdir()
-    paths = {"PATH": f"{work.parent}:{os.environ['PATH']}", "HOME": str(home), "PYTHONPATH": str(ROOT)}
-    line = [sys.executable, "-m", "foresay.server.cli.main", "launch", name, "--url", url, "--", *words]
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    return subprocess.run(line, env=paths, cwd=work, timeout=PATIENCE, **streams)
 
 
 def known_already(earlier: Request, later: Request) -> float:

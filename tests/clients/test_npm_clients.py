@@ -1,22 +1,14 @@
-"""Clients that need versions or languages of their own: LiteLLM, OpenAI's for Node, Vercel's AI SDK."""
+"""Clients for Node: OpenAI's and Vercel's AI SDK."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from foresay.server.text.tokenizer import Tokenizer
 from tests.clients.answering import AnsweringEngine, call
 from tests.clients.npm import needs_npm, script
-from tests.routes.conftest import AGENT_TEMPLATE
 from tests.routes.running import running
-from tests.server.conftest import byte_level_tokenizer
 
 
 def weather(prompt: str) -> str:
@@ -55,27 +47,3 @@ def test_the_ai_sdk(agent, tmp_path):
         assert (told["steps"], told["errors"], told["reasoning"]) == (2, 0, thought)
         assert told["usage"]["inputTokens"] > 0 and told["usage"]["outputTokens"] > 0
     assert said["asked"] == ["Ulm"] * 4
-
-
-PYTHON = Path(sys.prefix) / "litellm" / "bin" / "python"
-SCRIPT = Path(__file__).parent / "litellm_chat.py"
-
-
-needs_litellm = pytest.mark.skipif(
-    not PYTHON.exists() and not os.environ.get("CI"), reason="make test installs LiteLLM; see Makefile"
-)
-
-
-@needs_litellm
-def test_litellm_calls_tools_through_three_apis():
-    agent = byte_level_tokenizer(AGENT_TEMPLATE)
-    engine = AnsweringEngine(agent, lambda prompt: f"Let me look.{call('weather', city='Ulm')}")
-    with running(engine, agent) as url:
-        variables = {"FORESAY_URL": url, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONPATH": ""}
-        done = subprocess.run(
-            [str(PYTHON), str(SCRIPT)], env=os.environ | variables, capture_output=True, text=True, timeout=240
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    expected = {"content": "Let me look.", "name": "weather", "arguments": {"city": "Ulm"}}
-    assert said == {provider: [expected, expected] for provider in ("openai", "anthropic", "ollama_chat")}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from tests.clients import table
 from tests.clients.npm import NODE, PINS, installed, needs_npm
-from tests.clients.test_npm_clients import PYTHON, needs_litellm
 
 
 def test_the_page_has_the_current_table():
@@ -24,11 +26,16 @@ def test_python_clients_are_of_these_versions(client):
         assert version(package) == table.pinned("PyPI", package)
 
 
-@needs_litellm
-def test_litellm_is_of_this_version():
-    line = [str(PYTHON), "-c", "from importlib.metadata import version; print(version('litellm'))"]
+@pytest.mark.parametrize(
+    "package", [package for one in table.CLIENTS if one.source == "Makefile" for package in one.packages]
+)
+def test_clients_with_an_environment_are_of_these_versions(package):
+    python = Path(sys.prefix) / package.removesuffix("-chat") / "bin" / "python"
+    if not python.exists() and not os.environ.get("CI"):
+        pytest.skip("make test installs it; see Makefile")
+    line = [str(python), "-c", f"from importlib.metadata import version; print(version({package!r}))"]
     done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == table.pinned("Makefile", "litellm")
+    assert done.stdout.strip() == table.pinned("Makefile", package)
 
 
 @needs_npm
@@ -40,7 +47,7 @@ def test_clients_from_npm_are_of_these_versions():
 def test_npm_versions_are_pinned_and_tied_to_no_registry():
     assert all(pin[0].isdecimal() for pin in PINS.values())
     lock = json.loads((NODE / "package-lock.json").read_text("utf-8"))
-    assert lock["packages"][""]["dependencies"] == PINS
+    assert lock["packages"][""]["dependencies"] | lock["packages"][""]["optionalDependencies"] == PINS
     assert [name for name, entry in lock["packages"].items() if "resolved" in entry] == []
 
 

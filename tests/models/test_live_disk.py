@@ -1,4 +1,4 @@
-"""What a real server has read is found again after a swap of models, a restart and a crash."""
+"""What a real server has read is found again after a swap of models, a reload, a restart and a crash."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from foresay.server.settings.resolved import BUNDLED
@@ -15,6 +16,7 @@ from tests.models.switching import NAMES
 from tests.server.live import LiveServer, openai_client
 
 pytestmark = pytest.mark.slow
+KEY = "an-admin-key-of-a-test"
 
 
 class Restarted:
@@ -33,8 +35,12 @@ class Restarted:
         (folder / "foresay.toml").write_text(f"{engine}[server]\nmax_loaded_models = 1\n{models}")
 
     def __call__(self) -> LiveServer:
-        flags = ("--config", str(self.folder / "foresay.toml"), "--draft", "suffix")
-        variables = {"XDG_CACHE_HOME": str(self.folder / "cache"), "FORESAY_KV_DISK": "1GiB"}
+        flags = ("--config", str(self.folder / "foresay.toml"), "--draft", "suffix", "--admin-key", KEY)
+        variables = {
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "FORESAY_KV_DISK": "1GiB",
+            "KNOWN_COSTS_TIMES": "1e3",
+        }
         return LiveServer(self.folder / "log", *flags, variables=variables)
 
     def written(self) -> int:
@@ -50,6 +56,13 @@ async def ask(server: LiveServer, model: str, begin: int) -> tuple[str, int]:
     return answer.choices[0].text, details.cached_tokens or 0 if details else 0
 
 
+async def reload(server: LiveServer, model: str) -> None:
+    async with aiohttp.ClientSession(server.wait_for_url(), headers={"Authorization": f"Bearer {KEY}"}) as client:
+        body = {"model": model, "settings": {"max_seqs": 3}}
+        async with client.post("/admin/reload", json=body) as response:
+            assert response.status == 200, await response.text()
+
+
 async def test_what_was_read_is_found_again(tmp_path: Path) -> None:
     restarted, (one, other) = Restarted(tmp_path), NAMES
     with restarted() as server:
@@ -57,6 +70,8 @@ async def test_what_was_read_is_found_again(tmp_path: Path) -> None:
         assert cached == 0
         assert (await ask(server, other, 5))[1] == 0
         assert await ask(server, one, 5) == (text, 592), "after a swap and back"
+        await reload(server, one)
+        assert await ask(server, one, 5) == (text, 592), "after a reload"
         server.terminate()
         assert server.process.wait(60) == 0
     with restarted() as server:

@@ -190,6 +190,9 @@ async def test_an_effort_that_the_template_does_not_know_is_left_out(tokenizer) 
     async with served(engine, tokenizer) as client:
         _, body = await ask(client, reasoning_effort="xhigh")
         assert [(one["code"], one["param"]) for one in body["warnings"]] == [("hint_left_out", "reasoning_effort")]
+        asked = {"input": "Hi", "reasoning": {"effort": "xhigh"}}
+        body = await (await client.post("/v1/responses", json=asked)).json()
+        assert [(one["code"], one["param"]) for one in body["warnings"]] == [("hint_left_out", "reasoning.effort")]
         assert "Reasoning: medium" in prompt_of(engine, tokenizer)
 
 

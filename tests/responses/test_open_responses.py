@@ -1,7 +1,8 @@
 """Open Responses: the cases of its acceptance suite, written anew, and its schemas over varied requests, whole,
-streamed and over a WebSocket, against the real server with the bundled pair.
+streamed and over a WebSocket, against the real server with the bundled pair and with SmolLM2.
 
-Left out is what this server says that it does not do: images, and a model that would call a tool unasked.
+Left out is the image, which this server says that it does not read. Neither model calls a tool unasked: one that does,
+by construction, is in their place there.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.responses.open_responses import wrong
+from tests.server.live import LiveServer
+from tests.server.saying import saying
 
 Json = dict[str, Any]
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -68,10 +72,19 @@ class Server:
         return told
 
 
-@pytest.fixture
-async def server(url: str) -> AsyncIterator[Server]:
-    async with aiohttp.ClientSession(url) as http:
+@pytest.fixture(params=["url", pytest.param("smollm2_url", marks=pytest.mark.slow)], ids=["bundled", "smollm2"])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
+    async with aiohttp.ClientSession(request.getfixturevalue(request.param)) as http:
         yield Server(http)
+
+
+@pytest.fixture
+async def caller(tmp_path: Path) -> AsyncIterator[Server]:
+    """A model that calls the tool whatever it is asked."""
+    target = saying(tmp_path, "<tool_call>", '{"name": "get_weather", "arguments": {"place": "Ulm"}}', "</tool_call>")
+    with LiveServer(tmp_path / "log", target, "--draft", "ngram", "--served-model-name", "bundled") as live:
+        async with aiohttp.ClientSession(live.wait_for_url()) as http:
+            yield Server(http)
 
 
 def valid(events: list[Json]) -> Json:
@@ -95,7 +108,15 @@ CASES: dict[str, Json] = {
 
 @pytest.mark.parametrize("name", CASES)
 async def test_cases_whole_streamed_and_over_a_socket(server, name):
-    asked = {"max_output_tokens": 400, "seed": 1, **CASES[name]}
+    await check_case(server, CASES[name])
+
+
+async def test_a_call_that_is_not_required(caller):
+    await check_case(caller, CASES["call of a tool"] | {"tool_choice": "auto"})
+
+
+async def check_case(server: Server, case: Json) -> None:
+    asked = {"max_output_tokens": 400, "seed": 1, **case}
     whole = await server.whole(**asked)
     assert wrong("response", whole) == []
     streamed, (told,) = await server.stream(**asked), await server.socket(asked)

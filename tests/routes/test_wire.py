@@ -11,6 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.server.live import LiveServer
+from tests.server.saying import saying
+
 Json = dict[str, Any]
 CHAT: Json = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "seed": 1}
 NATIVE: Json = {"prompt": "Once upon", "n_predict": 4, "seed": 1, "temperature": 0}
@@ -45,7 +48,9 @@ ASKED: list[tuple[str, Any, Json]] = [
         "prompt": "Once upon", "generation_settings.n_predict": 4, "generation_settings.seed": 1, "truncated": False,
         "timings.predicted_n": 4, "timings.draft_n": any, "timings.draft_n_accepted": any}),
     ("/completions", NATIVE | {"return_tokens": True, "n_probs": 1},
-        {"completion_probabilities.3.logprob": any, "tokens.3": any}),
+        {"completion_probabilities.3.id": any, "completion_probabilities.3.top_logprobs.0.id": any, "tokens.3": any}),
+    ("/completion", NATIVE | {"response_fields": ["content"]}, {"error.param": "response_fields"}),
+    ("/tokenize", {"content": "Hi", "add_special": True, "with_pieces": True}, {"tokens.0.piece": "H"}),
     ("/completion", NATIVE | {"n_predict": 30, "json_schema": SCHEMA}, {"content": '{"a": 1}', "stop_type": "eos"}),
     ("/completion", NATIVE | {"n_predict": 9, "grammar": 'root ::= "yes" | "no"'}, {"stop_type": "eos"}),
     ("/completion", NATIVE | {"repeat_penalty": 1.1, "repeat_last_n": 64}, {"error.param": "repeat_last_n"}),
@@ -71,6 +76,7 @@ ASKED: list[tuple[str, Any, Json]] = [
     ("/api/pull", {"stream": False}, {"error": any}),
     ("/tokenizer_info", None, {"tokenizer_class": any, "chat_template": any, "model_max_length": 1024}),
     ("/v1/completions/render", {"prompt": [[40, 41], [42]]}, {"0.token_ids": [40, 41], "1.count": 1}),
+    ("/v1/completions/render", {"prompt": [-1]}, {"error.param": "prompt"}),
     ("/load", None, {"server_load": 0}),
     ("/v1/completions", {"prompt": "Hi", "max_tokens": 2},
         {"choices.0.prompt_logprobs": None, "choices.0.token_ids": None}),
@@ -105,6 +111,58 @@ async def test_what_is_found(http, path, body, told):
         assert there is not ... if value is any else there == value, (place, found)
 
 
+#: What is between a prefix and a suffix, in the special tokens of Qwen's coders and of StarCoder's.
+INFILLS = [("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")]
+
+
+@pytest.mark.parametrize("names", INFILLS, ids=lambda names: names[0])
+async def test_infill_in_the_tokens_of_the_model(tmp_path, names):
+    target = saying(tmp_path, "return a +", " b;", special=names)
+    asked = {"input_prefix": "def f", "prompt": "(", "input_suffix": "end", "input_extra": [{"text": "x"}], "seed": 1}
+    with LiveServer(tmp_path / "log", target, "--draft", "ngram") as live:
+        async with aiohttp.ClientSession(live.wait_for_url()) as http:
+            _, whole = await answer(http, "/infill", asked)
+            *pieces, last = await events(http, "/infill", **asked)
+            _, cut = await answer(http, "/infill", asked | {"n_predict": 1})
+    before, hole, after = names
+    assert whole["prompt"] == f"{before}--- snippet ---\n\nx\n\ndef f({hole}end{after}"
+    assert (whole["content"], whole["stop_type"]) == ("return a + b;", "eos")
+    assert "".join(piece["content"] for piece in pieces) == whole["content"] and last["stop"]
+    assert (cut["content"], cut["stop_type"]) == ("return a +", "limit")
+
+
+#: Of a real model the same answer through each API: where it is asked, with what, and where the text is in the answer.
+REAL: list[tuple[str, Json, str]] = [
+    ("/v1/chat/completions", CHAT, "choices.0.message.content"),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 4}, "output.0.content.0.text"),
+    ("/v1/messages", CHAT | {"model": "bundled", "seed": None}, "content.0.text"),
+    (
+        "/api/chat",
+        {"model": "bundled", "messages": CHAT["messages"], "options": {"num_predict": 4, "temperature": 0}},
+        "message.content",
+    ),
+    ("/completion", {"n_predict": 4, "add_special_tokens": False}, "content"),
+    ("/v1/completions", {"max_tokens": 4, "add_special_tokens": False}, "choices.0.text"),
+]
+
+
+@pytest.mark.slow
+async def test_a_real_model_says_the_same_through_every_api(smollm2_url):
+    async with aiohttp.ClientSession(smollm2_url) as http:
+        _, rendered = await answer(http, "/v1/chat/completions/render", CHAT)
+        told = []
+        for path, body, place in REAL:
+            body = (
+                {"temperature": 0}
+                | ({} if "messages" in body or "input" in body else {"prompt": rendered["prompt"]})
+                | body
+            )
+            status, found = await answer(http, path, body | {"stream": False})
+            assert status == 200, found
+            told.append(at(found, place))
+    assert len(set(told)) == 1 and told[0].strip(), told
+
+
 async def events(http: aiohttp.ClientSession, path: str, **body: Any) -> list[Any]:
     async with http.post(path, json=body | {"stream": True}) as response:
         lines = (await response.text()).split("\n\n")
@@ -115,7 +173,10 @@ async def test_streams_of_llama_cpps_clients(http):
     *pieces, last = await events(http, "/completion", **NATIVE)
     _, whole = await answer(http, "/completion", NATIVE)
     assert "".join(piece["content"] for piece in pieces) == whole["content"] and not last["content"]
-    assert [piece["stop"] for piece in pieces] == [False] * len(pieces) and last["timings"]["predicted_n"] == 4
+    assert [piece["stop"] for piece in pieces] == [False] * len(pieces)
+    times = last["timings"]
+    assert times["predicted_n"] == 4  # three of them after the prompt
+    assert times["predicted_per_second"] * times["predicted_ms"] == pytest.approx(3000, rel=0.01)
     chunks = await events(http, "/v1/chat/completions", **CHAT)
     assert ["timings" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.proposer import on_device
 from foresay.drafters.recurrent_model import RecurrentDraftDrafter
-from foresay.drafters.self_draft import Before, SelfDrafter
+from foresay.drafters.self_draft import SelfDrafter
 from foresay.kvpaging import KVStore, PagePool, PrefixIndex, StatePages
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
-from foresay.spec.protocols import Drafter
+from foresay.spec.protocols import Drafter, Lookup
 from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.tree import TreeShape
@@ -58,11 +59,12 @@ class Pair:
             return DraftModelDrafter(paged(self.draft, pool), dynamic)
         return RecurrentDraftDrafter(paged(self.draft, pool, own_states=True), dynamic)
 
-    def copy(self, pool: PagePool, dynamic: bool = False, before: Before | None = None) -> SelfDrafter:
+    def copy(self, pool: PagePool, dynamic: bool = False, before: Drafter | None = None) -> SelfDrafter:
         """The draft's weights on the target's pages, as the target in fewer bits drafts. before: who drafts for it."""
         target = pool.stores[0]
         assert isinstance(target, KVStore)
-        return SelfDrafter(ModelRunner(self.draft, target, self.draft.max_positions), dynamic, before)
+        copy, lookup = ModelRunner(self.draft, target, self.draft.max_positions), isinstance(before, Lookup)
+        return SelfDrafter(copy, dynamic, on_device(before), before if lookup else None)  # type: ignore[arg-type]
 
 
 def make_pair(family: str, directory: Path, dtype: torch.dtype, **shape: Any) -> Pair:

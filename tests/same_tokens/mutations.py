@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.draft_model import DraftModelDrafter
-from foresay.drafters.self_draft import Before, SelfDrafter
+from foresay.drafters.self_draft import SelfDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec import step
 from foresay.spec.adjust import Adjustment
 from foresay.spec.constrain import Guarded
 from foresay.spec.logits import logprobs_of_run
-from foresay.spec.protocols import Rows
+from foresay.spec.protocols import Drafter, Rows
 from foresay.spec.sequence import SequenceState
 from foresay.verifier import model_runner
 from foresay.verifier.forward_batch import ForwardBatch
@@ -179,7 +179,7 @@ def scales_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 def drafts_over_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's copy reads the last committed token too, as a draft model does whose cache is its own."""
 
-    def copy(pair: Pair, pool: PagePool, dynamic: bool = False, before: Before | None = None) -> DraftModelDrafter:
+    def copy(pair: Pair, pool: PagePool, dynamic: bool = False, before: Drafter | None = None) -> DraftModelDrafter:
         return DraftModelDrafter(ModelRunner(pair.draft, pool.stores[0], pair.draft.max_positions), dynamic)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Pair, "copy", copy)

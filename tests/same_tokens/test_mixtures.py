@@ -4,6 +4,7 @@ that is seen.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,13 @@ def test_mxfp4_with_every_drafter(published, drafter) -> None:
     jobs = jobs_of(published.vocab_size, LENGTHS, 20, ("greedy", "warm", "warm_filtered", "cool"))
     wanted = plain(published.draft, jobs)
     assert_same(wanted, run(drafting(published, drafter, whole(jobs, wanted)), jobs))
+
+
+@pytest.mark.parametrize("drafter", ["truth", "dynamic 8,8"])
+def test_mxfp4_with_rounded_activations(published, drafter) -> None:
+    models = replace(published, target=load_decoder(published.directory, torch.bfloat16, rounds=True))
+    jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 20), expected(models, LENGTHS, 20)
+    assert_same(wanted, run(drafting(models, drafter, whole(jobs, wanted), chunk=16), jobs))
 
 
 @pytest.mark.parametrize("drafter", ["none", "truth"])

@@ -97,8 +97,11 @@ def bundled(draft: str, how: Quantize) -> dict[str, Text]:
     return run(engine, jobs())
 
 
+OWN = ["self:int4", "draft_model > self:int4", "eagle3,eagle3 > self:int4,suffix"]
+
+
 @pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
 def test_bundled_drafters(how) -> None:
     texts = bundled("none", how)
-    for draft in ("auto", "medusa", "eagle3", *(["self:int4", "draft_model > self:int4"] if how != "int4" else [])):
+    for draft in ("auto", "medusa", "eagle3", *(OWN if how != "int4" else [])):
         assert_same(texts, bundled(draft, how))

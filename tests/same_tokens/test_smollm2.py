@@ -11,14 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from foresay.server.catalog.catalog import of_short_name
-from foresay.server.catalog.fetch import fetched
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import Activations, EngineConfig
 from foresay.server.settings.resolved import target_directory
@@ -26,7 +23,6 @@ from foresay.server.text.grammars.compiler import GrammarCompiler
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.engine import Engine
 from foresay.spec.request import Grammar
-from foresay.verifier.model.errors import ModelNotFound
 from tests.same_tokens.proposers import RandomTrees
 from tests.same_tokens.runs import assert_same, sampled, shape_of, whole
 from tests.same_tokens.witness import Job, Text, Witness, run
@@ -52,24 +48,13 @@ DRAFTERS += [
 
 
 @pytest.fixture(scope="module")
-def target() -> Path:
-    """The file."""
-    model = of_short_name("smollm2")
-    assert model is not None
-    try:
-        return fetched(model, "target")
-    except ModelNotFound as error:
-        pytest.skip(f"SmolLM2 is not to be had here: {error}")
-
-
-@pytest.fixture(scope="module")
-def engine(target) -> Iterator[Callable[[str, Activations], Engine]]:
+def engine(smollm2) -> Iterator[Callable[[str, Activations], Engine]]:
     """Engines by what drafts in them and by their activations."""
 
     @cache
     def built(draft: str, activations: Activations) -> Engine:
         config = EngineConfig(
-            target=str(target), draft=draft, activations=activations, kv_tokens=6144, max_model_len=1536, threads=1
+            target=str(smollm2), draft=draft, activations=activations, kv_tokens=6144, max_model_len=1536, threads=1
         )
         if draft == "eagle3":
             config = msgspec.structs.replace(config, draft_tree="3,2,1")
@@ -90,9 +75,9 @@ def engine(target) -> Iterator[Callable[[str, Activations], Engine]]:
 
 
 @pytest.fixture(scope="module")
-def jobs(target) -> Callable[[str], list[Job]]:
+def jobs(smollm2) -> Callable[[str], list[Job]]:
     """Requests that arrive one by one; the last but one has a long prompt, the last a grammar."""
-    directory = target_directory(EngineConfig(target=str(target)))
+    directory = target_directory(EngineConfig(target=str(smollm2)))
     tokenizer = Tokenizer.load(directory)
     compiler = GrammarCompiler.load(directory, 49152, [2])
     assert compiler is not None

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from foresay.drafters.levels import TreeDrafter
 from foresay.drafters.ngram import NgramDrafter
-from foresay.drafters.self_draft import Before, SelfDrafter
+from foresay.drafters.self_draft import SelfDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.engine import Engine
+from foresay.spec.protocols import Drafter
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from tests.same_tokens.heads import KINDS, head_of
@@ -52,10 +52,8 @@ def engine_with(models: Pair, first: str, **options: int | bool) -> Engine:
 
     def copy(pool: PagePool) -> SelfDrafter:
         if first in KINDS:
-            head = head_of(models, first, "chain")(pool)
-            assert isinstance(head, TreeDrafter)
-            return models.copy(pool, before=head)
-        looking: dict[str, Before] = {"told": Told(models), "suffix": SuffixDrafter(slice_seconds=1.0)}
+            return models.copy(pool, before=head_of(models, first, "chain")(pool))
+        looking: dict[str, Drafter] = {"told": Told(models), "suffix": SuffixDrafter(slice_seconds=1.0)}
         return models.copy(pool, before=models.draft_model(pool) if first == "draft_model" else looking.get(first))
 
     return engine_of(models.target, copy, TreeShape.chain(7), **options)  # type: ignore[arg-type]

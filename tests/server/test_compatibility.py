@@ -127,6 +127,7 @@ VISIBLE: dict[str, Any] = {
     "frequency_penalty": 1, "repetition_penalty": 1.5, "repeat_penalty": 1.5, "logit_bias": {"40": 1},
     "bad_words": ["fox"], "allowed_token_ids": [40], "n": 2, "best_of": 2, "stop": ["fox"], "stop_sequences": ["fox"],
     "stop_token_ids": [40], "ignore_eos": True, "skip_special_tokens": False, "add_special_tokens": True,
+    "add_special": True, "with_pieces": True,
     "truncate_prompt_tokens": 2, "prompt_logprobs": 1, "return_token_ids": True, "return_token_strs": True,
     "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a+"}, "request_id": "mine",
     "cache_salt": "salt", "spec_decode_metrics": "none", "speculation": {"off": True}, "echo": True, "logprobs": True,

@@ -24,8 +24,8 @@ CPU, GPU = Device("cpu", 1 << 34), Device("cuda:0", 1 << 36, capability=(9, 0))
 @pytest.mark.parametrize(
     ("settings", "device", "free", "size", "told"),
     [
-        ({}, CPU, 1 << 40, 8 << 30, "up to 8.0 GiB, by the free disk"),
-        ({}, CPU, 10 << 30, 1 << 30, "up to 1.0 GiB, by the free disk"),
+        ({}, CPU, 1 << 40, 8 << 30, "up to 8.0 GiB, by the free disk,"),
+        ({}, CPU, 10 << 30, 1 << 30, "up to 1.0 GiB, by the free disk,"),
         ({}, GPU, 1 << 40, 0, "off (on a GPU only if a size is given)"),
         ({"kv_disk": "off"}, CPU, 1 << 40, 0, "off"),
         ({"prefix_cache": False}, CPU, 1 << 40, 0, "off"),
@@ -37,6 +37,7 @@ def test_how_much(
     settings: dict[str, Any], device: Device, free: int, size: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    told += f" in {kept_kv.folder()}, which you alone may read (--kv-disk off: none)" if size else ""
     assert kept_kv.room(load(EngineConfig, settings, {}).config, device) == (size, told)
 
 

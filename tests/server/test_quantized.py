@@ -21,6 +21,7 @@ from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model.config import ModelConfig, stored_parameters
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.quantization import Quantization, Scheme
 from foresay.verifier.model.weights import load
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu.jit import Processor
@@ -106,6 +107,7 @@ def test_weights_are_quantised_once(tmp_path) -> None:
 
 
 MODEL = ModelConfig.from_directory(TARGET)
+MXFP4 = replace(MODEL, quantization=Quantization("mxfp4", (("Linear", Scheme(4, 32, True, "mxfp4", floats=True)),)))
 HERE = Device("cpu", 8 << 30)
 
 
@@ -114,6 +116,7 @@ HERE = Device("cpu", 8 << 30)
     [
         ("int4", HERE, "here", ""),
         ("int4", HERE, "without AVX-512", ""),
+        ("mxfp4", HERE, "here", ""),
         ("int8", HERE, "here", ""),
         (None, HERE, "here", "no weights are whole numbers"),
         ("fp8", HERE, "here", "no weights are whole numbers"),
@@ -124,9 +127,9 @@ HERE = Device("cpu", 8 << 30)
 def test_activations_are_rounded_where_there_are_kernels(monkeypatch, how, device, processor, why) -> None:
     made = lesser(processor)
     monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
-    model = quantized(MODEL, how, "--quantize")
+    model = MXFP4 if how == "mxfp4" else quantized(MODEL, how, "--quantize")
     chosen = choose_activations(EngineConfig(), model, device)
-    assert chosen.value == ("int8" if how == "int4" and not why else "model") and why in chosen.reason
+    assert chosen.value == ("int8" if how in ("int4", "mxfp4") and not why else "model") and why in chosen.reason
     assert choose_activations(EngineConfig(activations="model"), model, device).value == "model"
     if not why:
         assert choose_activations(EngineConfig(activations="int8"), model, device).value == "int8"

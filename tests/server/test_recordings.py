@@ -38,8 +38,15 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("draft", "tree"),
     [
-        *[("auto", None), ("eagle3", "3,2,1"), ("none", None), ("itself,mtp", None), ("itself", "3,2,1")],
-        *[("self:int8,suffix", None), ("draft_model > self:int8", None), ("self:int8,itself", None)],
+        ("auto", None),
+        ("eagle3", "3,2,1"),
+        ("none", None),
+        ("itself,mtp", None),
+        ("itself", "3,2,1"),
+        ("self:int8,suffix", None),
+        ("draft_model > self:int8", None),
+        ("self:int8,itself", None),
+        ("eagle3,eagle3 > self:int8", None),
     ],
 )
 def test_what_a_busy_engine_records_was_planned(recurrent, draft, tree, monkeypatch) -> None:

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import random
+import threading
 import time
 from collections import defaultdict
 from functools import partial
@@ -16,8 +17,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from foresay.kvpaging import DiskPages
-from foresay.kvpaging.disk import Text
+from foresay.kvpaging import DiskPages, prefix
 from foresay.spec.budget import CostModel
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
@@ -41,8 +41,9 @@ def house(model: TableModel, folder: Path, key: str, most: int = 1 << 20, pages:
 
 def idle(made: House, pages: int = 1 << 20) -> None:
     """Time in which nobody asks, for so many pages."""
+    assert made.prefix is not None and made.prefix.disk is not None
     while pages and made.engine.keep_one():
-        pages -= 1
+        pages -= made.prefix.disk.is_free(60)
 
 
 class Life:
@@ -103,10 +104,11 @@ class Life:
         self.servers[place] = self.server(self.rng.choice("aab"))
 
     def damage(self) -> None:
-        files = [path for path in self.folder.glob("*/*") if path.is_file()]
+        files = [path for path in self.folder.glob("*/*") if path.is_file() and not path.is_symlink()]
+        held = [path.read_bytes() for path in files]
         for path in self.rng.sample(files, min(len(files), 5)):
             data = bytearray(path.read_bytes() or b"?")
-            match self.rng.randrange(5):
+            match self.rng.randrange(7):
                 case 0:
                     data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
                 case 1:
@@ -114,9 +116,15 @@ class Life:
                 case 2:
                     data += b"\0"
                 case 3:
-                    data[:] = self.rng.choice(files).read_bytes()  # another text's, tenant's or model's
+                    data[:] = self.rng.choice(held)  # another text's, tenant's or model's
                 case 4:
                     data[:] = self.rng.randbytes(self.rng.randrange(200))
+                case 5:  # one that was killed while it wrote
+                    path = path.rename(f"{path}.1")
+                case 6:
+                    path.unlink()
+                    path.symlink_to(self.rng.choice(files))
+                    continue
             path.write_bytes(data)
 
 
@@ -205,35 +213,45 @@ def test_a_full_disk_switches_it_off_with_a_line(
     assert not list(tmp_path.glob("*/*"))
 
 
+@pytest.mark.parametrize("clock_was_wrong", [False, True])
 def test_the_ends_of_what_was_not_used_for_longest_go_first(
-    model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_was_wrong: bool
 ) -> None:
     for number in range(2):
         monkeypatch.setattr(time, "time_ns", lambda number=number: 10**18 + number * 10**12)
         made = house(model, tmp_path, "a", most=4096 * 24)
         made.answer([8 - number, *PROMPT], GREEDY)
         idle(made)
+        for path in tmp_path.glob("*/*") if clock_was_wrong and not number else ():
+            os.utime(path, (4e9, path.stat().st_mtime - 1e9 + 4e9))
     assert len(list(tmp_path.glob("*/*"))) <= 24
     assert found(model, tmp_path, [7, *PROMPT]) == 60
     assert 0 < found(model, tmp_path, [8, *PROMPT]) < 60
 
 
-def test_others_wait_for_few_pages(model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(disk: DiskPages, page: int, text: Text) -> bool:
-        time.sleep(0.002)
-        return fast(disk, page, text)
-
-    fast = DiskPages.read
+def test_those_who_decode_wait_for_no_file(model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(model, tmp_path)
-    made = house(model, tmp_path, "a")
+    made, goes_on = house(model, tmp_path, "a"), threading.Event()
+    load = DiskPages._load
+    monkeypatch.setattr(DiskPages, "_load", lambda *given: goes_on.wait(60) and load(*given))
     made.add("running", [1], SamplingParams(temperature=0.0, max_tokens=110))
     made.step()
-    monkeypatch.setattr(DiskPages, "read", read)
     made.add("read", PROMPT, GREEDY)
+    for _ in range(20):
+        made.step()
+    assert not made.answers["read"].deltas
+    goes_on.set()
     made.run()
-    steps = [trace.disk["read"] for trace in made.traces if trace.disk.get("read")]
-    assert sum(steps) == 56
-    assert max(steps) <= 2 * made.pool.page_size
+    assert made.answers["read"].last.cached_tokens == 56
+
+
+def test_nobody_waits_for_a_disk_that_hangs(model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(model, tmp_path)
+    made, goes_on = house(model, tmp_path, "a"), threading.Event()
+    monkeypatch.setattr(prefix, "_PATIENCE", 0.05)
+    monkeypatch.setattr(DiskPages, "_load", lambda *given: goes_on.wait(60))
+    assert made.answer(PROMPT, GREEDY).last.cached_tokens == 0
+    goes_on.set()
 
 
 def test_what_takes_longer_to_read_is_computed(model: TableModel, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.gguf.config import PREDICTS, theirs
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.nodes import DECAY, Attention, Experts, GatedDelta, ShortConv
+from foresay.verifier.model.nodes import DECAY, MLP, Attention, Experts, GatedDelta, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept
@@ -161,6 +161,17 @@ def _add_norms_of_heads(writer: Any, config: ModelConfig) -> None:
             writer.add_tensor(f"blk.{number}.attn_{kind}_norm.weight", numbers)
 
 
+def _add_corrected(writer: Any, config: ModelConfig, mixture: Experts, shared: int) -> None:
+    """What files of DeepSeek's routers say."""
+    dense = [isinstance(layer.mlp, MLP) for layer in config.stack.layers]
+    writer.add_leading_dense_block_count(sum(dense))
+    writer.add_expert_shared_count(shared)
+    writer.add_expert_weights_scale(mixture.router.scale)
+    writer.add_expert_weights_norm(mixture.router.normalised)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_group_count(1)
+
+
 def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None = None) -> Any:
     """A file that has all but its tensors."""
     own, attention = FAMILIES[config.architecture].gguf, config.attention
@@ -178,13 +189,16 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     (writer.add_layer_norm_eps if config.stack.norm.centred else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_rope_dimension_count(config.rope.rotated(config.head_dim))
-    if isinstance(mixture := config.first.mlp, Experts):
-        writer.add_feed_forward_length(mixture.inner)
+    if (mixture := config.stack.experts) is not None:
+        first = config.first.mlp
+        writer.add_feed_forward_length(first.inner)
         writer.add_expert_feed_forward_length(mixture.inner)
         writer.add_expert_count(mixture.count)
         writer.add_expert_used_count(mixture.chosen)
-        if mixture.shared is not None:
+        if mixture.shared is not None and mixture.shared_gate is not None:
             writer.add_expert_shared_feed_forward_length(mixture.shared.inner)
+        elif mixture.shared is not None:
+            _add_corrected(writer, config, mixture, mixture.shared.inner // mixture.inner)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
     window = next((each.window for each in config.stack.attentions if each.window), None)

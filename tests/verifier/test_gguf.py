@@ -104,13 +104,14 @@ AS_FILES_HAVE_IT = {
         "moe_intermediate_size": 256,
         "shared_expert_intermediate_size": 256,
     },
+    "glm4_moe": {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 256},
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "qwen3_moe": {"mlp_only_layers": [], "moe_intermediate_size": 512},
 }
 
 
-WITHOUT_FILES = {"qwen2_window", "granite_swa", "glm4_moe", "qwen3_next"}
+WITHOUT_FILES = {"qwen2_window", "granite_swa", "qwen3_next"}
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - WITHOUT_FILES))

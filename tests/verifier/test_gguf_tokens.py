@@ -22,6 +22,7 @@ from foresay.server.settings.resolved import BUNDLED
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError
+from foresay.verifier.model.gguf.config import end_tokens
 from foresay.verifier.model.gguf.directory import SPLITTINGS, tokenizer_of
 from foresay.verifier.model.gguf.file import GgufFile
 from foresay.verifier.model.hub import resolve
@@ -213,6 +214,21 @@ def test_a_file_is_made_a_directory_without_torch(tmp_path) -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert (made / "tokenizer.json").exists()
+
+
+def test_of_gpt_oss_a_message_ends_no_text(tmp_path) -> None:
+    made_of(tmp_path, tokens_of(BUNDLED / "target", "gpt-2"))
+    about = GgufFile.read(tmp_path / "x.gguf").metadata
+    tokens, types = (list(about[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type"))
+    tokens[5:8], types[5:8] = ["<|return|>", "<|call|>", "<|end|>"], [3, 3, 3]
+
+    def ends() -> set[int]:
+        own = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+        return {5, 6, 7} & set(end_tokens(GgufFile(tmp_path, own, {})))
+
+    assert ends() == {5, 6}
+    tokens[6] = "call"
+    assert ends() == {5, 7}
 
 
 def test_all_ways_of_splitting_are_read_by_the_library(tmp_path) -> None:

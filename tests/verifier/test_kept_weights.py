@@ -77,7 +77,7 @@ def test_every_bit_of_floats_and_of_what_is_made_of_them(dtype, how) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm"])
-@pytest.mark.parametrize("kind", [q4_k_m, all_of("Q4_1"), all_of("Q8_0")], ids=["K", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("kind", [q4_k_m, *map(all_of, ("Q4_1", "Q8_0", "MXFP4"))], ids=["K", "Q4_1", "Q8_0", "MXFP4"])
 def test_every_bit_of_a_gguf_file(tmp_path, family, kind) -> None:
     wide: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4}
     make(family, tmp_path / "plain", **wide, num_key_value_heads=2)

@@ -66,10 +66,10 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
         "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
         "down": ("mlp.down_proj",),
         "head_gate": ("self_attn.gate_proj",),
-        "mixed": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-        "rates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
-        "shared_gate_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-        "shared_down": ("mlp.shared_experts.down_proj",),
+        "mixed": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_qkvz"),
+        "rates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a", "linear_attn.in_proj_ba"),
+        "shared_gate_up": tuple(f"mlp.shared_expert{s}.{one}_proj" for s in ("", "s") for one in ("gate", "up")),
+        "shared_down": ("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"),
     }
     whole = {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
     for number, layer in enumerate(weights.layers):

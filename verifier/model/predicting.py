@@ -49,7 +49,8 @@ LAYOUTS = (
     # Qwen3.5
     Beside(
         "mtp.",
-        {"fc": MIXES, "pre_fc_norm_embedding": EMBEDDING, "pre_fc_norm_hidden": HIDDEN, "norm": LAST, _LAYER: _LAYER},
+        {"fc": MIXES, "pre_fc_norm_embedding": EMBEDDING, "pre_fc_norm_hidden": HIDDEN, "norm": LAST, _LAYER: _LAYER,
+         "embed_tokens": None, "shared_head": None},
     ),
     # DeepSeek-V3, GLM-4.5 and later: a layer after the last
     Beside(

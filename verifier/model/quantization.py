@@ -85,6 +85,8 @@ class Scheme:
         8-bit scales, minimums, steps. packed: for a CPU, where multiples that are all one are left out.
         """
         groups = inner // (self.group or inner)
+        if self.e2m1 and not packed:  # a GPU multiplies them as whole numbers of 8 bits
+            return outer * (inner + 4 * groups)
         if self.span is not None:
             each, multiples = 2 if self.minimums else 1, 0 if packed and self.ones else groups
             return outer * (inner * self.bits // 8 + each * (multiples + 2 * (inner // self.span)))

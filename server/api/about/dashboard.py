@@ -236,6 +236,7 @@ async def request(http: web.Request) -> web.Response:
 
 
 READ_ERRORS = (401, 403, 404)
+_ID = (("request_id", "the id of a request in that list"),)
 QUERY = (("model", "string", "the model to report on, if there are several (default: the first)"),)
 ROUTES = [
     web.get("/dashboard", page),
@@ -243,13 +244,5 @@ ROUTES = [
     web.get("/dashboard/feed", feed, allow_head=False),
     Route("GET", "/dashboard/state", state, answer=State, errors=READ_ERRORS, query=QUERY),
     Route("GET", "/dashboard/requests", requests, answer=list[RequestSummary], errors=READ_ERRORS, query=QUERY),
-    Route(
-        "GET",
-        "/dashboard/requests/{request_id}",
-        request,
-        answer=RequestDetail,
-        errors=READ_ERRORS,
-        parameters=(("request_id", "the id of a request in that list"),),
-        query=QUERY,
-    ),
+    Route("GET", "/dashboard/requests/{request_id}", request, None, RequestDetail, None, READ_ERRORS, _ID, QUERY),
 ]

@@ -267,6 +267,7 @@ def _sampling(entry: ServedModel) -> UsualSampling | UnsetType:
     return UsualSampling(**{name: getattr(usual, name) for name in names}, recommended=recommended)
 
 
+_NAME = (("name", "what clients call the model"),)
 ROUTES = [
     Route("GET", "/", index, answer=Index),
     Route("GET", "/health", health, answer=Health, errors=(503,)),
@@ -278,12 +279,5 @@ ROUTES = [
     Route("GET", "/v1/usage", usage, answer=KeyUsage),
     Route("GET", "/admin/usage", usages, answer=Usages),
     Route("GET", "/v1/models", models, answer=ModelList, errors=(401, 503)),
-    Route(
-        "GET",
-        r"/v1/models/{name:[\s\S]+}",
-        model,
-        answer=ModelCard,
-        errors=(401, 404, 503),
-        parameters=(("name", "what clients call the model"),),
-    ),
+    Route("GET", r"/v1/models/{name:[\s\S]+}", model, None, ModelCard, None, (401, 404, 503), _NAME),
 ]

@@ -187,15 +187,5 @@ def _field(message: str, settings: Mapping[str, Any]) -> str:
     return next((word for word in known if word in settings), (known or ["settings"])[0])
 
 
-ROUTES = [
-    Route(
-        "POST",
-        "/admin/reload",
-        reloaded,
-        ReloadRequest,
-        Reloaded,
-        Stream(LINES, (Reloading, Reloaded, ReloadError)),
-        (*BODY_ERRORS, 409),
-        always=True,
-    )
-]
+_STREAM, _ERRORS = Stream(LINES, (Reloading, Reloaded, ReloadError)), (*BODY_ERRORS, 409)
+ROUTES = [Route("POST", "/admin/reload", reloaded, ReloadRequest, Reloaded, _STREAM, _ERRORS, always=True)]

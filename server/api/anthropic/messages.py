@@ -8,33 +8,8 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
+from foresay.server.api.anthropic import schemas
 from foresay.server.api.anthropic.request import Conversation, drawing
-from foresay.server.api.anthropic.schemas import (
-    EVENTS,
-    AnswerBlock,
-    AssistantTurn,
-    BlockDelta,
-    BlockMore,
-    BlockStart,
-    BlockStop,
-    CountTokensRequest,
-    Ending,
-    InputDelta,
-    MessageDelta,
-    MessagesError,
-    MessagesErrorDetail,
-    MessagesRequest,
-    MessageStart,
-    MessageStop,
-    MessageUsage,
-    StopReason,
-    TextBlock,
-    TextDelta,
-    ThinkingBlock,
-    ThinkingDelta,
-    TokenCount,
-    ToolUseBlock,
-)
 from foresay.server.api.common.answer import Answer, parsed_arguments
 from foresay.server.api.common.items import Item, Items
 from foresay.server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
@@ -64,9 +39,11 @@ _KINDS = {
 }
 
 
-def error_shape(status: int, body: ErrorBody) -> MessagesError:
+def error_shape(status: int, body: ErrorBody) -> schemas.MessagesError:
     """An error in Anthropic's format, with the field added."""
-    return MessagesError(MessagesErrorDetail(_KINDS.get(status, "api_error"), naming(body.error), body.error.param))
+    return schemas.MessagesError(
+        schemas.MessagesErrorDetail(_KINDS.get(status, "api_error"), naming(body.error), body.error.param)
+    )
 
 
 class MessagesAnswer(Answer):
@@ -82,21 +59,21 @@ class MessagesAnswer(Answer):
 
     def opening(self, index: int) -> list[msgspec.Struct]:
         """The empty message."""
-        return [MessageStart(self._message([]))]
+        return [schemas.MessageStart(self._message([]))]
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """Events of the blocks begun, continued and completed by a piece; after the last one, why it ended."""
         events = self._blocks.take(piece.parts)
         if piece.finish_reason is not None:
-            ending = Ending(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
+            ending = schemas.Ending(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
             events += self._blocks.close()
             late, metrics = [one.told for one in self._replaced()] or UNSET, self._metrics()
-            events.append(MessageDelta(delta=ending, usage=self._counts(), metrics=metrics, warnings=late))
+            events.append(schemas.MessageDelta(delta=ending, usage=self._counts(), metrics=metrics, warnings=late))
         return events
 
     def closing(self) -> list[msgspec.Struct]:
         """The last event."""
-        return [MessageStop()]
+        return [schemas.MessageStop()]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
         """The message with all of its blocks."""
@@ -112,8 +89,8 @@ class MessagesAnswer(Answer):
         """The error as an event."""
         return error_shape(400 if error.error.type == "invalid_request_error" else 500, error)
 
-    def _message(self, content: list[AnswerBlock]) -> AssistantTurn:
-        return AssistantTurn(
+    def _message(self, content: list[schemas.AnswerBlock]) -> schemas.AssistantTurn:
+        return schemas.AssistantTurn(
             id=self.id,
             model=self.model,
             content=content,
@@ -123,9 +100,9 @@ class MessagesAnswer(Answer):
             warnings=self._warnings(),
         )
 
-    def _counts(self) -> MessageUsage:
+    def _counts(self) -> schemas.MessageUsage:
         cached = self._choice.cached_tokens
-        return MessageUsage(
+        return schemas.MessageUsage(
             input_tokens=len(self._choice.request.prompt) - cached,
             cache_read_input_tokens=cached,
             output_tokens=self._choice.completion_tokens,
@@ -134,7 +111,7 @@ class MessagesAnswer(Answer):
     def _stop_sequence(self) -> str | None:
         return self._choice.stop_reason if isinstance(self._choice.stop_reason, str) else None
 
-    def _stop_reason(self) -> StopReason:
+    def _stop_reason(self) -> schemas.StopReason:
         if self._choice.finish_reason == "length":
             return "max_tokens"
         if self._choice.finish_reason == "tool_calls":
@@ -147,47 +124,47 @@ class Blocks(Items[msgspec.Struct]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.whole: list[AnswerBlock] = []
+        self.whole: list[schemas.AnswerBlock] = []
 
     def opens(self, item: Item) -> list[msgspec.Struct]:
         """The empty block."""
-        return [BlockStart(item.index, _block(item))]
+        return [schemas.BlockStart(item.index, _block(item))]
 
     def grows(self, item: Item, more: str) -> list[msgspec.Struct]:
         """More of its text."""
-        return [BlockMore(item.index, DELTAS[type(item.first)](more))] if more else []
+        return [schemas.BlockMore(item.index, DELTAS[type(item.first)](more))] if more else []
 
     def closes(self, item: Item) -> list[msgspec.Struct]:
         """The end of the block."""
         self.whole.append(_block(item))
-        return [BlockStop(item.index)]
+        return [schemas.BlockStop(item.index)]
 
 
-DELTAS: dict[type[Part], Callable[[str], BlockDelta]] = {
-    TextPart: TextDelta,
-    ReasoningPart: ThinkingDelta,
-    ToolCallPart: InputDelta,
+DELTAS: dict[type[Part], Callable[[str], schemas.BlockDelta]] = {
+    TextPart: schemas.TextDelta,
+    ReasoningPart: schemas.ThinkingDelta,
+    ToolCallPart: schemas.InputDelta,
 }
 
 
-def _block(item: Item) -> AnswerBlock:
+def _block(item: Item) -> schemas.AnswerBlock:
     """A block, as far as it is known so far."""
     match item.first:
         case TextPart():
-            return TextBlock(text=item.text)
+            return schemas.TextBlock(text=item.text)
         case ReasoningPart():
-            return ThinkingBlock(thinking=item.text)
+            return schemas.ThinkingBlock(thinking=item.text)
         case ToolCallPart(id=id, name=name):
-            return ToolUseBlock(id=id or "", name=name or "", input=parsed_arguments(item.text))
+            return schemas.ToolUseBlock(id=id or "", name=name or "", input=parsed_arguments(item.text))
 
 
-async def messages(http: web.Request, body: MessagesRequest) -> web.StreamResponse:
+async def messages(http: web.Request, body: schemas.MessagesRequest) -> web.StreamResponse:
     """Answer a conversation."""
     framing = FRAMING if body.stream else None
     return await leased(http, body.model, lambda service: _messages(http, service, body), framing)
 
 
-async def _messages(http: web.Request, service: Service, body: MessagesRequest) -> web.StreamResponse:
+async def _messages(http: web.Request, service: Service, body: schemas.MessagesRequest) -> web.StreamResponse:
     text, _ = service.opened()
     conversation = Conversation(body, text.chat_format)
     fields = conversation.told() | drawing(body)
@@ -199,7 +176,7 @@ async def _messages(http: web.Request, service: Service, body: MessagesRequest) 
         return await answered(http, service, request, choices, MessagesAnswer, origin)
 
 
-async def count_tokens(http: web.Request, body: CountTokensRequest) -> web.Response:
+async def count_tokens(http: web.Request, body: schemas.CountTokensRequest) -> web.Response:
     """How many tokens a conversation has, before it is answered."""
     async with http.app[MODELS].reading(body.model) as service:
         text, _ = service.opened()
@@ -207,11 +184,12 @@ async def count_tokens(http: web.Request, body: CountTokensRequest) -> web.Respo
         fields = conversation.told()
         with conversation.names:
             tokens = await chat_prompt(service, converted(fields, ChatRequest))
-    return json_response(TokenCount(len(tokens)))
+    return json_response(schemas.TokenCount(len(tokens)))
 
 
-ERRORS = ErrorShape(prefix="/v1/messages", body=MessagesError, make=error_shape)
+ERRORS = ErrorShape(prefix="/v1/messages", body=schemas.MessagesError, make=error_shape)
+_STREAM = Stream(FRAMING, schemas.EVENTS)
 ROUTES = [
-    Route("POST", "/v1/messages", messages, MessagesRequest, AssistantTurn, Stream(FRAMING, EVENTS)),
-    Route("POST", "/v1/messages/count_tokens", count_tokens, CountTokensRequest, TokenCount),
+    Route("POST", "/v1/messages", messages, schemas.MessagesRequest, schemas.AssistantTurn, _STREAM),
+    Route("POST", "/v1/messages/count_tokens", count_tokens, schemas.CountTokensRequest, schemas.TokenCount),
 ]

@@ -7,19 +7,7 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.api.anthropic.schemas import (
-    Block,
-    ChoiceOfTool,
-    CountTokensRequest,
-    MessagesRequest,
-    TextBlock,
-    ThinkingBlock,
-    ToolDefinition,
-    ToolReference,
-    ToolResultBlock,
-    ToolUseBlock,
-    Turn,
-)
+from foresay.server.api.anthropic import schemas
 from foresay.server.api.common.validation import FieldNames, thinking
 from foresay.server.schemas.bounds import MOST_TOOLS, check_count
 from foresay.server.text.parsers.chat_format import ChatFormat
@@ -32,7 +20,7 @@ EFFORTS = ("low", "medium", "high")
 Json = dict[str, Any]
 
 
-def drawing(body: MessagesRequest) -> Json:
+def drawing(body: schemas.MessagesRequest) -> Json:
     """Sampling and stop fields of the chat request."""
     return {
         "max_tokens": body.max_tokens,
@@ -60,7 +48,7 @@ class Conversation:
     request cannot express.
     """
 
-    def __init__(self, body: CountTokensRequest, chat_format: ChatFormat) -> None:
+    def __init__(self, body: schemas.CountTokensRequest, chat_format: ChatFormat) -> None:
         self.names = FieldNames(_NAMES)
         self._body = body
         self._chat_format = chat_format
@@ -90,8 +78,10 @@ class Conversation:
             request["response_format"] = {"type": "json_schema", "json_schema": shape}
         return request | self._effort()
 
-    def _turn(self, turn: Turn, path: Path) -> None:
-        blocks: list[Block] = list(turn.content) if isinstance(turn.content, list) else [TextBlock(text=turn.content)]
+    def _turn(self, turn: schemas.Turn, path: Path) -> None:
+        blocks: list[schemas.Block] = (
+            list(turn.content) if isinstance(turn.content, list) else [schemas.TextBlock(text=turn.content)]
+        )
         if not blocks:
             raise InvalidRequest((*path, "content"), " must not be empty")
         match turn.role:
@@ -102,43 +92,45 @@ class Conversation:
             case "system":
                 self._system(blocks, path)
 
-    def _system(self, blocks: list[Block], path: Path) -> None:
+    def _system(self, blocks: list[schemas.Block], path: Path) -> None:
         for index, block in enumerate(blocks):
-            if not isinstance(block, TextBlock):
+            if not isinstance(block, schemas.TextBlock):
                 raise InvalidRequest((*path, "content", index), ": a system message holds only text")
             self._say("system", block.text, path)
 
-    def _user(self, blocks: list[Block], path: Path) -> None:
+    def _user(self, blocks: list[schemas.Block], path: Path) -> None:
         """Tool results become messages of their own; text becomes the user's."""
         texts = False
         for index, block in enumerate(blocks):
             at = (*path, "content", index)
             match block:
-                case TextBlock(text=text):
+                case schemas.TextBlock(text=text):
                     texts = True
                     self._say("user", text, path)
-                case ToolResultBlock() if texts:
+                case schemas.ToolResultBlock() if texts:
                     raise InvalidRequest(at, ": tool_result blocks come before the text of their message")
-                case ToolResultBlock(tool_use_id=id, content=content):
-                    self._found.update(part.tool_name for part in content or () if isinstance(part, ToolReference))
+                case schemas.ToolResultBlock(tool_use_id=id, content=content):
+                    self._found.update(
+                        part.tool_name for part in content or () if isinstance(part, schemas.ToolReference)
+                    )
                     self._add(at, (*at, "content"), role="tool", tool_call_id=id, content=_text(content or ""))
                 case _:
                     raise InvalidRequest(at, ": only the assistant may send this block")
 
-    def _assistant(self, blocks: list[Block], path: Path) -> None:
+    def _assistant(self, blocks: list[schemas.Block], path: Path) -> None:
         message: Json = {"role": "assistant"}
         texts: list[str] = []
         thoughts: list[str] = []
         for index, block in enumerate(blocks):
             match block:
-                case TextBlock(text=text):
+                case schemas.TextBlock(text=text):
                     texts.append(text)
-                case ThinkingBlock(thinking=thought):
+                case schemas.ThinkingBlock(thinking=thought):
                     thoughts.append(thought)
-                case ToolUseBlock(id=id, name=name, input=given):
+                case schemas.ToolUseBlock(id=id, name=name, input=given):
                     call = {"name": name, "arguments": msgspec.json.encode(given).decode()}
                     message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": call})
-                case ToolResultBlock():
+                case schemas.ToolResultBlock():
                     raise InvalidRequest((*path, "content", index), ": only the user may send this block")
         if thoughts:
             message["reasoning_content"] = "".join(thoughts)
@@ -194,7 +186,7 @@ class Conversation:
         return {}
 
 
-def _tool(tool: ToolDefinition, index: int) -> Json:
+def _tool(tool: schemas.ToolDefinition, index: int) -> Json:
     if tool.type not in (None, "custom"):
         return {"type": tool.type}
     if tool.name is None:
@@ -205,7 +197,7 @@ def _tool(tool: ToolDefinition, index: int) -> Json:
     return {"type": "function", "function": function}
 
 
-def _choice(choice: ChoiceOfTool | None) -> Json:
+def _choice(choice: schemas.ChoiceOfTool | None) -> Json:
     if choice is None:
         return {}
     if choice.type == "tool" and choice.name is None:
@@ -218,7 +210,7 @@ def _choice(choice: ChoiceOfTool | None) -> Json:
     return wanted
 
 
-def _text(content: str | Sequence[TextBlock | ToolReference]) -> str:
+def _text(content: str | Sequence[schemas.TextBlock | schemas.ToolReference]) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part.text if isinstance(part, TextBlock) else part.tool_name for part in content)
+    return "\n".join(part.text if isinstance(part, schemas.TextBlock) else part.tool_name for part in content)

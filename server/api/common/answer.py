@@ -17,18 +17,10 @@ from msgspec import UNSET, UnsetType
 from foresay.server.api.common import statistics
 from foresay.server.api.common.route import EVENTS, Framing
 from foresay.server.host.service import AnswerOrigin
+from foresay.server.schemas import tokens as schemas
 from foresay.server.schemas.chat import ChatChunk, ChatCompletion
 from foresay.server.schemas.completions import Completion
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Metrics, RequestWarning, Usage
-from foresay.server.schemas.tokens import (
-    ChatLogprobs,
-    ChatTokenLogprob,
-    CompletionLogprobs,
-    PromptLogprob,
-    PromptLogprobs,
-    Provenance,
-    TopLogprob,
-)
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.options import stream_interval
 from foresay.server.text.tokenizer import Tokenizer
@@ -47,30 +39,30 @@ class TokenDecoder:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
 
-    def chat(self, entries: Sequence[TokenLogprobs], chosen_first: bool = False) -> ChatLogprobs:
+    def chat(self, entries: Sequence[TokenLogprobs], chosen_first: bool = False) -> schemas.ChatLogprobs:
         """Logprobs in the format of chat completions. chosen_first: the chosen token comes first, as in vLLM."""
-        return ChatLogprobs([self._chat(_led(entry) if chosen_first else entry) for entry in entries])
+        return schemas.ChatLogprobs([self._chat(_led(entry) if chosen_first else entry) for entry in entries])
 
     def completion(
         self, entries: Sequence[TokenLogprobs | None], tokens: Sequence[int], offsets: Sequence[int], count: int
-    ) -> CompletionLogprobs:
+    ) -> schemas.CompletionLogprobs:
         """Logprobs in the format of completions. offsets: where each token begins in the text. count: likeliest ones to
         list."""
-        return CompletionLogprobs(
+        return schemas.CompletionLogprobs(
             tokens=[self._legacy(token) for token in tokens],
             token_logprobs=[None if entry is None else entry.logprob for entry in entries],
             top_logprobs=[None if entry is None else self._listed(entry, count) for entry in entries],
             text_offset=list(offsets),
         )
 
-    def prompt(self, entries: Sequence[TokenLogprobs | None], count: int) -> PromptLogprobs:
+    def prompt(self, entries: Sequence[TokenLogprobs | None], count: int) -> schemas.PromptLogprobs:
         """Prompt logprobs in vLLM's format."""
         return [None if entry is None else self._ranked(entry, count) for entry in entries]
 
-    def _chat(self, entry: TokenLogprobs) -> ChatTokenLogprob:
+    def _chat(self, entry: TokenLogprobs) -> schemas.ChatTokenLogprob:
         spelled, text = self._tokenizer.spelled, self._text
-        top = [TopLogprob(text(token), logprob, spelled(token).numbers) for token, logprob in entry.top]
-        return ChatTokenLogprob(text(entry.token), entry.logprob, spelled(entry.token).numbers, top)
+        top = [schemas.TopLogprob(text(token), logprob, spelled(token).numbers) for token, logprob in entry.top]
+        return schemas.ChatTokenLogprob(text(entry.token), entry.logprob, spelled(entry.token).numbers, top)
 
     def _listed(self, entry: TokenLogprobs, count: int) -> dict[str, float]:
         """The chosen token and the likeliest. Of tokens with the same text the likeliest counts."""
@@ -79,10 +71,12 @@ class TokenDecoder:
             listed[self._legacy(token)] = max(logprob, listed.get(self._legacy(token), logprob))
         return listed
 
-    def _ranked(self, entry: TokenLogprobs, count: int) -> dict[str, PromptLogprob]:
+    def _ranked(self, entry: TokenLogprobs, count: int) -> dict[str, schemas.PromptLogprob]:
         ranks = {token: rank for rank, (token, _) in enumerate(entry.top, start=1)}
         wanted = dict([(entry.token, entry.logprob), *entry.top[:count]])
-        return {str(one): PromptLogprob(value, ranks.get(one), self._text(one)) for one, value in wanted.items()}
+        return {
+            str(one): schemas.PromptLogprob(value, ranks.get(one), self._text(one)) for one, value in wanted.items()
+        }
 
     def _text(self, token: int) -> str:
         return f"token_id:{token}" if self._as_ids else self._tokenizer.spelled(token).text
@@ -189,12 +183,12 @@ class Answer(ABC):
     def _ids(self, pieces: Sequence[Piece]) -> list[int] | UnsetType:
         return [token for piece in pieces for token in piece.token_ids] if self.body.return_token_ids else UNSET
 
-    def _provenance(self, pieces: Sequence[Piece]) -> Provenance | UnsetType:
+    def _provenance(self, pieces: Sequence[Piece]) -> schemas.Provenance | UnsetType:
         """The provenance of these pieces."""
         if not self.body.provenance:
             return UNSET
         steps = [step for piece in pieces for step in piece.steps]
-        return Provenance(steps, [token for piece in pieces for token in piece.tokens])
+        return schemas.Provenance(steps, [token for piece in pieces for token in piece.tokens])
 
     def _note_prompt(self, index: int, piece: Piece) -> None:
         """Keep the prompt's logprobs: the first choice of a prompt has them, with its first token, for all of them."""
@@ -204,7 +198,7 @@ class Answer(ABC):
     def _prompt_entries(self, index: int) -> list[TokenLogprobs | None]:
         return self._prompts[self._leaders[index]]
 
-    def _prompt_logprobs(self, index: int) -> PromptLogprobs | UnsetType:
+    def _prompt_logprobs(self, index: int) -> schemas.PromptLogprobs | UnsetType:
         if self.body.prompt_logprobs is None:
             return UNSET
         return self._token_decoder.prompt(self._prompt_entries(index), self.body.prompt_logprobs)

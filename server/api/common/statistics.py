@@ -6,20 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from foresay.server.schemas.shared import (
-    CompletionTokensDetails,
-    Metrics,
-    MetricsLevel,
-    PromptTokensDetails,
-    SpeculativeDecoding,
-    Timings,
-    Usage,
-)
+from foresay.server.schemas import shared
 from foresay.server.text.choice import Choice
 from foresay.spec.accept import tokens_per_step
 
 
-def usage(choices: Sequence[Choice]) -> Usage:
+def usage(choices: Sequence[Choice]) -> shared.Usage:
     """Tokens of all choices so far. A prompt counts once, however many choices continue it."""
     prompts = [choice for choice in choices if choice.request.fork_of is None]
     prompt = sum(len(choice.request.prompt) for choice in prompts)
@@ -28,20 +20,22 @@ def usage(choices: Sequence[Choice]) -> Usage:
     told = completion_details(choices)
     says_something = told.reasoning_tokens or told.accepted_prediction_tokens is not UNSET
     details = told if says_something else UNSET
-    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
+    return shared.Usage(prompt, completion, prompt + completion, shared.PromptTokensDetails(cached), details)
 
 
-def completion_details(choices: Sequence[Choice]) -> CompletionTokensDetails:
+def completion_details(choices: Sequence[Choice]) -> shared.CompletionTokensDetails:
     """Details of the completion tokens; those about predictions only if there was one."""
     reasoning = sum(choice.reasoning_tokens for choice in choices)
     if all(choice.request.prediction is None for choice in choices):
-        return CompletionTokensDetails(reasoning)
+        return shared.CompletionTokensDetails(reasoning)
     accepted = sum(choice.accepted_prediction_tokens for choice in choices)
-    return CompletionTokensDetails(reasoning, accepted, sum(choice.rejected_prediction_tokens for choice in choices))
+    return shared.CompletionTokensDetails(
+        reasoning, accepted, sum(choice.rejected_prediction_tokens for choice in choices)
+    )
 
 
-def metrics(choices: Sequence[Choice], level: MetricsLevel, exact: bool) -> Metrics | None:
-    """Times and drafting of all choices: the earliest first token, the longest generation, counts added up.
+def metrics(choices: Sequence[Choice], level: shared.MetricsLevel, exact: bool) -> shared.Metrics | None:
+    """Times and drafting of all choices: the first choice's first token, the longest generation, counts added up.
 
     None if not wanted, or if a choice ended without statistics.
     """
@@ -50,7 +44,7 @@ def metrics(choices: Sequence[Choice], level: MetricsLevel, exact: bool) -> Metr
         return None
     decode = max(statistics.decode_seconds for statistics in known)
     longest = max(choice.completion_tokens for choice in choices)
-    return Metrics(
+    return shared.Metrics(
         time_to_first_token_ms=_milliseconds(min(statistics.time_to_first_token for statistics in known)),
         generation_time_ms=_milliseconds(decode),
         queue_time_ms=_milliseconds(max(statistics.seconds.get("queue", 0.0) for statistics in known)),
@@ -63,34 +57,34 @@ def metrics(choices: Sequence[Choice], level: MetricsLevel, exact: bool) -> Metr
     )
 
 
-def timings(choices: Sequence[Choice]) -> Timings | None:
+def timings(choices: Sequence[Choice]) -> shared.Timings | None:
     """The times of all choices together, in llama.cpp's format; None if one ended without statistics."""
     known = [choice.statistics for choice in choices if choice.statistics is not None]
     if len(known) < len(choices):
         return None
     told = usage(choices)
     cached, written = told.prompt_tokens_details.cached_tokens, told.completion_tokens
-    read = told.prompt_tokens - cached
-    prompt_ms = 1000 * max(0.0, *(one.time_to_first_token - one.seconds.get("queue", 0.0) for one in known))
-    decode_ms = 1000 * max(one.decode_seconds for one in known)
+    read, later = told.prompt_tokens - cached, written - len(choices)  # the first token of each comes with the prompt
+    prompt_ms = _milliseconds(max(0.0, *(one.time_to_first_token - one.seconds.get("queue", 0.0) for one in known)))
+    decode_ms = _milliseconds(max(one.decode_seconds for one in known))
     drafting = speculative_decoding(choices, "summary")
-    return Timings(
+    return shared.Timings(
         cache_n=cached,
         prompt_n=read,
-        prompt_ms=round(prompt_ms, 3),
+        prompt_ms=prompt_ms,
         prompt_per_token_ms=_ratio(prompt_ms, read),
         prompt_per_second=_ratio(1000 * read, prompt_ms),
         predicted_n=written,
-        predicted_ms=round(decode_ms, 3),
-        predicted_per_token_ms=_ratio(decode_ms, written),
-        predicted_per_second=_ratio(1000 * written, decode_ms),
+        predicted_ms=decode_ms,
+        predicted_per_token_ms=_ratio(decode_ms, later),
+        predicted_per_second=_ratio(1000 * later, decode_ms),
         draft_n=UNSET if drafting is None else drafting.num_draft_tokens,
         draft_n_accepted=UNSET if drafting is None else drafting.num_accepted_draft_tokens,
     )
 
 
 def _ratio(over: float, under: float) -> float:
-    return round(over / under, 3) if under else 0.0
+    return over / under if under else 0.0
 
 
 def _per_step(choices: Sequence[Choice]) -> float | None:
@@ -99,7 +93,7 @@ def _per_step(choices: Sequence[Choice]) -> float | None:
     return None if found is None else round(found, 4)
 
 
-def speculative_decoding(choices: Sequence[Choice], level: MetricsLevel) -> SpeculativeDecoding | None:
+def speculative_decoding(choices: Sequence[Choice], level: shared.MetricsLevel) -> shared.SpeculativeDecoding | None:
     """Drafting statistics over the steps that drafted; None if no drafter is configured."""
     levels = max((choice.statistics.num_spec_tokens for choice in choices if choice.statistics), default=0)
     if levels == 0:
@@ -111,7 +105,7 @@ def speculative_decoding(choices: Sequence[Choice], level: MetricsLevel) -> Spec
     for _, count in steps:
         histogram[count] += 1
     detailed = level == "detailed"
-    return SpeculativeDecoding(
+    return shared.SpeculativeDecoding(
         mean_acceptance_length=round(1 + accepted / len(steps), 4) if steps else 1.0,
         draft_acceptance_rate=round(accepted / drafted, 4) if drafted else 0.0,
         acceptance_histogram=histogram,

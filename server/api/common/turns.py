@@ -13,6 +13,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,6 +38,7 @@ from foresay.server.text.grammars.fields import wanted
 from foresay.server.text.last_prompts import LONG, difference
 from foresay.server.text.options import bad_words, check_choices, check_told, forked, scores_only, truncated
 from foresay.server.text.options import choices as choices_of
+from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import OutputParser, PlainText
 from foresay.server.text.prompt import RenderedPrompt, Room
 from foresay.server.text.warned import Warned, headers, warning
@@ -98,18 +100,13 @@ def wishes(asked: Speculation | None, info: EngineInfo) -> dict[str, Any]:
     known = (ANYBODY, NOBODY, *info.drafters)
     if method not in known:
         raise InvalidRequest(
-            "speculation.method",
-            f' must be one of {", ".join(known)} on this server, got "{asked.method}"',
+            "speculation.method", f' must be one of {", ".join(known)} on this server, got "{asked.method}"'
         )
     if asked.off and (method not in (ANYBODY, NOBODY) or most):
         other = "max_tokens" if most else "method"
         raise InvalidRequest("speculation.off", f" turns drafting off: leave out either {other} or off")
     named = method if method in info.drafters and len(info.drafters) > 1 else ""
-    return {
-        "speculate": not asked.off and method != NOBODY and most != 0,
-        "draft_method": named,
-        "most_drafted": most,
-    }
+    return {"speculate": not asked.off and method != NOBODY and most != 0, "draft_method": named, "most_drafted": most}
 
 
 #: Tokens of a prompt that are decoded for its first words.
@@ -164,9 +161,6 @@ async def chat_choices(
     text, offer, chat_format = told.prompt.text, told.offer, service.opened()[0].chat_format
     opened = chat_format.opened_by(text, continues)
 
-    def parser(request_id: str) -> OutputParser:
-        return chat_format.parser(request_id, offer, opened, text)
-
     beginning = Beginning(text, opened, continues)
     grammar = await chat_grammar(body, offer, chat_format, service.opened()[0].tokenizer, beginning)
     predicted = await prediction_of(service, body)
@@ -174,7 +168,7 @@ async def chat_choices(
         prompts=[prompt],
         field="messages",
         follows=continues,
-        parser=parser,
+        parser=partial(chat_format.parser, offer=offer, opened=opened, prompt=text),
         grammar=grammar,
         predicted=predicted,
         warnings=told.warnings,
@@ -233,32 +227,14 @@ def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
     opens = body.add_generation_prompt is not False
     if continues and body.add_generation_prompt:
         raise InvalidRequest("continue_final_message", " and add_generation_prompt cannot be combined")
-    bounds.check_bytes(body.chat_template_kwargs, bounds.MOST_TEMPLATE_BYTES, "chat_template_kwargs")
-    given = body.chat_template_kwargs or {}
-    if body.reasoning_effort is not None:
-        given = {"reasoning_effort": body.reasoning_effort} | given
-
-    noted = offer.warnings
-    if text.chat_format.channels and (effort := given.get("reasoning_effort")) not in (None, *EFFORTS):
-        given = {name: value for name, value in given.items() if name != "reasoning_effort"}
-        noted += (warning("hint_left_out", "reasoning_effort", value=str(effort)),)
-    generic = text.chat_format.generic
-    offered = [] if generic else offer.rendered()
+    given, noted = _variables(body, text.chat_format)
+    messages, more = _told(service, body, offer)
+    noted = (*offer.warnings, *noted, *more)
+    offered = [] if text.chat_format.generic else offer.rendered()
 
     def render(messages: list[dict[str, Any]]) -> RenderedPrompt:
         return text.tokenizer.render(messages, opens and not continues, continues, given, offered)
 
-    messages = conversation.messages(body)
-    if text.chat_format.channels:
-        messages, moved = conversation.folded(messages)
-        messages = conversation.in_channels(messages)
-        noted += tuple(warning("system_moved", ("messages", index)) for index in moved)
-    if generic:
-        messages = conversation.spelled_out(messages, offer.rendered())
-        noted += (warning("generic_tools", "tools"),) if offer.listed else ()
-    if not service.config.keep_client_noise:
-        messages, noise = left_out(messages, lambda: text.tokenizer.hoists_system)
-        noted += noise
     try:
         return ModelConversation(render(messages), offer, messages, noted)
     except InvalidRequest:
@@ -270,6 +246,37 @@ def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
             warnings = (warning("system_moved", ("messages", index)) for index in moved)
             return ModelConversation(prompt, offer, folded, (*noted, *warnings))
         raise
+
+
+def _variables(body: ChatRequest, chat_format: ChatFormat) -> tuple[dict[str, Any], tuple[Warned, ...]]:
+    """What the template is given beside messages and tools; and what is left out of it."""
+    bounds.check_bytes(body.chat_template_kwargs, bounds.MOST_TEMPLATE_BYTES, "chat_template_kwargs")
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    given = effort | (body.chat_template_kwargs or {})
+    wanted = given.get("reasoning_effort")
+    if not chat_format.channels or wanted in (None, *EFFORTS):
+        return given, ()
+    del given["reasoning_effort"]
+    return given, (warning("hint_left_out", "reasoning_effort", value=str(wanted)),)
+
+
+def _told(
+    service: Service, body: ChatRequest, offer: conversation.Offer
+) -> tuple[list[dict[str, Any]], tuple[Warned, ...]]:
+    """The conversation as the model's template takes it; and what is not told as was asked."""
+    text, noted = service.opened()[0], tuple[Warned, ...]()
+    messages = conversation.messages(body)
+    if text.chat_format.channels:
+        messages, moved = conversation.folded(messages)
+        messages = conversation.in_channels(messages)
+        noted += tuple(warning("system_moved", ("messages", index)) for index in moved)
+    if text.chat_format.generic:
+        messages = conversation.spelled_out(messages, offer.rendered())
+        noted += (warning("generic_tools", "tools"),) if offer.listed else ()
+    if not service.config.keep_client_noise:
+        messages, noise = left_out(messages, lambda: text.tokenizer.hoists_system)
+        noted += noise
+    return messages, noted
 
 
 def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> list[Choice]:

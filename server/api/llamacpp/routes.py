@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
+from msgspec.structs import asdict, astuple
 
 import foresay
 from foresay.server.api.common import statistics, validation
@@ -17,7 +18,7 @@ from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, j
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, completion_choices
 from foresay.server.api.common.validation import FieldNames
-from foresay.server.api.llamacpp.schemas import InfillRequest, NativeAnswer, NativeCompletion, NativeRequest
+from foresay.server.api.llamacpp import schemas
 from foresay.server.host.models.models import MODELS, ServedModel
 from foresay.server.host.service import Service
 from foresay.server.schemas.completions import CompletionRequest
@@ -27,6 +28,7 @@ from foresay.server.text.prompt import Room
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.names import NONE
+from foresay.spec.request import TokenLogprobs
 
 #: Its streams end with the chunk that has ``stop``, without ``[DONE]``.
 FRAMING = msgspec.structs.replace(EVENTS, done=b"")
@@ -68,20 +70,26 @@ class Native(Answer):
         answer.tokens = answer.tokens if self.body.return_token_ids else []
         return self._ended(answer)
 
-    def _said(self, pieces: Sequence[Piece]) -> NativeAnswer:
+    def _said(self, pieces: Sequence[Piece]) -> schemas.NativeAnswer:
         choice = self.choices[0]
-        answer = NativeAnswer(
+        answer = schemas.NativeAnswer(
             content="".join(piece.text for piece in pieces),
             tokens=[token for piece in pieces for token in piece.token_ids],
             tokens_predicted=choice.completion_tokens,
             tokens_evaluated=len(choice.request.prompt),
         )
         if self.listed is not None:
-            entries = [entry for piece in pieces for entry in piece.logprobs]
-            answer.completion_probabilities = self._token_decoder.chat(entries).content
+            answer.completion_probabilities = [self._likely(entry) for piece in pieces for entry in piece.logprobs]
         return answer
 
-    def _ended(self, answer: NativeAnswer) -> NativeAnswer:
+    def _likely(self, entry: TokenLogprobs) -> schemas.NativeTokenLogprob:
+        (told,) = self._token_decoder.chat([entry]).content
+        top = [
+            schemas.NativeTop(*astuple(one), id=id) for one, (id, _) in zip(told.top_logprobs, entry.top, strict=True)
+        ]
+        return schemas.NativeTokenLogprob(id=entry.token, **asdict(told) | {"top_logprobs": top})
+
+    def _ended(self, answer: schemas.NativeAnswer) -> schemas.NativeAnswer:
         choice, params = self.choices[0], self.choices[0].request.params
         word = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
         answer.stop, answer.model, answer.truncated = True, self.model, False
@@ -95,7 +103,7 @@ class Native(Answer):
         return answer
 
 
-def fields_of(body: NativeRequest) -> dict[str, Any]:
+def fields_of(body: schemas.NativeRequest) -> dict[str, Any]:
     """The fields of the completion request, without the prompt."""
     if body.repeat_penalty not in (None, 1.0) and body.repeat_last_n not in (None, -1):
         raise InvalidRequest("repeat_last_n", " must be -1: repeat_penalty counts the whole text on this server")
@@ -111,15 +119,17 @@ def fields_of(body: NativeRequest) -> dict[str, Any]:
     return fields
 
 
-async def native(http: web.Request, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
+async def native(http: web.Request, body: schemas.NativeCompletion | schemas.InfillRequest) -> web.StreamResponse:
     """Write on from a prompt, or what stands between a prefix and a suffix."""
     framing = FRAMING if body.stream else None
     return await leased(http, body.model, partial(_native, http, body=body), framing)
 
 
-async def _native(http: web.Request, service: Service, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
+async def _native(
+    http: web.Request, service: Service, body: schemas.NativeCompletion | schemas.InfillRequest
+) -> web.StreamResponse:
     with NAMES as names:
-        tokens = await (_infilled if isinstance(body, InfillRequest) else _prompt)(service, body)
+        tokens = await (_infilled if isinstance(body, schemas.InfillRequest) else _prompt)(service, body)
         fields = fields_of(body)
         if fields["max_tokens"] is None:
             fields["max_tokens"] = max(1, service.opened()[1].max_model_len - len(tokens))
@@ -224,11 +234,11 @@ def _studio(entry: ServedModel, name: str) -> dict[str, Any]:
 ERRORS = ErrorShape(prefix="/api/v0/", body=ErrorBody, make=lambda status, body: body)
 _NAME = (("name", "what clients call the model"),)
 _ERRORS = (400, 401, 404, 503)
-_STREAM = Stream(FRAMING, (NativeAnswer, ErrorBody))
+_STREAM = Stream(FRAMING, (schemas.NativeAnswer, ErrorBody))
 ROUTES = [
-    Route("POST", "/completion", native, NativeCompletion, NativeAnswer, _STREAM),
-    Route("POST", "/completions", native, NativeCompletion, NativeAnswer, _STREAM),
-    Route("POST", "/infill", native, InfillRequest, NativeAnswer, _STREAM),
+    Route("POST", "/completion", native, schemas.NativeCompletion, schemas.NativeAnswer, _STREAM),
+    Route("POST", "/completions", native, schemas.NativeCompletion, schemas.NativeAnswer, _STREAM),
+    Route("POST", "/infill", native, schemas.InfillRequest, schemas.NativeAnswer, _STREAM),
     Route("GET", "/props", props, answer=dict[str, Any], errors=_ERRORS),
     Route("GET", "/slots", slots, answer=list[dict[str, Any]], errors=_ERRORS),
     Route("GET", "/api/v0/models", studio_models, answer=dict[str, Any], errors=(401,)),

@@ -9,8 +9,10 @@ from msgspec import UNSET, UnsetType
 
 from foresay.server.schemas.bounds import shown
 from foresay.server.schemas.shared import GenerationRequest, RequestWarning, Timings, not_done
-from foresay.server.schemas.tokens import ChatTokenLogprob
+from foresay.server.schemas.tokens import TopLogprob
 from foresay.spec.sampling import Logprobs, RepetitionPenalty
+
+HERE = "/completion"
 
 
 class NativeRequest(GenerationRequest, kw_only=True):
@@ -26,7 +28,12 @@ class NativeRequest(GenerationRequest, kw_only=True):
     json_schema: dict[str, Any] | None = None
     return_tokens: bool | None = None
 
-    n: Annotated[int | None, not_done(1, by="/completion")] = None
+    n: Annotated[int | None, not_done(1, by=HERE)] = None
+    response_fields: Annotated[Any, not_done([], by=HERE)] = None
+    post_sampling_probs: Annotated[Any, not_done(False, by=HERE)] = None
+    t_max_predict_ms: Annotated[Any, not_done(0, -1, by=HERE)] = None
+    n_indent: Annotated[Any, not_done(0, by=HERE)] = None
+    lora: Annotated[Any, not_done([], by=HERE)] = None
 
 
 class NativeCompletion(NativeRequest, kw_only=True):
@@ -51,6 +58,22 @@ class InfillRequest(NativeRequest, kw_only=True):
     input_extra: list[Extra] | None = None
 
 
+class NativeTop(TopLogprob, kw_only=True):
+    """One of the likeliest tokens, with its id."""
+
+    id: int
+
+
+class NativeTokenLogprob(msgspec.Struct, kw_only=True):
+    """A token of the answer with its id, and the likeliest in its place."""
+
+    id: int
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[NativeTop]
+
+
 class NativeAnswer(msgspec.Struct, kw_only=True):
     """An answer, or a piece of one; from ``model`` on, only the last has the fields."""
 
@@ -61,7 +84,7 @@ class NativeAnswer(msgspec.Struct, kw_only=True):
     stop: bool = False
     tokens_predicted: int
     tokens_evaluated: int
-    completion_probabilities: list[ChatTokenLogprob] | UnsetType = UNSET
+    completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
     model: str | UnsetType = UNSET
     generation_settings: dict[str, Any] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET

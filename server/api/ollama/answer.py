@@ -15,17 +15,7 @@ from foresay.server.api.common.answer import Answer, parsed_arguments
 from foresay.server.api.common.items import Item, Items
 from foresay.server.api.common.route import LINES
 from foresay.server.api.common.validation import naming
-from foresay.server.api.ollama.schemas import (
-    ModelDetails,
-    OllamaAnswerMessage,
-    OllamaChatLine,
-    OllamaError,
-    OllamaFunction,
-    OllamaGenerateLine,
-    OllamaModel,
-    OllamaProgress,
-    OllamaToolCall,
-)
+from foresay.server.api.ollama import schemas
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest
@@ -38,9 +28,9 @@ from foresay.spec.request import EngineInfo
 NANOSECONDS = 1_000_000_000
 
 
-def error_shape(status: int, body: ErrorBody) -> OllamaError:
+def error_shape(status: int, body: ErrorBody) -> schemas.OllamaError:
     """An error in Ollama's format: a sentence."""
-    return OllamaError(naming(body.error))
+    return schemas.OllamaError(naming(body.error))
 
 
 class OllamaAnswer(Answer):
@@ -55,7 +45,7 @@ class OllamaAnswer(Answer):
         self._calls = Calls()
 
     @abstractmethod
-    def _line(self, text: str, thought: str, calls: list[OllamaToolCall]) -> OllamaProgress:
+    def _line(self, text: str, thought: str, calls: list[schemas.OllamaToolCall]) -> schemas.OllamaProgress:
         """A line with this content."""
 
     def opening(self, index: int) -> list[msgspec.Struct]:
@@ -84,12 +74,12 @@ class OllamaAnswer(Answer):
         """The error as a line."""
         return error_shape(500, error)
 
-    def _scored(self, line: OllamaProgress, pieces: Sequence[Piece]) -> OllamaProgress:
+    def _scored(self, line: schemas.OllamaProgress, pieces: Sequence[Piece]) -> schemas.OllamaProgress:
         if self.listed is not None:
             line.logprobs = self._token_decoder.chat([entry for piece in pieces for entry in piece.logprobs]).content
         return line
 
-    def _ended(self, line: OllamaProgress) -> OllamaProgress:
+    def _ended(self, line: schemas.OllamaProgress) -> schemas.OllamaProgress:
         choice, statistics = self._choice, self._choice.statistics
         line.done, line.done_reason = True, "length" if choice.finish_reason == "length" else "stop"
         line.total_duration = int((CONTEXT.get().waited + time.perf_counter() - self._began) * NANOSECONDS)
@@ -106,32 +96,34 @@ class OllamaAnswer(Answer):
 class OllamaChat(OllamaAnswer):
     """The answer of ``/api/chat``."""
 
-    def _line(self, text: str, thought: str, calls: list[OllamaToolCall]) -> OllamaProgress:
-        message = OllamaAnswerMessage(content=text, thinking=thought or UNSET, tool_calls=calls or UNSET)
-        return OllamaChatLine(model=self.model, created_at=moment(), done=False, message=message)
+    def _line(self, text: str, thought: str, calls: list[schemas.OllamaToolCall]) -> schemas.OllamaProgress:
+        message = schemas.OllamaAnswerMessage(content=text, thinking=thought or UNSET, tool_calls=calls or UNSET)
+        return schemas.OllamaChatLine(model=self.model, created_at=moment(), done=False, message=message)
 
 
 class OllamaGenerate(OllamaAnswer):
     """The answer of ``/api/generate``."""
 
-    def _line(self, text: str, thought: str, calls: list[OllamaToolCall]) -> OllamaProgress:
+    def _line(self, text: str, thought: str, calls: list[schemas.OllamaToolCall]) -> schemas.OllamaProgress:
         thinking: str | UnsetType = thought or UNSET
-        return OllamaGenerateLine(model=self.model, created_at=moment(), done=False, response=text, thinking=thinking)
+        return schemas.OllamaGenerateLine(
+            model=self.model, created_at=moment(), done=False, response=text, thinking=thinking
+        )
 
 
-class Calls(Items[OllamaToolCall]):
+class Calls(Items[schemas.OllamaToolCall]):
     """Tool calls, which Ollama sends whole: a call is complete when the next one begins or the answer ends."""
 
-    def of(self, parts: Sequence[Part], last: bool) -> list[OllamaToolCall]:
+    def of(self, parts: Sequence[Part], last: bool) -> list[schemas.OllamaToolCall]:
         """The calls that are complete after ``parts``."""
         complete = self.take(part for part in parts if isinstance(part, ToolCallPart))
         return [*complete, *self.close()] if last else complete
 
-    def closes(self, item: Item) -> list[OllamaToolCall]:
+    def closes(self, item: Item) -> list[schemas.OllamaToolCall]:
         """The call."""
         assert isinstance(item.first, ToolCallPart), "nothing else is taken"
-        function = OllamaFunction(name=item.first.name or "", arguments=parsed_arguments(item.text))
-        return [OllamaToolCall(id=item.first.id or UNSET, function=function)]
+        function = schemas.OllamaFunction(name=item.first.name or "", arguments=parsed_arguments(item.text))
+        return [schemas.OllamaToolCall(id=item.first.id or UNSET, function=function)]
 
 
 # -- descriptions of models: only true facts ----------------------------------------------------------
@@ -142,9 +134,9 @@ _STORED = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _UNKNOWN = "foresay"
 
 
-def described(name: str, created: int, info: EngineInfo | None) -> OllamaModel:
+def described(name: str, created: int, info: EngineInfo | None) -> schemas.OllamaModel:
     """A model under one of its names. info: None if never loaded."""
-    return OllamaModel(
+    return schemas.OllamaModel(
         name=tagged(name),
         model=tagged(name),
         modified_at=moment(created),
@@ -154,12 +146,12 @@ def described(name: str, created: int, info: EngineInfo | None) -> OllamaModel:
     )
 
 
-def details(info: EngineInfo | None) -> ModelDetails:
+def details(info: EngineInfo | None) -> schemas.ModelDetails:
     """The kind of model, as far as known."""
     family = architecture(info)
     if info is None:
-        return ModelDetails(family=family, families=(family,), parameter_size="", quantization_level="")
-    return ModelDetails(
+        return schemas.ModelDetails(family=family, families=(family,), parameter_size="", quantization_level="")
+    return schemas.ModelDetails(
         family=family,
         families=(family,),
         parameter_size=count_in_words(info.parameters) if info.parameters else "",

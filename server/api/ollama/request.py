@@ -8,15 +8,7 @@ import msgspec
 
 from foresay.server.api.common import validation
 from foresay.server.api.common.validation import FieldNames, thinking
-from foresay.server.api.ollama.schemas import (
-    EFFORTS,
-    OllamaChatRequest,
-    OllamaGenerateRequest,
-    OllamaMessage,
-    OllamaOptions,
-    OllamaRequest,
-    OllamaToolCall,
-)
+from foresay.server.api.ollama import schemas
 from foresay.server.host.models.resident import Keep
 from foresay.server.schemas.bounds import MOST_CALLS, check_count
 from foresay.server.schemas.chat import ChatRequest
@@ -45,14 +37,14 @@ NAMES = FieldNames(
 NAMES_OF_PROMPT = NAMES.also({"messages.*": "prompt"})
 
 
-def chat_of(body: OllamaChatRequest, chat_format: ChatFormat) -> ChatRequest:
+def chat_of(body: schemas.OllamaChatRequest, chat_format: ChatFormat) -> ChatRequest:
     """The equivalent chat request."""
     messages = _messages(body.messages or [])
     fields = _shared(body) | _thinking(body.think, chat_format)
     return validation.converted({"messages": messages, "tools": body.tools} | fields, ChatRequest)
 
 
-def chat_of_prompt(body: OllamaGenerateRequest, chat_format: ChatFormat) -> ChatRequest:
+def chat_of_prompt(body: schemas.OllamaGenerateRequest, chat_format: ChatFormat) -> ChatRequest:
     """The chat request of a prompt that uses the chat template. Errors call its messages ``prompt``."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages = [*system, {"role": "user", "content": body.prompt}]
@@ -60,7 +52,7 @@ def chat_of_prompt(body: OllamaGenerateRequest, chat_format: ChatFormat) -> Chat
     return validation.converted({"messages": messages} | fields, ChatRequest)
 
 
-def fields_of_raw(body: OllamaGenerateRequest) -> Json:
+def fields_of_raw(body: schemas.OllamaGenerateRequest) -> Json:
     """The completion request's fields for a raw prompt, without the prompt."""
     if body.system:
         raise InvalidRequest("system", " and raw cannot be combined")
@@ -72,10 +64,10 @@ def fields_of_raw(body: OllamaGenerateRequest) -> Json:
     return _shared(body) | {"logprobs": listed if body.logprobs else None, "top_logprobs": None}
 
 
-def refuse_unsupported(body: OllamaRequest) -> None:
+def refuse_unsupported(body: schemas.OllamaRequest) -> None:
     """Raise for a known but unsupported field whose value is not harmless."""
     validation.refuse(body)
-    if isinstance(body, OllamaChatRequest):
+    if isinstance(body, schemas.OllamaChatRequest):
         for index, message in enumerate(body.messages or ()):
             with inside("messages", index):
                 validation.refuse(message)
@@ -85,7 +77,7 @@ def refuse_unsupported(body: OllamaRequest) -> None:
             _check_window(body.options)
 
 
-def keep_alive(body: OllamaRequest) -> Keep:
+def keep_alive(body: schemas.OllamaRequest) -> Keep:
     """How long the model stays loaded after the request, in seconds; None: for ever."""
     given = body.keep_alive
     if given is None:
@@ -97,16 +89,16 @@ def keep_alive(body: OllamaRequest) -> Keep:
     return seconds if 0 <= seconds < _FOREVER else None
 
 
-def _check_window(options: OllamaOptions) -> None:
+def _check_window(options: schemas.OllamaOptions) -> None:
     """repeat_penalty always counts the whole text: a window is refused with it, and ignored without it."""
     penalized = options.repeat_penalty not in (None, 1.0)
     if penalized and options.repeat_last_n not in (None, -1):
         raise InvalidRequest("repeat_last_n", " must be -1: repeat_penalty counts the whole text on this server")
 
 
-def _shared(body: OllamaRequest) -> Json:
+def _shared(body: schemas.OllamaRequest) -> Json:
     """Fields that chat and completion requests share."""
-    options = body.options or OllamaOptions()
+    options = body.options or schemas.OllamaOptions()
     drawn = {field: getattr(options, name) for field, name in _OPTIONS.items()}
     if options.num_predict is not None and options.num_predict < 0:
         drawn["max_tokens"] = None
@@ -130,13 +122,13 @@ def _format(wanted: str | Json | None) -> Json | None:
 
 def _thinking(think: bool | str | None, chat_format: ChatFormat) -> Json:
     if isinstance(think, str):
-        if think not in EFFORTS:
+        if think not in schemas.EFFORTS:
             raise InvalidRequest("think", f" must be true, false, low, medium or high, got {think!r}")
         return thinking(chat_format, True, "think") | {"reasoning_effort": think}
     return {} if think is None else thinking(chat_format, think, "think")
 
 
-def _messages(messages: list[OllamaMessage]) -> list[Json]:
+def _messages(messages: list[schemas.OllamaMessage]) -> list[Json]:
     """The conversation; calls without an id get one, and results get the id of their call."""
     told: list[Json] = []
     waiting: list[tuple[str, str]] = []
@@ -156,12 +148,12 @@ def _messages(messages: list[OllamaMessage]) -> list[Json]:
     return told
 
 
-def _call(id: str, call: OllamaToolCall) -> Json:
+def _call(id: str, call: schemas.OllamaToolCall) -> Json:
     arguments = msgspec.json.encode(call.function.arguments).decode()
     return {"id": id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def _answered(message: OllamaMessage, waiting: list[tuple[str, str]]) -> str | None:
+def _answered(message: schemas.OllamaMessage, waiting: list[tuple[str, str]]) -> str | None:
     """The id of a result's call: by its id, else by the tool's name, else the first call without a result."""
     if message.tool_call_id is not None:
         return message.tool_call_id

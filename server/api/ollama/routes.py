@@ -16,34 +16,9 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.route import LINES, ErrorShape, EventStream, Route, Stream, json_response
 from foresay.server.api.common.streaming import Answering, leased
 from foresay.server.api.common.turns import answered, chat_choices, completion_choices
+from foresay.server.api.ollama import answer as answers
 from foresay.server.api.ollama import request as ollama
-from foresay.server.api.ollama.answer import (
-    OllamaAnswer,
-    OllamaChat,
-    OllamaGenerate,
-    described,
-    details,
-    error_shape,
-    model_info,
-)
-from foresay.server.api.ollama.schemas import (
-    OllamaAnswerMessage,
-    OllamaChatLine,
-    OllamaChatRequest,
-    OllamaError,
-    OllamaGenerateLine,
-    OllamaGenerateRequest,
-    OllamaProgress,
-    OllamaRequest,
-    OllamaVersion,
-    PullRequest,
-    PullStatus,
-    Running,
-    RunningModel,
-    Shown,
-    ShowRequest,
-    Tags,
-)
+from foresay.server.api.ollama import schemas
 from foresay.server.catalog.catalog import of_short_name
 from foresay.server.catalog.fetch import fetched
 from foresay.server.gateway.caller import CONTEXT
@@ -69,33 +44,35 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 NEVER = "9999-12-31T23:59:59Z"
 
 
-async def chat(http: web.Request, body: OllamaChatRequest) -> web.StreamResponse:
+async def chat(http: web.Request, body: schemas.OllamaChatRequest) -> web.StreamResponse:
     """Answer a conversation."""
     if not body.messages:
-        done = OllamaChatLine(model=body.model, created_at=moment(), done=True, message=OllamaAnswerMessage())
+        done = schemas.OllamaChatLine(
+            model=body.model, created_at=moment(), done=True, message=schemas.OllamaAnswerMessage()
+        )
         return await _nothing_said(http, body, done)
     return await _leased(http, body, lambda service: _chat(http, service, body))
 
 
-async def _chat(http: web.Request, service: Service, body: OllamaChatRequest) -> web.StreamResponse:
+async def _chat(http: web.Request, service: Service, body: schemas.OllamaChatRequest) -> web.StreamResponse:
     text, _ = service.opened()
     ollama.refuse_unsupported(body)
     with ollama.NAMES as names:
         request = ollama.chat_of(body, text.chat_format)
         choices = names.warned(await chat_choices(service, request))
-        return await _answered(http, service, OllamaChat, body, request, choices)
+        return await _answered(http, service, answers.OllamaChat, body, request, choices)
 
 
-async def generate(http: web.Request, body: OllamaGenerateRequest) -> web.StreamResponse:
+async def generate(http: web.Request, body: schemas.OllamaGenerateRequest) -> web.StreamResponse:
     """Answer a prompt, or write on from it."""
     if not body.prompt:
-        done = OllamaGenerateLine(model=body.model, created_at=moment(), done=True, response="")
+        done = schemas.OllamaGenerateLine(model=body.model, created_at=moment(), done=True, response="")
         return await _nothing_said(http, body, done)
     return await _leased(http, body, lambda service: _generate(http, service, body, body.prompt or ""))
 
 
 async def _generate(
-    http: web.Request, service: Service, body: OllamaGenerateRequest, prompt: str
+    http: web.Request, service: Service, body: schemas.OllamaGenerateRequest, prompt: str
 ) -> web.StreamResponse:
     text, _ = service.opened()
     ollama.refuse_unsupported(body)
@@ -107,10 +84,12 @@ async def _generate(
         else:
             request = raw = await _raw(service, body, prompt)
             choices = await completion_choices(service, raw, validation.prompts(raw))
-        return await _answered(http, service, OllamaGenerate, body, request, names.warned(choices))
+        return await _answered(http, service, answers.OllamaGenerate, body, request, names.warned(choices))
 
 
-async def _nothing_said(http: web.Request, body: OllamaRequest, done: OllamaProgress) -> web.StreamResponse:
+async def _nothing_said(
+    http: web.Request, body: schemas.OllamaRequest, done: schemas.OllamaProgress
+) -> web.StreamResponse:
     """An empty prompt loads the model, or unloads it."""
     models, keep = http.app[MODELS], ollama.keep_alive(body)
     if keep == 0.0:
@@ -125,13 +104,13 @@ async def _nothing_said(http: web.Request, body: OllamaRequest, done: OllamaProg
     return await leased(http, body.model, loaded, keep=keep)
 
 
-async def _leased(http: web.Request, body: OllamaRequest, answer: Answering) -> web.StreamResponse:
+async def _leased(http: web.Request, body: schemas.OllamaRequest, answer: Answering) -> web.StreamResponse:
     """Answer with the model that the request names, leased."""
     framing = None if body.stream is False else LINES
     return await leased(http, body.model, answer, framing, keep=ollama.keep_alive(body))
 
 
-async def _raw(service: Service, body: OllamaGenerateRequest, prompt: str) -> CompletionRequest:
+async def _raw(service: Service, body: schemas.OllamaGenerateRequest, prompt: str) -> CompletionRequest:
     """The completion request of a raw prompt; max_tokens defaults to all that the context leaves."""
     _, info = service.opened()
     tokens = await service.encode(prompt, add_special_tokens=True, room=Room("prompt", info.max_model_len))
@@ -144,8 +123,8 @@ async def _raw(service: Service, body: OllamaGenerateRequest, prompt: str) -> Co
 async def _answered(
     http: web.Request,
     service: Service,
-    kind: type[OllamaAnswer],
-    body: OllamaRequest,
+    kind: type[answers.OllamaAnswer],
+    body: schemas.OllamaRequest,
     request: GenerationRequest,
     choices: Sequence[Choice],
 ) -> web.StreamResponse:
@@ -158,20 +137,24 @@ async def tags(http: web.Request) -> web.Response:
     models = http.app[MODELS]
     models.check_open()
     names = [(entry, name) for entry in models for name in entry.service.names.known]
-    return json_response(Tags([described(name, models.server.created, entry.info) for entry, name in names]))
+    return json_response(
+        schemas.Tags([answers.described(name, models.server.created, entry.info) for entry, name in names])
+    )
 
 
 async def running(http: web.Request) -> web.Response:
     """The models that are loaded, and when each leaves if nobody asks for it."""
     models = http.app[MODELS]
     models.check_open()
-    return json_response(Running([_running(entry, info) for entry in models if (info := entry.running) is not None]))
+    return json_response(
+        schemas.Running([_running(entry, info) for entry in models if (info := entry.running) is not None])
+    )
 
 
-def _running(entry: ServedModel, info: EngineInfo) -> RunningModel:
-    known = msgspec.structs.asdict(described(entry.name, entry.service.server.created, info))
+def _running(entry: ServedModel, info: EngineInfo) -> schemas.RunningModel:
+    known = msgspec.structs.asdict(answers.described(entry.name, entry.service.server.created, info))
     held, stays = 0 if info.footprint is None else info.footprint.held, entry.resident.stays(time.monotonic())
-    return RunningModel(
+    return schemas.RunningModel(
         **known | {"size": held},
         expires_at=NEVER if stays is None else moment(time.time() + stays),
         size_vram=held if info.device.startswith("cuda") else 0,
@@ -179,7 +162,7 @@ def _running(entry: ServedModel, info: EngineInfo) -> RunningModel:
     )
 
 
-async def show(http: web.Request, body: ShowRequest) -> web.Response:
+async def show(http: web.Request, body: schemas.ShowRequest) -> web.Response:
     """More about a model, which need not be loaded for that."""
     name = body.model or body.name
     if name is None:
@@ -189,15 +172,15 @@ async def show(http: web.Request, body: ShowRequest) -> web.Response:
     return json_response(_shown(entry))
 
 
-def _shown(entry: ServedModel) -> Shown:
+def _shown(entry: ServedModel) -> schemas.Shown:
     text, target = entry.service.text, entry.target
     defaults = {} if text is None else msgspec.structs.asdict(text.defaults)
-    return Shown(
+    return schemas.Shown(
         modelfile=f"FROM {target}\n",
         parameters="\n".join(f"{name} {value}" for name, value in defaults.items() if value is not None),
         template="" if text is None else text.tokenizer.template,
-        details=details(entry.info),
-        model_info=model_info(entry.name, target, entry.info, entry.model.longest),
+        details=answers.details(entry.info),
+        model_info=answers.model_info(entry.name, target, entry.info, entry.model.longest),
         capabilities=["completion"] if text is None else _capabilities(text),
         modified_at=moment(entry.service.server.created),
     )
@@ -209,7 +192,7 @@ def _capabilities(text: Text) -> list[str]:
     return [name for name, there in known.items() if there]
 
 
-async def pull(http: web.Request, body: PullRequest) -> web.StreamResponse:
+async def pull(http: web.Request, body: schemas.PullRequest) -> web.StreamResponse:
     """Fetch a model as ``foresay pull`` does. One that is served is there; others are served by the next server."""
     name = (body.model or body.name or "").removesuffix(":latest")
     lines = EventStream.of(http, LINES)
@@ -222,39 +205,36 @@ async def pull(http: web.Request, body: PullRequest) -> web.StreamResponse:
         fetch = partial(resolve, name) if known is None else partial(fetched, known)
         fetching = asyncio.ensure_future(asyncio.to_thread(fetch, flag="model"))
         while not (await asyncio.wait([fetching], timeout=PULL_SECONDS))[0] and body.stream is not False:
-            await lines.send([PullStatus(f"pulling {name}")])
+            await lines.send([schemas.PullStatus(f"pulling {name}")])
         try:
             await fetching
         except ModelError as error:
             if not lines.started:
                 raise ModelNotFound(str(error)) from error
-            await lines.send([OllamaError(str(error))])
+            await lines.send([schemas.OllamaError(str(error))])
             return await lines.end()
     if body.stream is False:
-        return json_response(PullStatus("success"))
-    await lines.send([PullStatus("success")])
+        return json_response(schemas.PullStatus("success"))
+    await lines.send([schemas.PullStatus("success")])
     return await lines.end()
 
 
 async def version(http: web.Request) -> web.Response:
     """The version of Ollama whose API this is; that of Foresay beside it."""
-    return json_response(OllamaVersion(version=OLLAMA_VERSION, foresay=foresay.__version__))
+    return json_response(schemas.OllamaVersion(version=OLLAMA_VERSION, foresay=foresay.__version__))
 
 
-ERRORS = ErrorShape(prefix="/api/", body=OllamaError, make=error_shape)
+ERRORS = ErrorShape(prefix="/api/", body=schemas.OllamaError, make=answers.error_shape)
+_CHAT, _GENERATE, _PULL = (
+    Stream(LINES, (line, schemas.OllamaError))
+    for line in (schemas.OllamaChatLine, schemas.OllamaGenerateLine, schemas.PullStatus)
+)
 ROUTES = [
-    Route("POST", "/api/chat", chat, OllamaChatRequest, OllamaChatLine, Stream(LINES, (OllamaChatLine, OllamaError))),
-    Route(
-        "POST",
-        "/api/generate",
-        generate,
-        OllamaGenerateRequest,
-        OllamaGenerateLine,
-        Stream(LINES, (OllamaGenerateLine, OllamaError)),
-    ),
-    Route("POST", "/api/pull", pull, PullRequest, PullStatus, Stream(LINES, (PullStatus, OllamaError))),
-    Route("GET", "/api/tags", tags, answer=Tags, errors=(401, 503)),
-    Route("GET", "/api/ps", running, answer=Running, errors=(401, 503)),
-    Route("POST", "/api/show", show, ShowRequest, Shown),
-    Route("GET", "/api/version", version, answer=OllamaVersion),
+    Route("POST", "/api/chat", chat, schemas.OllamaChatRequest, schemas.OllamaChatLine, _CHAT),
+    Route("POST", "/api/generate", generate, schemas.OllamaGenerateRequest, schemas.OllamaGenerateLine, _GENERATE),
+    Route("POST", "/api/pull", pull, schemas.PullRequest, schemas.PullStatus, _PULL),
+    Route("GET", "/api/tags", tags, answer=schemas.Tags, errors=(401, 503)),
+    Route("GET", "/api/ps", running, answer=schemas.Running, errors=(401, 503)),
+    Route("POST", "/api/show", show, schemas.ShowRequest, schemas.Shown),
+    Route("GET", "/api/version", version, answer=schemas.OllamaVersion),
 ]

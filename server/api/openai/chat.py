@@ -16,20 +16,8 @@ from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, chat_choices
 from foresay.server.api.openai.stored import StoredChats, keep
 from foresay.server.host.service import AnswerOrigin, Service
+from foresay.server.schemas import chat as schemas
 from foresay.server.schemas.bounds import check_metadata
-from foresay.server.schemas.chat import (
-    AssistantMessage,
-    CalledFunction,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatRequest,
-    FunctionDelta,
-    ToolCall,
-    ToolCallDelta,
-)
 from foresay.server.schemas.shared import ErrorBody
 from foresay.server.schemas.tokens import ChatLogprobs, Provenance
 from foresay.server.text.choice import Choice, Piece
@@ -42,7 +30,11 @@ class ChatAnswer(Answer):
     prefix = "chatcmpl"
 
     def __init__(
-        self, origin: AnswerOrigin, choices: Sequence[Choice], body: ChatRequest, store: StoredChats | None = None
+        self,
+        origin: AnswerOrigin,
+        choices: Sequence[Choice],
+        body: schemas.ChatRequest,
+        store: StoredChats | None = None,
     ) -> None:
         super().__init__(origin, choices, body)
         self._include_reasoning = body.include_reasoning is not False
@@ -51,7 +43,7 @@ class ChatAnswer(Answer):
 
     def opening(self, index: int) -> list[msgspec.Struct]:
         """The chunk that names the role."""
-        chunk = self._chunk(index, ChatDelta(role="assistant", content=""))
+        chunk = self._chunk(index, schemas.ChatDelta(role="assistant", content=""))
         chunk.prompt_token_ids = self._prompt_ids(index)
         return [chunk]
 
@@ -62,7 +54,7 @@ class ChatAnswer(Answer):
             self._pieces[index].append(piece)
         deltas = [delta_of(part) for part in self._shown(piece)]
         if not deltas and self._has_token_fields(piece):
-            deltas = [ChatDelta(content="")]
+            deltas = [schemas.ChatDelta(content="")]
         said = [self._chunk(index, delta) for delta in deltas]
         if said:  # per-token fields go with the first of them
             first = said[0].choices[0]
@@ -72,7 +64,7 @@ class ChatAnswer(Answer):
                 said[0].prompt_logprobs = self._prompt_logprobs(index)
         chunks: list[msgspec.Struct] = [*said]
         if piece.finish_reason is not None:
-            last = self._chunk(index, ChatDelta())
+            last = self._chunk(index, schemas.ChatDelta())
             last.choices[0].finish_reason = piece.finish_reason
             last.choices[0].stop_reason = self.choices[index].stop_reason
             last.choices[0].seed = self.choices[index].seed
@@ -86,13 +78,15 @@ class ChatAnswer(Answer):
         if not self._tells_usage:
             return []
         usage = statistics.usage(self.choices)
-        return [self._final(ChatChunk(id=self.id, created=self.created, model=self.model, choices=[], usage=usage))]
+        return [
+            self._final(schemas.ChatChunk(id=self.id, created=self.created, model=self.model, choices=[], usage=usage))
+        ]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
         """All choices with usage and metrics."""
         for piece in pieces[0]:
             self._note_prompt(0, piece)
-        whole = ChatCompletion(
+        whole = schemas.ChatCompletion(
             id=self.id,
             created=self.created,
             model=self.model,
@@ -127,9 +121,9 @@ class ChatAnswer(Answer):
             return None
         return self._token_decoder.chat([entry for piece in pieces for entry in piece.logprobs], chosen_first=True)
 
-    def _choice(self, index: int, pieces: Sequence[Piece]) -> ChatChoice:
+    def _choice(self, index: int, pieces: Sequence[Piece]) -> schemas.ChatChoice:
         choice = self.choices[index]
-        return ChatChoice(
+        return schemas.ChatChoice(
             index=index,
             message=message_of([part for piece in pieces for part in self._shown(piece)]),
             logprobs=self._logprobs(pieces),
@@ -140,30 +134,32 @@ class ChatAnswer(Answer):
             provenance=self._provenance(pieces),
         )
 
-    def _chunk(self, index: int, delta: ChatDelta) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta)
-        return ChatChunk(id=self.id, created=self.created, model=self.model, choices=[choice], usage=self._usage())
+    def _chunk(self, index: int, delta: schemas.ChatDelta) -> schemas.ChatChunk:
+        choice = schemas.ChatChunkChoice(index=index, delta=delta)
+        return schemas.ChatChunk(
+            id=self.id, created=self.created, model=self.model, choices=[choice], usage=self._usage()
+        )
 
 
 # -- the parts of a message, whole or in deltas ------------------------------------------------------------------------
 
 
-def delta_of(part: Part) -> ChatDelta:
+def delta_of(part: Part) -> schemas.ChatDelta:
     """What a part adds to the message."""
     match part:
         case TextPart(text=text):
-            return ChatDelta(content=text)
+            return schemas.ChatDelta(content=text)
         case ReasoningPart(text=text):
-            return ChatDelta(reasoning_content=text, reasoning=text)
+            return schemas.ChatDelta(reasoning_content=text, reasoning=text)
         case ToolCallPart():
-            return ChatDelta(tool_calls=[_call_delta(part)])
+            return schemas.ChatDelta(tool_calls=[_call_delta(part)])
 
 
-def message_of(parts: Sequence[Part]) -> AssistantMessage:
+def message_of(parts: Sequence[Part]) -> schemas.AssistantMessage:
     """The message made of all parts."""
     text, thought = text_of(parts), thought_of(parts)
     calls = [_call(part) for part in joined(list(parts)) if isinstance(part, ToolCallPart)]
-    return AssistantMessage(
+    return schemas.AssistantMessage(
         content=text or (None if thought or calls else ""),
         reasoning_content=thought or UNSET,
         reasoning=thought or UNSET,
@@ -171,35 +167,30 @@ def message_of(parts: Sequence[Part]) -> AssistantMessage:
     )
 
 
-def _call_delta(part: ToolCallPart) -> ToolCallDelta:
+def _call_delta(part: ToolCallPart) -> schemas.ToolCallDelta:
     if part.id is None:
-        return ToolCallDelta(index=part.index, function=FunctionDelta(arguments=part.arguments))
-    function = FunctionDelta(name=part.name or "", arguments=part.arguments)
-    return ToolCallDelta(index=part.index, id=part.id, type="function", function=function)
+        return schemas.ToolCallDelta(index=part.index, function=schemas.FunctionDelta(arguments=part.arguments))
+    function = schemas.FunctionDelta(name=part.name or "", arguments=part.arguments)
+    return schemas.ToolCallDelta(index=part.index, id=part.id, type="function", function=function)
 
 
-def _call(part: ToolCallPart) -> ToolCall:
-    return ToolCall(id=part.id or "", function=CalledFunction(name=part.name or "", arguments=part.arguments))
+def _call(part: ToolCallPart) -> schemas.ToolCall:
+    return schemas.ToolCall(
+        id=part.id or "", function=schemas.CalledFunction(name=part.name or "", arguments=part.arguments)
+    )
 
 
-async def chat_completions(http: web.Request, body: ChatRequest) -> web.StreamResponse:
+async def chat_completions(http: web.Request, body: schemas.ChatRequest) -> web.StreamResponse:
     """Answer a conversation."""
     return await leased(http, body.model, lambda service: _chat(http, service, body), EVENTS if body.stream else None)
 
 
-async def _chat(http: web.Request, service: Service, body: ChatRequest) -> web.StreamResponse:
+async def _chat(http: web.Request, service: Service, body: schemas.ChatRequest) -> web.StreamResponse:
     check_metadata(body.metadata)
     store = service.server.of(StoredChats) if body.store else None
     return await answered(http, service, body, await chat_choices(service, body), partial(ChatAnswer, store=store))
 
 
-ROUTES = [
-    Route(
-        "POST",
-        "/v1/chat/completions",
-        chat_completions,
-        ChatRequest,
-        ChatCompletion,
-        Stream(EVENTS, (ChatChunk, ErrorBody)),
-    )
-]
+_STREAM = Stream(EVENTS, (schemas.ChatChunk, ErrorBody))
+_ROUTE = "/v1/chat/completions"
+ROUTES = [Route("POST", _ROUTE, chat_completions, schemas.ChatRequest, schemas.ChatCompletion, _STREAM)]

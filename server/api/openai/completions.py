@@ -195,8 +195,5 @@ def _echoes(text: Text, body: CompletionRequest, given: Sequence[str | list[int]
     return [echo for echo in made for _ in range(each)]
 
 
-ROUTES = [
-    Route(
-        "POST", "/v1/completions", completions, CompletionRequest, Completion, Stream(EVENTS, (Completion, ErrorBody))
-    )
-]
+_STREAM = Stream(EVENTS, (Completion, ErrorBody))
+ROUTES = [Route("POST", "/v1/completions", completions, CompletionRequest, Completion, _STREAM)]

@@ -28,6 +28,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     of chat completions that say how it is rendered.
 
     add_special_tokens: true unless said otherwise for a text, false for a conversation, whose template writes them.
+    add_special, with_pieces: the same and return_token_strs in llama.cpp's words.
     """
 
     model: str | None = None
@@ -35,7 +36,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     content: str | None = None
     messages: Annotated[list[Message], shown(minItems=1)] | None = None
     add_special_tokens: bool | None = None
+    add_special: bool | None = None
     return_token_strs: bool | None = None
+    with_pieces: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: list[Tool] | None = None
@@ -43,12 +46,19 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class TokenPiece(msgspec.Struct):
+    """A token as llama.cpp tells it."""
+
+    id: int
+    piece: str
+
+
 class Tokenized(msgspec.Struct, kw_only=True):
     """The tokens of a text. token_strs: what each of them stands for alone, if asked for."""
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int | TokenPiece]
     token_strs: list[str] | None = None
 
 
@@ -77,15 +87,7 @@ class Rendered(msgspec.Struct):
 # -- routes ------------------------------------------------------------------------------------------------------------
 
 #: Fields shared by conversations to tokenize and to answer.
-_TEMPLATE_FIELDS = (
-    "messages",
-    "add_special_tokens",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tools",
-    "chat_template",
-    "chat_template_kwargs",
-)
+_TEMPLATE_FIELDS = {*TokenizeRequest.__struct_fields__} & {*ChatRequest.__struct_fields__}
 
 
 async def tokenize(http: web.Request, body: TokenizeRequest) -> web.StreamResponse:
@@ -99,9 +101,12 @@ async def tokenize(http: web.Request, body: TokenizeRequest) -> web.StreamRespon
 async def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
     text, info = service.opened()
     tokens = await _tokens(service, body)
-    answer = Tokenized(count=len(tokens), max_model_len=info.max_model_len, tokens=tokens)
+    answer = Tokenized(count=len(tokens), max_model_len=info.max_model_len, tokens=[*tokens])
     if body.return_token_strs:
         answer.token_strs = await asyncio.to_thread(text.tokenizer.token_strings, tokens)
+    if body.with_pieces:
+        pieces = await asyncio.to_thread(lambda: [text.tokenizer.spelled(token).text for token in tokens])
+        answer.tokens = [TokenPiece(*one) for one in zip(tokens, pieces, strict=True)]
     return answer
 
 
@@ -109,23 +114,28 @@ async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     text = body.content if body.prompt is None else body.prompt
     if text is not None and body.messages is not None:
         raise InvalidRequest("messages", "prompt and messages cannot be combined")
+    asked = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     if text is not None:
-        special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
+        special = body.prompt is not None if asked is None else asked
         return await service.encode(text, special)
     if body.messages is None:
         raise InvalidRequest("prompt", " or messages is required")
-    fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS}
+    fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS} | {"add_special_tokens": asked}
     return await chat_prompt(service, validation.checked(ChatRequest(**fields)))
 
 
 async def detokenize(http: web.Request, body: DetokenizeRequest) -> web.Response:
     """The text of some tokens."""
     async with http.app[MODELS].reading(body.model) as service:
-        text, info = service.opened()
-        check_count(body.tokens, info.max_model_len, "tokens")
-        validation.check_tokens(body.tokens, "tokens", info.vocab_size)
-        prompt = await asyncio.to_thread(text.tokenizer.decode, body.tokens, False)
+        prompt = await _decoded(service, body.tokens, "tokens")
     return json_response(Detokenized(prompt=prompt))
+
+
+async def _decoded(service: Service, tokens: list[int], field: str) -> str:
+    text, info = service.opened()
+    check_count(tokens, info.max_model_len, field)
+    validation.check_tokens(tokens, field, info.vocab_size)
+    return await asyncio.to_thread(text.tokenizer.decode, tokens, False)
 
 
 async def render(http: web.Request, body: ChatRequest) -> web.Response:
@@ -141,12 +151,14 @@ async def render(http: web.Request, body: ChatRequest) -> web.Response:
 async def render_completion(http: web.Request, body: CompletionRequest) -> web.Response:
     """The prompts that a completion would write on from."""
     async with http.app[MODELS].reading(body.model) as service:
-        text, info = service.opened()
+        _, info = service.opened()
         special, room = body.add_special_tokens is not False, room_for(service, body, "prompt")
         told = []
         for given in validation.prompts(body):
-            tokens = await service.encode(given, special, room=room) if isinstance(given, str) else given
-            prompt = given if isinstance(given, str) else text.tokenizer.decode(given, False)
+            if isinstance(given, str):
+                prompt, tokens = given, await service.encode(given, special, room=room)
+            else:
+                prompt, tokens = await _decoded(service, given, "prompt"), given
             told.append(Rendered(prompt, tokens, len(tokens), info.max_model_len))
     return json_response(told)
 

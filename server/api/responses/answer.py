@@ -16,20 +16,9 @@ import msgspec
 
 from foresay.server.api.common import statistics
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.responses import events
+from foresay.server.api.responses import events, schemas
 from foresay.server.api.responses.answer_items import ResponseItems
 from foresay.server.api.responses.events import ItemDelta, ResponseEvent
-from foresay.server.api.responses.schemas import (
-    IncompleteDetails,
-    InputTokensDetails,
-    ItemStatus,
-    OutputTokensDetails,
-    Response,
-    ResponseError,
-    ResponseRequest,
-    ResponseUsage,
-    Status,
-)
 from foresay.server.api.responses.tools import Toolbox
 from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas.errors import ApiError
@@ -65,8 +54,8 @@ class ResponseAnswer(Answer):
         self,
         origin: AnswerOrigin,
         choice: Choice,
-        body: ResponseRequest,
-        response: Response,
+        body: schemas.ResponseRequest,
+        response: schemas.Response,
         toolbox: Toolbox,
         stream_id: str | None = None,
         generates: bool = True,
@@ -123,7 +112,7 @@ class ResponseAnswer(Answer):
         if complete:
             self.response.completed_at = int(time.time())
             return self._numbered([*said, events.ResponseCompleted(response=self._ended("completed"))])
-        self.response.incomplete_details = IncompleteDetails("max_output_tokens")
+        self.response.incomplete_details = schemas.IncompleteDetails("max_output_tokens")
         return self._numbered([*said, events.ResponseIncomplete(response=self._ended("incomplete"))])
 
     def _prepared(self) -> list[msgspec.Struct]:
@@ -140,7 +129,7 @@ class ResponseAnswer(Answer):
         if error.error.code == CANCELLED:
             return self._numbered([events.ResponseIncomplete(response=self._ended("cancelled"))])[0]
         code = FAILURES.get(error.error.type, "server_error")
-        self.response.error = ResponseError(code, error.error.message)
+        self.response.error = schemas.ResponseError(code, error.error.message)
         return self._numbered([events.ResponseFailed(response=self._ended("failed"))])[0]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
@@ -163,22 +152,22 @@ class ResponseAnswer(Answer):
         if growing is not None and (self._untold.steps or self._untold.tokens):
             growing.provenance, self._untold = self._untold, Provenance([], [])
 
-    def _close(self, status: ItemStatus) -> list[ResponseEvent]:
+    def _close(self, status: schemas.ItemStatus) -> list[ResponseEvent]:
         """Finish the item in progress, if there is one."""
         self._items.status = status
         return self._items.close()
 
-    def _ended(self, status: Status) -> Response:
+    def _ended(self, status: schemas.Status) -> schemas.Response:
         """The final response."""
         response, choice = self.response, self.choices[0]
         response.status = status
         usage = statistics.usage(self.choices)
         details = msgspec.structs.asdict(statistics.completion_details(self.choices))
-        response.usage = ResponseUsage(
+        response.usage = schemas.ResponseUsage(
             usage.prompt_tokens,
-            InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+            schemas.InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            OutputTokensDetails(**details),
+            schemas.OutputTokensDetails(**details),
             usage.total_tokens,
         )
         if choice.finished:
@@ -189,7 +178,7 @@ class ResponseAnswer(Answer):
             response.provenance = self._told
         return response
 
-    def _snapshot(self) -> Response:
+    def _snapshot(self) -> schemas.Response:
         """A copy of the response now, for an event that may be sent later."""
         return msgspec.structs.replace(self.response, output=list(self.response.output))
 

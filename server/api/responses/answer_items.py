@@ -10,19 +10,9 @@ import msgspec
 from msgspec import UNSET
 
 from foresay.server.api.common.items import Item, Items
-from foresay.server.api.responses import events
+from foresay.server.api.responses import events, schemas
 from foresay.server.api.responses.events import ResponseEvent
 from foresay.server.api.responses.items import new_id
-from foresay.server.api.responses.schemas import (
-    CustomToolCall,
-    FunctionCall,
-    ItemStatus,
-    OutputItem,
-    OutputMessage,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
-)
 from foresay.server.api.responses.tools import Toolbox, spoken_input
 from foresay.server.schemas.tokens import ChatTokenLogprob
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
@@ -35,11 +25,11 @@ class ItemEvents(NamedTuple):
     done: Callable[..., ResponseEvent]
 
 
-KINDS: dict[type[OutputItem], ItemEvents] = {
-    OutputMessage: ItemEvents(events.OutputTextDelta, events.OutputTextDone),
-    ReasoningItem: ItemEvents(events.ReasoningTextDelta, events.ReasoningTextDone),
-    FunctionCall: ItemEvents(events.ArgumentsDelta, events.ArgumentsDone),
-    CustomToolCall: ItemEvents(events.CustomInputDelta, events.CustomInputDone),
+KINDS: dict[type[schemas.OutputItem], ItemEvents] = {
+    schemas.OutputMessage: ItemEvents(events.OutputTextDelta, events.OutputTextDone),
+    schemas.ReasoningItem: ItemEvents(events.ReasoningTextDelta, events.ReasoningTextDone),
+    schemas.FunctionCall: ItemEvents(events.ArgumentsDelta, events.ArgumentsDone),
+    schemas.CustomToolCall: ItemEvents(events.CustomInputDelta, events.CustomInputDone),
 }
 
 
@@ -48,9 +38,9 @@ class ResponseItems(Items[ResponseEvent]):
     of the tokens since the last text. The sender numbers the events.
     """
 
-    def __init__(self, output: list[OutputItem], toolbox: Toolbox) -> None:
+    def __init__(self, output: list[schemas.OutputItem], toolbox: Toolbox) -> None:
         super().__init__()
-        self.status: ItemStatus = "completed"
+        self.status: schemas.ItemStatus = "completed"
         self.logprobs: list[ChatTokenLogprob] = []
         self._output, self._toolbox = output, toolbox
         self._told: list[ChatTokenLogprob] = []
@@ -66,10 +56,10 @@ class ResponseItems(Items[ResponseEvent]):
         """Events for a growing item; none for a custom tool, whose input is known only when its arguments are
         complete."""
         taken, self.logprobs = self.logprobs, []
-        if isinstance(item.made, OutputMessage):  # those of reasoning and calls are not reported
+        if isinstance(item.made, schemas.OutputMessage):  # those of reasoning and calls are nobody's
             self._told += taken
             return [_delta(item, more, logprobs=taken)] if more else []
-        return [_delta(item, more)] if more and not isinstance(item.made, CustomToolCall) else []
+        return [_delta(item, more)] if more and not isinstance(item.made, schemas.CustomToolCall) else []
 
     def nothing(self) -> list[ResponseEvent]:
         """An empty delta of the open item, to report tokens without text."""
@@ -83,13 +73,13 @@ class ResponseItems(Items[ResponseEvent]):
         self._output.append(item.made)
         return [*self._done(item), events.OutputItemDone(output_index=item.index, item=item.made)]
 
-    def _content(self, item: Item) -> OutputText | ReasoningText | None:
+    def _content(self, item: Item) -> schemas.OutputText | schemas.ReasoningText | None:
         """The item's only content part so far; None for a call."""
         match item.made:
-            case OutputMessage():
-                return OutputText(text=item.text, logprobs=list(self._told))
-            case ReasoningItem():
-                return ReasoningText(text=item.text)
+            case schemas.OutputMessage():
+                return schemas.OutputText(text=item.text, logprobs=list(self._told))
+            case schemas.ReasoningItem():
+                return schemas.ReasoningText(text=item.text)
         return None
 
     def _done(self, item: Item) -> Sequence[ResponseEvent]:
@@ -97,9 +87,9 @@ class ResponseItems(Items[ResponseEvent]):
         inside, done, made, part = _inside(item), KINDS[type(item.made)].done, item.made, self._content(item)
         if part is not None:
             made.content = [part]
-            more = {"logprobs": part.logprobs} if isinstance(part, OutputText) else {}
+            more = {"logprobs": part.logprobs} if isinstance(part, schemas.OutputText) else {}
             return done(**inside, text=item.text, **more), events.ContentPartDone(**inside, part=part)
-        if isinstance(made, FunctionCall):
+        if isinstance(made, schemas.FunctionCall):
             made.arguments = item.text
             return (done(**inside, name=made.name, arguments=item.text),)
         made.input = spoken_input(item.text)
@@ -109,22 +99,26 @@ class ResponseItems(Items[ResponseEvent]):
 def _inside(item: Item) -> dict[str, Any]:
     """The fields that locate an event about an item's text."""
     place = {"item_id": item.made.id, "output_index": item.index}
-    return place | {"content_index": 0} if isinstance(item.made, OutputMessage | ReasoningItem) else place
+    return (
+        place | {"content_index": 0} if isinstance(item.made, schemas.OutputMessage | schemas.ReasoningItem) else place
+    )
 
 
 def _delta(item: Item, text: str, **more: Any) -> ResponseEvent:
     return KINDS[type(item.made)].delta(**_inside(item), delta=text, **more)
 
 
-def _begun(first: Part, toolbox: Toolbox) -> OutputItem:
+def _begun(first: Part, toolbox: Toolbox) -> schemas.OutputItem:
     match first:
         case TextPart():
-            return OutputMessage(id=new_id("message"), status="in_progress")
+            return schemas.OutputMessage(id=new_id("message"), status="in_progress")
         case ReasoningPart():
-            return ReasoningItem(id=new_id("reasoning"), status="in_progress")
+            return schemas.ReasoningItem(id=new_id("reasoning"), status="in_progress")
         case ToolCallPart():
             name = toolbox.client_name(first.name or "")
-            make, kind = (CustomToolCall, "custom_tool_call") if name.custom else (FunctionCall, "function_call")
+            make, kind = (
+                (schemas.CustomToolCall, "custom_tool_call") if name.custom else (schemas.FunctionCall, "function_call")
+            )
             return make(
                 id=new_id(kind),
                 status="in_progress",

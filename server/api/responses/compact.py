@@ -17,26 +17,15 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from functools import partial
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from foresay.server.api.common.turns import chat_prompt
+from foresay.server.api.responses import schemas
 from foresay.server.api.responses.items import given_items
 from foresay.server.api.responses.request import NAMES, chat_request
-from foresay.server.api.responses.schemas import (
-    Compaction,
-    CompactRequest,
-    InputItem,
-    InputTokensDetails,
-    OutputTokensDetails,
-    ResponseRequest,
-    ResponseUsage,
-)
-from foresay.server.api.responses.store import Responses
-from foresay.server.api.responses.turn import followed
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.api.responses.turn import given_now
 from foresay.server.host.service import Service
 from foresay.server.text.prompt import Room
 from foresay.server.text.warned import Warned, warning
@@ -50,12 +39,11 @@ MISSING_TURNS = "[{count} earlier items of this conversation were left out to ma
 _RULES = ("system", "developer")
 
 
-async def compacted(service: Service, body: CompactRequest) -> tuple[Compaction, tuple[Warned, ...]]:
+async def compacted(service: Service, body: schemas.CompactRequest) -> tuple[schemas.Compaction, tuple[Warned, ...]]:
     """The window that replaces a conversation, and warnings about what it lacks. Raises
     :class:`~foresay.spec.errors.ContextLengthExceeded` if even the last turn is too long."""
-    tenant, store = CONTEXT.get().caller.tenant, service.server.of(Responses).store
-    before = followed(service, body.previous_response_id, tenant)
-    items = [*(() if before is None else before.conversation), *given_items(body.input, partial(store.item, tenant))]
+    before, given = given_now(service, body)
+    items = [*(() if before is None else before.conversation), *given]
     if not items:
         raise InvalidRequest("input", " is required: there is nothing to compact")
     longest = service.opened()[1].max_model_len
@@ -67,22 +55,22 @@ async def compacted(service: Service, body: CompactRequest) -> tuple[Compaction,
         low, high = (low, middle) if fits else (middle + 1, high)
     left, lacks = window(items, steps[:low])
     Room("input", longest).check(await _length(service, body, left), 1)
-    usage = ResponseUsage(length, InputTokensDetails(0), 0, OutputTokensDetails(0), length)
+    usage = schemas.ResponseUsage(length, schemas.InputTokensDetails(0), 0, schemas.OutputTokensDetails(0), length)
     id, now = f"resp_{uuid.uuid4().hex}", int(time.time())
-    answer = Compaction(id=id, created_at=now, output=[_told(item) for item in left], usage=usage)
+    answer = schemas.Compaction(id=id, created_at=now, output=[_told(item) for item in left], usage=usage)
     warnings = (warning("compacted", "input", **lacks),) if any(lacks.values()) else ()
     answer.warnings = [one.told for one in warnings] or UNSET
     return answer, warnings
 
 
-async def _length(service: Service, body: CompactRequest, items: Sequence[InputItem]) -> int:
+async def _length(service: Service, body: schemas.CompactRequest, items: Sequence[schemas.InputItem]) -> int:
     """Number of tokens of the items' prompt."""
-    asked = ResponseRequest(instructions=body.instructions)
+    asked = schemas.ResponseRequest(instructions=body.instructions)
     with NAMES:
         return len(await chat_prompt(service, chat_request(asked, (), items)))
 
 
-def _steps(items: Sequence[InputItem]) -> tuple[int, list[int]]:
+def _steps(items: Sequence[schemas.InputItem]) -> tuple[int, list[int]]:
     """The number of items that are always left out, and the indices of all that can be, in order; the index of a user
     message stands for everything before it."""
     asked = [place for place, item in enumerate(items) if item.role == "user"]
@@ -94,7 +82,9 @@ def _steps(items: Sequence[InputItem]) -> tuple[int, list[int]]:
     return len(always), [*always, *others, *asked[1:]]
 
 
-def window(items: Sequence[InputItem], left_out: Sequence[int]) -> tuple[list[InputItem], dict[str, int]]:
+def window(
+    items: Sequence[schemas.InputItem], left_out: Sequence[int]
+) -> tuple[list[schemas.InputItem], dict[str, int]]:
     """The items without those at these indices, and counts of what was left out."""
     start = max((place for place in left_out if items[place].role == "user"), default=0)
     rules = [item for item in items[:start] if item.role in _RULES]
@@ -108,15 +98,15 @@ def window(items: Sequence[InputItem], left_out: Sequence[int]) -> tuple[list[In
             lacks["thoughts"] += 1
             continue
         kept.append(item)
-    missing = InputItem(role="developer", content=MISSING_TURNS.format(count=lacks["earlier"]))
+    missing = schemas.InputItem(role="developer", content=MISSING_TURNS.format(count=lacks["earlier"]))
     return [*rules, *(given_items([missing]) if start else ()), *kept], lacks
 
 
-def _is_result(item: InputItem) -> bool:
+def _is_result(item: schemas.InputItem) -> bool:
     return (item.type or "").endswith("_output")
 
 
-def _told(item: InputItem) -> InputItem:
+def _told(item: schemas.InputItem) -> schemas.InputItem:
     """An item in the form of responses, whose texts have a list of annotations."""
     parts = item.content if item.type == "message" and isinstance(item.content, list) else []
     told = [replace(one, annotations=one.annotations or []) if one.type == "output_text" else one for one in parts]

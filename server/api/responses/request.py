@@ -9,14 +9,8 @@ from typing import Any
 
 from foresay.server.api.common import validation
 from foresay.server.api.common.validation import FieldNames
+from foresay.server.api.responses import schemas
 from foresay.server.api.responses.items import messages_of
-from foresay.server.api.responses.schemas import (
-    LOGPROBS,
-    InputItem,
-    NamedChoice,
-    ResponseRequest,
-    TextFormat,
-)
 from foresay.server.api.responses.tools import CUSTOM, Toolbox, full_name
 from foresay.server.schemas.bounds import MOST_TOOLS, check_count, check_metadata
 from foresay.server.schemas.chat import ChatRequest
@@ -27,7 +21,7 @@ from foresay.spec.errors import InvalidRequest, Path
 #: Valid values of ``include``. All but logprobs belong to tools and inputs that do not exist here, or to output that is
 #: always included (reasoning).
 INCLUDABLE = (
-    LOGPROBS,
+    schemas.LOGPROBS,
     "reasoning.encrypted_content",
     "file_search_call.results",
     "web_search_call.results",
@@ -45,6 +39,7 @@ NAMES = FieldNames(
         "response_format.json_schema": "text.format",
         "response_format": "text.format",
         "logprobs": "include",
+        "reasoning_effort": "reasoning.effort",
         "tool_choice.function": "tool_choice",
         "tool_choice.allowed_tools": "tool_choice",
     }
@@ -58,9 +53,9 @@ _shared = [field for field in GenerationRequest.__struct_fields__ if field not i
 
 
 def chat_request(
-    body: ResponseRequest,
-    before: Sequence[InputItem],
-    given: Sequence[InputItem],
+    body: schemas.ResponseRequest,
+    before: Sequence[schemas.InputItem],
+    given: Sequence[schemas.InputItem],
     generates: bool = True,
     words: Collection[str] = (),
 ) -> ChatRequest:
@@ -94,14 +89,14 @@ def chat_request(
         return validation.converted(fields, ChatRequest)
 
 
-def hints_left_out(body: ResponseRequest, words: Collection[str]) -> tuple[Warned, ...]:
+def hints_left_out(body: schemas.ResponseRequest, words: Collection[str]) -> tuple[Warned, ...]:
     """Warnings about hints that the chat template does not support. Agents send them to every model; they are not
     errors."""
     untold = [hint for hint in _hints(body) if hint[0] not in words and hint[2] not in ASKS_NOTHING]
     return tuple(warning("hint_left_out", field, value=value) for _, field, value in untold)
 
 
-def _hints(body: ResponseRequest) -> list[tuple[str, str, str]]:
+def _hints(body: schemas.ResponseRequest) -> list[tuple[str, str, str]]:
     """The template's variable, the field and the value of each given hint."""
     given = (
         ("reasoning_effort", "reasoning.effort", body.reasoning.effort if body.reasoning else None),
@@ -110,7 +105,7 @@ def _hints(body: ResponseRequest) -> list[tuple[str, str, str]]:
     return [(word, field, value) for word, field, value in given if value is not None]
 
 
-def check(body: ResponseRequest) -> None:
+def check(body: schemas.ResponseRequest) -> None:
     """Raise for what only this API has and the server does not support."""
     validation.refuse(body)
     for index, wish in enumerate(body.include or ()):
@@ -124,11 +119,11 @@ def check(body: ResponseRequest) -> None:
     check_count(body.tools, MOST_TOOLS, "tools")
 
 
-def _wants_logprobs(body: ResponseRequest) -> bool:
-    return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+def _wants_logprobs(body: schemas.ResponseRequest) -> bool:
+    return schemas.LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
 
 
-def _tool_choice(choice: str | NamedChoice | None) -> Any:
+def _tool_choice(choice: str | schemas.NamedChoice | None) -> Any:
     if choice is None or isinstance(choice, str):
         return choice
     match choice.type:
@@ -147,13 +142,13 @@ def _tool_choice(choice: str | NamedChoice | None) -> Any:
     raise InvalidRequest("tool_choice.type", f" must be {known}, got {choice.type!r}")
 
 
-def _name(choice: NamedChoice, path: Path) -> str:
+def _name(choice: schemas.NamedChoice, path: Path) -> str:
     if choice.name is None:
         raise InvalidRequest((*path, "name"), " is required")
     return full_name(choice.name, choice.namespace)
 
 
-def _response_format(text: TextFormat | None) -> Any:
+def _response_format(text: schemas.TextFormat | None) -> Any:
     if text is None or text.type == "text":
         return None
     if text.type == "json_object":

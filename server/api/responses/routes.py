@@ -11,18 +11,10 @@ from aiohttp import web
 from foresay.server.api.common.kept import LIST_QUERY, number, page
 from foresay.server.api.common.route import BODY_ERRORS, EventStream, Route, Stream, json_response
 from foresay.server.api.common.streaming import leased, stream
+from foresay.server.api.responses import schemas
 from foresay.server.api.responses.answer import CANCELLED
 from foresay.server.api.responses.compact import compacted
 from foresay.server.api.responses.events import FRAMING, ResponseEvent, StreamError
-from foresay.server.api.responses.schemas import (
-    Compaction,
-    CompactRequest,
-    DeletedResponse,
-    InputTokens,
-    ItemList,
-    Response,
-    ResponseRequest,
-)
 from foresay.server.api.responses.socket import Socket
 from foresay.server.api.responses.store import Record, ResponseNotFound, Responses
 from foresay.server.api.responses.turn import prepared, prompt_length, whole
@@ -38,13 +30,13 @@ from foresay.spec.errors import InvalidRequest
 CANCEL_SECONDS = 2.0
 
 
-async def create(http: web.Request, body: ResponseRequest) -> web.StreamResponse:
+async def create(http: web.Request, body: schemas.ResponseRequest) -> web.StreamResponse:
     """Answer a conversation given as items, or go on with a former response."""
     framing = FRAMING if body.stream else None
     return await leased(http, body.model, lambda service: _create(http, service, body), framing, _broken)
 
 
-async def _create(http: web.Request, service: Service, body: ResponseRequest) -> web.StreamResponse:
+async def _create(http: web.Request, service: Service, body: schemas.ResponseRequest) -> web.StreamResponse:
     turn = await prepared(service, body)
     if not body.stream:
         return json_response(await whole(turn), headers=headers(turn.answer.warnings))
@@ -57,13 +49,13 @@ def _broken(status: int, body: ErrorBody) -> StreamError:
     return StreamError(code=error.code or error.type, message=error.message, param=error.param, error=error)
 
 
-async def count(http: web.Request, body: ResponseRequest) -> web.Response:
+async def count(http: web.Request, body: schemas.ResponseRequest) -> web.Response:
     """Count the tokens of a conversation without answering it."""
     async with http.app[MODELS].reading(body.model) as service:
-        return json_response(InputTokens(await prompt_length(service, body)))
+        return json_response(schemas.InputTokens(await prompt_length(service, body)))
 
 
-async def compact(http: web.Request, body: CompactRequest) -> web.Response:
+async def compact(http: web.Request, body: schemas.CompactRequest) -> web.Response:
     """A shorter window of items that stands for a conversation."""
     async with http.app[MODELS].reading(body.model) as service:
         answer, warnings = await compacted(service, body)
@@ -87,7 +79,7 @@ async def delete(http: web.Request) -> web.Response:
     if record.response.status == "in_progress":
         raise InvalidRequest("response_id", "A running response cannot be deleted; cancel it first")
     http.app[MODELS].server.of(Responses).store.drop(record.tenant, record.response.id)
-    return json_response(DeletedResponse(record.response.id))
+    return json_response(schemas.DeletedResponse(record.response.id))
 
 
 async def cancel(http: web.Request) -> web.Response:
@@ -109,7 +101,7 @@ async def cancel(http: web.Request) -> web.Response:
 async def input_items(http: web.Request) -> web.Response:
     """List the items that a response answered, those of the conversation before it included."""
     entries = [(item.id or "", item) for item in _found(http).items]
-    return json_response(ItemList(**page(http, entries, "desc")))
+    return json_response(schemas.ItemList(**page(http, entries, "desc")))
 
 
 async def connect(http: web.Request) -> web.StreamResponse:
@@ -131,32 +123,23 @@ def _found(http: web.Request) -> Record:
     return record
 
 
-RESPONSE_ID = (("response_id", "the id of a response"),)
-READ_ERRORS = (400, 401, 404)
+_ID = (("response_id", "the id of a response"),)
+_READ = (400, 401, 404)
 READ_QUERY = (
     ("stream", "boolean", "stream the response as events"),
     ("starting_after", "integer", "skip the events up to this sequence number"),
 )
 EVENTS = Stream(FRAMING, (ResponseEvent,))
+_ALL, _ONE = "/v1/responses", "/v1/responses/{response_id}"
 ROUTES = [
-    Route("POST", "/v1/responses", create, ResponseRequest, Response, EVENTS, (*BODY_ERRORS, 409)),
-    Route("POST", "/v1/responses/input_tokens", count, ResponseRequest, InputTokens),
-    Route("POST", "/v1/responses/compact", compact, CompactRequest, Compaction),
-    Route("GET", "/v1/responses/{response_id}", retrieve, None, Response, EVENTS, READ_ERRORS, RESPONSE_ID, READ_QUERY),
-    Route("DELETE", "/v1/responses/{response_id}", delete, None, DeletedResponse, None, READ_ERRORS, RESPONSE_ID),
-    Route("POST", "/v1/responses/{response_id}/cancel", cancel, None, Response, None, READ_ERRORS, RESPONSE_ID),
-    Route(
-        "GET",
-        "/v1/responses/{response_id}/input_items",
-        input_items,
-        None,
-        ItemList,
-        None,
-        READ_ERRORS,
-        RESPONSE_ID,
-        LIST_QUERY,
-    ),
-    web.get("/v1/responses", connect, allow_head=False),
+    Route("POST", _ALL, create, schemas.ResponseRequest, schemas.Response, EVENTS, (*BODY_ERRORS, 409)),
+    Route("POST", f"{_ALL}/input_tokens", count, schemas.ResponseRequest, schemas.InputTokens),
+    Route("POST", f"{_ALL}/compact", compact, schemas.CompactRequest, schemas.Compaction),
+    Route("GET", _ONE, retrieve, None, schemas.Response, EVENTS, _READ, _ID, READ_QUERY),
+    Route("DELETE", _ONE, delete, None, schemas.DeletedResponse, None, _READ, _ID),
+    Route("POST", f"{_ONE}/cancel", cancel, None, schemas.Response, None, _READ, _ID),
+    Route("GET", f"{_ONE}/input_items", input_items, None, schemas.ItemList, None, _READ, _ID, LIST_QUERY),
+    web.get(_ALL, connect, allow_head=False),
     web.get("/responses", connect, allow_head=False),
 ]
 

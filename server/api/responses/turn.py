@@ -15,18 +15,10 @@ from msgspec.structs import replace
 from foresay.server.api.common.route import told
 from foresay.server.api.common.streaming import batches
 from foresay.server.api.common.turns import chat_choices
+from foresay.server.api.responses import schemas
 from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
 from foresay.server.api.responses.items import given_items
 from foresay.server.api.responses.request import NAMES, chat_request, hints_left_out
-from foresay.server.api.responses.schemas import (
-    InputItem,
-    NamedChoice,
-    Reasoning,
-    Response,
-    ResponseRequest,
-    TextFormat,
-    TextOptions,
-)
 from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses, RunningResponse
 from foresay.server.api.responses.tools import Toolbox, served
 from foresay.server.engine.generation import Generation
@@ -126,7 +118,7 @@ class ResponseTurn:
 
 async def prepared(
     service: Service,
-    body: ResponseRequest,
+    body: schemas.ResponseRequest,
     place: str = "",
     stream_id: str | None = None,
     generates: bool = True,
@@ -137,9 +129,7 @@ async def prepared(
     Raises :class:`~foresay.spec.errors.InvalidRequest` with the field's name, or an
     :class:`~foresay.server.schemas.errors.ApiError`.
     """
-    tenant = CONTEXT.get().caller.tenant
-    before = followed(service, body.previous_response_id, tenant, place)
-    given = given_items(body.input, partial(service.server.of(Responses).store.item, tenant, place=place))
+    before, given = given_now(service, body, place)
     conversation = () if before is None else before.conversation
     choice, dropped = await _choice(service, body, before, given, generates)
     toolbox = Toolbox.of(body.tools, given, conversation)
@@ -149,27 +139,33 @@ async def prepared(
     service.warned.note(answer.warnings)
     items = (*conversation, *given)[dropped:]
     model, where = service.names.own, "" if response.store else place
+    tenant = CONTEXT.get().caller.tenant
     record = Record(tenant=tenant, response=response, items=items, model=model, place=where)
     record.fingerprint = origin.fingerprint
     return ResponseTurn(service, answer, record, response.store or place != "")
 
 
-def followed(service: Service, previous: str | None, tenant: str, place: str = "") -> Record | None:
-    """The response that this one follows, if any. Raises :class:`PreviousResponseNotFound`."""
-    if previous is None:
-        return None
-    found = service.server.of(Responses).store.find(tenant, previous, place)
-    if found is None:
+def given_now(
+    service: Service, body: schemas.ResponseRequest | schemas.CompactRequest, place: str = ""
+) -> tuple[Record | None, list[schemas.InputItem]]:
+    """The response that is followed, if one is, and the items given now. Raises :class:`PreviousResponseNotFound`."""
+    store, tenant, previous = service.server.of(Responses).store, CONTEXT.get().caller.tenant, body.previous_response_id
+    before = None if previous is None else store.find(tenant, previous, place)
+    if before is None and previous is not None:
         message = f"Previous response with id {previous!r} not found: it was not stored, or was dropped to make room"
         raise PreviousResponseNotFound("previous_response_id", message)
-    return found
+    return before, given_items(body.input, partial(store.item, tenant, place=place))
 
 
-Attempt = Callable[[Record | None, Sequence[InputItem]], Awaitable[Choice]]
+Attempt = Callable[[Record | None, Sequence[schemas.InputItem]], Awaitable[Choice]]
 
 
 async def _choice(
-    service: Service, body: ResponseRequest, before: Record | None, given: list[InputItem], generates: bool
+    service: Service,
+    body: schemas.ResponseRequest,
+    before: Record | None,
+    given: list[schemas.InputItem],
+    generates: bool,
 ) -> tuple[Choice, int]:
     """The choice to run, and how many items were dropped to make it fit (with truncation ``auto``): so that all the
     requested output fits, if possible; else some.
@@ -183,7 +179,7 @@ async def _choice(
         return await _shortened(attempt, before, given)
 
 
-async def _shortened(attempt: Attempt, before: Record | None, given: list[InputItem]) -> tuple[Choice, int]:
+async def _shortened(attempt: Attempt, before: Record | None, given: list[schemas.InputItem]) -> tuple[Choice, int]:
     """The choice without as few of the oldest turns as make it fit, and how many items these were."""
     with contextlib.suppress(ContextLengthExceeded):
         return await attempt(before, given), 0
@@ -204,10 +200,10 @@ async def _shortened(attempt: Attempt, before: Record | None, given: list[InputI
 
 async def _attempt(
     service: Service,
-    body: ResponseRequest,
+    body: schemas.ResponseRequest,
     generates: bool,
     before: Record | None,
-    given: Sequence[InputItem],
+    given: Sequence[schemas.InputItem],
     strict: bool = False,
 ) -> Choice:
     """strict: refuse if the requested output does not fit, whatever the settings say."""
@@ -223,54 +219,52 @@ async def _attempt(
     return choice
 
 
-def _response(body: ResponseRequest, id: str, model: str, choice: Choice) -> Response:
+#: Fields of a response that are the request's, and those that say how it is sampled.
+_REPEATED = ("instructions", "max_output_tokens", "previous_response_id", "user", "safety_identifier")
+_SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+
+
+def _response(body: schemas.ResponseRequest, id: str, model: str, choice: Choice) -> schemas.Response:
     """The response before any output: the request's fields, with the values chosen for it."""
     params = choice.request.params
     for field in ("tools", "metadata"):  # three events repeat them
         check_bytes(getattr(body, field), MOST_SAID_AGAIN, field)
-    return Response(
+    return schemas.Response(
         id=f"resp_{id}",
         created_at=int(time.time()),
         status="in_progress",
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
         model=model,
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
-        reasoning=body.reasoning or Reasoning(),
+        reasoning=body.reasoning or schemas.Reasoning(),
         store=body.store is not False,
-        temperature=params.temperature,
-        text=_text(body.text or TextOptions()),
+        text=_text(body.text or schemas.TextOptions()),
         tool_choice=_tool_choice(body.tool_choice or "auto"),
         tools=served(body.tools),
         top_logprobs=body.top_logprobs or 0,
-        top_p=params.top_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
         truncation=body.truncation or "disabled",
-        user=body.user,
-        safety_identifier=body.safety_identifier,
-        prompt_cache_key=body.prompt_cache_key,
         metadata=body.metadata or {},
+        prompt_cache_key=body.prompt_cache_key,
+        **{name: getattr(body, name) for name in _REPEATED},
+        **{name: getattr(params, name) for name in _SAMPLED},
     )
 
 
-def _text(asked: TextOptions) -> TextOptions:
+def _text(asked: schemas.TextOptions) -> schemas.TextOptions:
     """The requested text options, with defaults filled in."""
-    format = asked.format or TextFormat(type="text")
-    if format.type == "json_schema":  # always enforced strictly
+    format = asked.format or schemas.TextFormat(type="text")
+    if format.type == "json_schema":  # which holds strictly either way
         format = replace(format, description=format.description or None, strict=format.strict is not False)
-    return TextOptions(format=format, verbosity=asked.verbosity or "medium")
+    return schemas.TextOptions(format=format, verbosity=asked.verbosity or "medium")
 
 
-def _tool_choice(asked: str | NamedChoice) -> str | NamedChoice:
-    if isinstance(asked, NamedChoice) and asked.type == "allowed_tools":
+def _tool_choice(asked: str | schemas.NamedChoice) -> str | schemas.NamedChoice:
+    if isinstance(asked, schemas.NamedChoice) and asked.type == "allowed_tools":
         return replace(asked, mode=asked.mode or "auto")
     return asked
 
 
-async def whole(turn: ResponseTurn) -> Response:
+async def whole(turn: ResponseTurn) -> schemas.Response:
     """Run a turn to its end; if cancelled, it keeps its output so far."""
     with contextlib.suppress(Cancelled):
         async with turn.running() as generation:
@@ -279,10 +273,7 @@ async def whole(turn: ResponseTurn) -> Response:
     return turn.record.response
 
 
-async def prompt_length(service: Service, body: ResponseRequest) -> int:
+async def prompt_length(service: Service, body: schemas.ResponseRequest) -> int:
     """The number of tokens of the request's prompt."""
-    tenant = CONTEXT.get().caller.tenant
-    before = followed(service, body.previous_response_id, tenant)
-    given = given_items(body.input, partial(service.server.of(Responses).store.item, tenant))
-    choice, _ = await _choice(service, body, before, given, True)
+    choice, _ = await _choice(service, body, *given_now(service, body), True)
     return len(choice.request.prompt)

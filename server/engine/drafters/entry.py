@@ -15,7 +15,7 @@ An instance is one drafter that ``--draft`` names, found but not loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -73,6 +73,10 @@ class Entry:
     @property
     def spared(self) -> Entry | None:
         """What ``auto`` takes in its place where there is no room for it, or no measurement; None: nothing."""
+        return self
+
+    def beside(self, others: Collection[str]) -> Self:
+        """The same where these are asked for too, by what names them: models, the one itself among them."""
         return self
 
     def configured(self, config: EngineConfig) -> Self:

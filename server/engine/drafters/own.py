@@ -3,13 +3,14 @@ pages; and ``PATH > self``: a draft model, a head or a lookup drafts for that co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from foresay.drafters.self_draft import Before, SelfDrafter
+from foresay.drafters.proposer import on_device
+from foresay.drafters.self_draft import SelfDrafter
 from foresay.kvpaging import PagePool
 from foresay.server.engine.checks import Notes, Target, described
 from foresay.server.engine.device import LoadContext, choose_activations
@@ -21,6 +22,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit, target_directory
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SELF
+from foresay.spec.protocols import Drafter, Lookup
 from foresay.spec.shape import MAX_NODES
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig, parameters
@@ -40,7 +42,7 @@ _RIGHT = {"int4": 0.8, "int8": 0.95}
 class Own(Entry):
     """:mod:`foresay.drafters.self_draft`. asked_how: what the target's floats become; "": what pays. directory: the
     target's.
-    first: the drafter that drafts for it.
+    first: the drafter that drafts for it. shared: whether that one drafts for the target too.
     """
 
     names, made = (SELF,), SelfDrafter
@@ -49,6 +51,7 @@ class Own(Entry):
     asked_how: str = ""
     directory: Path = Path()
     first: Entry | None = None
+    shared: bool = False
 
     @classmethod
     def named(cls, part: str) -> Self | None:
@@ -63,7 +66,16 @@ class Own(Entry):
     @property
     def spared(self) -> Entry | None:
         """Who drafts for it."""
-        return self.first
+        return self._with
+
+    @property
+    def _with(self) -> Entry | None:
+        """The drafter that is loaded with it."""
+        return None if self.shared else self.first
+
+    def beside(self, others: Collection[str]) -> Self:
+        """The drafter before it is only loaded once."""
+        return replace(self, shared=self.first is not None and self.first.asked in others)
 
     def behind(self, first: Entry, part: str) -> Self:
         """The same with another drafter before it, as ``part`` of ``--draft`` says. Raises ConfigurationError for a
@@ -114,22 +126,22 @@ class Own(Entry):
         return self if self.first is None else replace(self, first=self.first.checked(target, model))
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """The copy, and the draft model that drafts for it."""
-        return (self.model,) if self.first is None else (self.model, *self.first.shapes(target))
+        """The copy, and the drafter that drafts for it."""
+        return (self.model,) if self._with is None else (self.model, *self._with.shapes(target))
 
     def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """Who drafts for it: the copy reads the target's."""
-        return () if self.first is None else self.first.with_states(target)
+        return () if self._with is None else self._with.with_states(target)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
-        """The KV of the draft model that drafts for it."""
-        return 0 if self.first is None else self.first.token_bytes(target, dtype)
+        """The KV of the drafter that drafts for it."""
+        return 0 if self._with is None else self._with.token_bytes(target, dtype)
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """All weights but the embedding, which is the target's."""
         model = self.model
         own = model_bytes(model, dtype, packed) - item_bytes(dtype) * model.vocab_size * model.hidden_size
-        return {SELF: own} if self.first is None else {SELF: own, **self.first.weights(dtype, packed)}
+        return {SELF: own} if self._with is None else {SELF: own, **self._with.weights(dtype, packed)}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> SelfDrafter:
         """The copy, made of the target's files like ``--quantize``. Raises Unfit for a chain of drafters on a GPU,
@@ -141,29 +153,31 @@ class Own(Entry):
         packed = replace(loading, rounds=rounds).packed("draft", self.directory, model)
         packed.embed = target.decoder.embedding
         copy = ModelRunner(Decoder(model, packed, loading.length + MAX_NODES), target.store, loading.length)
-        first = None if self.first is None else self.first.load(loading, target)
-        assert first is None or isinstance(first, Before), "as those are that may stand before it"
-        made = SelfDrafter(copy, config.draft_growth == "dynamic", first)
+        first: Drafter | None = None
+        if self.first is not None:
+            first = loading.made[self.first.asked] if self.shared else self.first.load(loading, target)
+        lookup = first if isinstance(first, Lookup) else None
+        made = SelfDrafter(copy, config.draft_growth == "dynamic", on_device(first), lookup, self.shared)
         made.calibration.expect(*[(_RIGHT[self.how],)] * 2)
         return made
 
     def doubts(self, drafter: SelfDrafter, target: ModelRunner, pool: PagePool, directory: Path) -> str:
         """About who drafts for it."""
-        return "" if self.first is None else self.first.doubts(drafter.before, target, pool, directory)
+        return "" if self._with is None else self._with.doubts(drafter.before, target, pool, directory)
 
     @property
     def remark(self) -> str:
-        """That of the draft model before it."""
-        return "" if self.first is None else self.first.remark
+        """That of the drafter before it."""
+        return "" if self._with is None else self._with.remark
 
     @property
     def warning(self) -> str:
-        """That of the draft model before it."""
-        return "" if self.first is None else self.first.warning
+        """That of the drafter before it."""
+        return "" if self._with is None else self._with.warning
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
-        """Note whether there are floats to make it of, and findings about the draft model before it."""
-        longest = None if self.first is None else self.first.look_at(notes, target, self.first.asked, shape)
+        """Note whether there are floats to make it of, and findings about the drafter before it."""
+        longest = None if self._with is None else self._with.look_at(notes, target, self._with.asked, shape)
         other = "name another drafter, such as suffix"
         if notes.attempt("draft", other, lambda: self.checked(target.directory, target.model)) is not None:
             copy = described(self.model, target.dtype.value, target.activations.value)

@@ -109,7 +109,8 @@ def settled(found: Sequence[Entry], config: EngineConfig, draft: str) -> list[En
         raise ConfigurationError(
             f"--draft-layers {config.draft_layers}: is for EAGLE and DFlash heads, but --draft is {asked}"
         )
-    return sorted((one.configured(config) for one in found), key=_order)
+    named = {one.asked for one in found if not one.looks}
+    return sorted((one.beside(named).configured(config) for one in found), key=_order)
 
 
 def _order(one: Entry) -> int:

@@ -9,19 +9,9 @@ from typing import cast
 
 import msgspec
 
+from foresay.server.observe.telemetry import report
 from foresay.server.observe.telemetry.counts import Histogram
 from foresay.server.observe.telemetry.drafting import link, unlink
-from foresay.server.observe.telemetry.report import (
-    DrafterRates,
-    Gauges,
-    Live,
-    Node,
-    Point,
-    Quantiles,
-    ShadowRates,
-    Woken,
-    told,
-)
 from foresay.server.observe.telemetry.window import Window
 from foresay.spec.accept import ByDepth, by_place, tokens_per_step
 
@@ -51,16 +41,16 @@ def ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def quantiles(histogram: Histogram) -> Quantiles:
+def quantiles(histogram: Histogram) -> report.Quantiles:
     """The mean, the median and the 99th percentile."""
-    return Quantiles(ratio(histogram.sum, histogram.count), histogram.quantile(0.5), histogram.quantile(0.99))
+    return report.Quantiles(ratio(histogram.sum, histogram.count), histogram.quantile(0.5), histogram.quantile(0.99))
 
 
-def live(recent: Sequence[Window], whole: Window, until: int, plain: float, gauges: Gauges) -> Live:
+def live(recent: Sequence[Window], whole: Window, until: int, plain: float, gauges: report.Gauges) -> report.Live:
     """The tiles. recent: the last ``BUSY_SECONDS``. whole: the sum of the ``LIVE_SECONDS`` up to second ``until``.
     plain: seconds of a step without drafts."""
     busy = sum(window.step_seconds.sum for window in recent)
-    return Live(
+    return report.Live(
         until=until,
         tokens_per_second=ratio(whole.tokens, whole.step_seconds.sum),
         time_to_first_token=quantiles(whole.time_to_first_token),
@@ -77,11 +67,11 @@ def live(recent: Sequence[Window], whole: Window, until: int, plain: float, gaug
     )
 
 
-def drafters(window: Window) -> list[DrafterRates]:
+def drafters(window: Window) -> list[report.DrafterRates]:
     """Each drafter's trees, the most frequent drafter first."""
     rows = [
-        told(
-            DrafterRates,
+        report.told(
+            report.DrafterRates,
             drafting,
             drafter=name,
             share=drafting.drafts / window.drafts,
@@ -93,11 +83,11 @@ def drafters(window: Window) -> list[DrafterRates]:
     return sorted(rows, key=lambda row: (-row.drafts, row.drafter))
 
 
-def shadows(window: Window) -> list[ShadowRates]:
+def shadows(window: Window) -> list[report.ShadowRates]:
     """What the shadow drafters would have had accepted."""
     return [
-        told(
-            ShadowRates,
+        report.told(
+            report.ShadowRates,
             shadow.drafting,
             drafter=name,
             steps=shadow.steps,
@@ -110,7 +100,7 @@ def shadows(window: Window) -> list[ShadowRates]:
     ]
 
 
-def nodes(window: Window) -> list[Node]:
+def nodes(window: Window) -> list[report.Node]:
     """The positions of the trees, depth by depth. A position that had several parents is reported with the most
     frequent."""
     parents: dict[tuple[int, int], dict[int, int]] = {}
@@ -120,7 +110,7 @@ def nodes(window: Window) -> list[Node]:
     found = []
     for (depth, rank), drafted in sorted(parents.items()):
         taken = sum(window.places.taken.get(link(depth, rank, parent), 0) for parent in drafted)
-        found.append(Node(depth, rank, max(drafted, key=drafted.__getitem__), sum(drafted.values()), taken))
+        found.append(report.Node(depth, rank, max(drafted, key=drafted.__getitem__), sum(drafted.values()), taken))
     return found
 
 
@@ -129,13 +119,13 @@ def by_depth(window: Window) -> ByDepth:
     return ByDepth.of(by_place(drafting.accepted_per_depth for drafting in window.drafting.values()), window.drafts)
 
 
-def woken(window: Window) -> list[Woken]:
+def woken(window: Window) -> list[report.Woken]:
     """Experts, by the rows of steps."""
     steps = sorted((int(rows), rows, steps) for rows, steps in window.woke.items())
-    return [Woken(number, count, window.woken[rows] / count) for number, rows, count in steps]
+    return [report.Woken(number, count, window.woken[rows] / count) for number, rows, count in steps]
 
 
-async def points(windows: Sequence[Window], seconds: int) -> list[Point]:
+async def points(windows: Sequence[Window], seconds: int) -> list[report.Point]:
     """Buckets of a chart, each as the JSON of its :class:`Point`: cached, since finished spans no longer change."""
     slices, found = Slices(), []
     for window in windows:
@@ -143,15 +133,15 @@ async def points(windows: Sequence[Window], seconds: int) -> list[Point]:
             await slices.pause()
             window.told = msgspec.Raw(msgspec.json.encode(point(window, seconds)))
         found.append(window.told)
-    return cast("list[Point]", found)
+    return cast("list[report.Point]", found)
 
 
-def point(window: Window, seconds: int) -> Point:
+def point(window: Window, seconds: int) -> report.Point:
     """One bucket of a chart."""
     latest, first = window.latest, window.time_to_first_token
     gauges = ("running", "waiting", "pages", "kept_pages")
-    return told(
-        Point,
+    return report.told(
+        report.Point,
         window,
         at=window.second,
         seconds=seconds,

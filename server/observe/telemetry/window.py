@@ -12,21 +12,14 @@ from typing import Annotated, Any, Self, get_origin, get_type_hints
 
 import msgspec
 
-from foresay.server.observe.telemetry.counts import (
-    CHOICE_BOUNDS,
-    LENGTH_BOUNDS,
-    REQUEST_BOUNDS,
-    RUN_BOUNDS,
-    TOKEN_BOUNDS,
-    Histogram,
-)
+from foresay.server.observe.telemetry import counts
 from foresay.server.observe.telemetry.drafting import DraftCounts, Places, Run, Shadowing, add
 from foresay.spec.accept import GAIN
 from foresay.spec.trace import StepTrace
 
-TokenSeconds = Annotated[Histogram, TOKEN_BOUNDS]
-RequestSeconds = Annotated[Histogram, REQUEST_BOUNDS]
-Lengths = Annotated[Histogram, LENGTH_BOUNDS]
+TokenSeconds = Annotated[counts.Histogram, counts.TOKEN_BOUNDS]
+RequestSeconds = Annotated[counts.Histogram, counts.REQUEST_BOUNDS]
+Lengths = Annotated[counts.Histogram, counts.LENGTH_BOUNDS]
 
 
 class Window:
@@ -66,7 +59,7 @@ class Window:
     tokens: int
     discarded: int
     forced: int
-    run_lengths: Annotated[Histogram, RUN_BOUNDS]
+    run_lengths: Annotated[counts.Histogram, counts.RUN_BOUNDS]
     drafting: dict[str, DraftCounts]
     places: Places
     shadows: dict[str, Shadowing]
@@ -88,8 +81,8 @@ class Window:
     request_prompt_tokens: Lengths
     request_generation_tokens: Lengths
     request_params_max_tokens: Lengths
-    request_params_n: Annotated[Histogram, CHOICE_BOUNDS]
-    request_num_preemptions: Annotated[Histogram, CHOICE_BOUNDS]
+    request_params_n: Annotated[counts.Histogram, counts.CHOICE_BOUNDS]
+    request_num_preemptions: Annotated[counts.Histogram, counts.CHOICE_BOUNDS]
 
     def __init__(self, second: int = 0) -> None:
         self.second = second
@@ -219,7 +212,7 @@ class Window:
 
 #: The empty value of each field of a window.
 _NOTHING: dict[str, Callable[[], Any]] = {
-    name: partial(Histogram, *hint.__metadata__) if hasattr(hint, "__metadata__") else get_origin(hint) or hint
+    name: partial(counts.Histogram, *hint.__metadata__) if hasattr(hint, "__metadata__") else get_origin(hint) or hint
     for name, hint in get_type_hints(Window, include_extras=True).items()
 }
 

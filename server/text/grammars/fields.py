@@ -11,17 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from foresay.server.schemas.bounds import check_bytes
 from foresay.server.schemas.shared import GenerationRequest, ResponseFormat, StructuredOutputs
-from foresay.server.text.grammars.schema import (
-    ANY_OBJECT,
-    BOUNDED,
-    COMPACT,
-    FLEXIBLE,
-    MOST_BYTES,
-    ONE_LINE,
-    Schema,
-    check_multiples,
-    schema_grammar,
-)
+from foresay.server.text.grammars import schema as schemas
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Grammar
 from foresay.spec.sampling import SamplingParams
@@ -71,7 +61,9 @@ def of_format(given: ResponseFormat) -> Grammar | None:
         case "json_object" if given.schema is not None:
             return json_grammar(given.schema, "response_format.schema")
         case "json_object":
-            return _grammar(schema_grammar(ANY_OBJECT, "response_format", BOUNDED), "response_format")
+            return _grammar(
+                schemas.schema_grammar(schemas.ANY_OBJECT, "response_format", schemas.BOUNDED), "response_format"
+            )
         case "json_schema":
             field = "response_format.json_schema"
             if given.json_schema is None:
@@ -100,9 +92,9 @@ def _of_kind(given: StructuredOutputs, kind: str) -> Grammar:
     param = f"structured_outputs.{kind}"
     closed = bool(given.disable_additional_properties)
     if kind == "json":
-        return json_grammar(given.json, param, _layout(given, ONE_LINE), closed)
+        return json_grammar(given.json, param, _layout(given, schemas.ONE_LINE), closed)
     if kind == "json_object" and not closed:
-        return _grammar(schema_grammar(ANY_OBJECT, param, _layout(given, BOUNDED)), param)
+        return _grammar(schemas.schema_grammar(schemas.ANY_OBJECT, param, _layout(given, schemas.BOUNDED)), param)
     for option in _JSON_OPTIONS:
         if getattr(given, option):
             field = f"structured_outputs.{option}"
@@ -110,13 +102,15 @@ def _of_kind(given: StructuredOutputs, kind: str) -> Grammar:
     if given.regex is not None:
         return _grammar(regex_grammar(_bounded(given.regex, param, MOST_REGEX_BYTES), param), param)
     if given.choice is not None:
-        check_bytes(given.choice, MOST_BYTES, param)
+        check_bytes(given.choice, schemas.MOST_BYTES, param)
         return _grammar(choice_grammar(given.choice, param), param)
     assert given.grammar is not None, "one kind is given"
     return _grammar(lark_grammar(_bounded(given.grammar, param, MOST_LARK_BYTES), param), param)
 
 
-def json_grammar(schema: object, param: str, layout: Schema = ONE_LINE, closed: bool = False) -> Grammar:
+def json_grammar(
+    schema: object, param: str, layout: schemas.Schema = schemas.ONE_LINE, closed: bool = False
+) -> Grammar:
     """JSON valid under ``schema``: an object, or its text."""
     if schema is None:
         raise InvalidRequest(param, " is required")
@@ -125,10 +119,10 @@ def json_grammar(schema: object, param: str, layout: Schema = ONE_LINE, closed: 
             schema = msgspec.json.decode(_bounded(schema, param))
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidRequest(param, f" is not valid JSON: {error}") from None
-    return _grammar(schema_grammar(schema, param, layout, closed), param)
+    return _grammar(schemas.schema_grammar(schema, param, layout, closed), param)
 
 
-def _layout(given: StructuredOutputs, usual: Schema) -> Schema:
+def _layout(given: StructuredOutputs, usual: schemas.Schema) -> schemas.Schema:
     """The layout of JSON."""
     if given.whitespace_pattern is not None:
         if given.disable_any_whitespace is not None:
@@ -137,10 +131,10 @@ def _layout(given: StructuredOutputs, usual: Schema) -> Schema:
         return {"whitespace_pattern": given.whitespace_pattern}
     if given.disable_any_whitespace is None:
         return usual
-    return COMPACT if given.disable_any_whitespace else FLEXIBLE
+    return schemas.COMPACT if given.disable_any_whitespace else schemas.FLEXIBLE
 
 
-def _bounded(text: str, param: str, most: int = MOST_BYTES) -> str:
+def _bounded(text: str, param: str, most: int = schemas.MOST_BYTES) -> str:
     size = len(text.encode(errors="surrogatepass"))
     if size > most:
         raise InvalidRequest(param, f" has {size} bytes; at most {most} are allowed")
@@ -151,10 +145,10 @@ def _grammar(text: str, param: str) -> Grammar:
     return bounded(Grammar(text=text, param=param))
 
 
-def bounded(grammar: Grammar, most: int = MOST_BYTES) -> Grammar:
+def bounded(grammar: Grammar, most: int = schemas.MOST_BYTES) -> Grammar:
     """``grammar``, checked for length: grammars are sent as text, whose size bounds the cost of compiling."""
     _bounded(grammar.text, grammar.param, most)
-    check_multiples(grammar.text, grammar.param)
+    schemas.check_multiples(grammar.text, grammar.param)
     return grammar
 
 

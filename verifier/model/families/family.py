@@ -93,14 +93,20 @@ def _check_rotated(fields: Fields, rope: RopeConfig, head_dim: int) -> None:
 
 
 def mlp(
-    fields: Fields, activation: Activation = "silu", key: str = "hidden_act", bias: bool = False, fused: bool = False
+    fields: Fields,
+    activation: Activation = "silu",
+    key: str = "hidden_act",
+    bias: bool = False,
+    fused: bool = False,
+    width: str = "intermediate_size",
 ) -> MLP:
-    """The MLP. activation: the family's, unless ``key`` names one. fused: gate and up matrices are one tensor."""
+    """The MLP. activation: the family's, unless ``key`` names one. fused: gate and up matrices are one tensor. width:
+    the key of its width."""
     name = fields.get(key) or fields.get("hidden_act") or activation
     if {**ACTIVATIONS, activation: activation}.get(name) != activation:
         wanted = next(each for each, known in ACTIVATIONS.items() if known == activation)
         raise fields.error(f"{key} {name!r} is not supported; supported is {wanted}")
-    return MLP(fields.integer("intermediate_size"), activation, bias, FUSED_GATE_UP if fused else None)
+    return MLP(fields.integer(width), activation, bias, FUSED_GATE_UP if fused else None)
 
 
 def biases(fields: Fields, **flags: str | bool) -> tuple[str, ...]:

@@ -50,7 +50,8 @@ def experts(fields: Fields, router: Router, width: str = "intermediate_size", **
     key = next((each for each in _COUNTS if fields.get(each) is not None), _COUNTS[0])
     count = fields.integer(key, most=_MOST_EXPERTS)
     chosen = fields.integer("num_experts_per_tok", most=count)
-    return Experts(count, chosen, fields.integer(width), router, **{"activation": mlp(fields).activation, **more})
+    one = mlp(fields, width=width)
+    return Experts(count, chosen, one.inner, router, **{"activation": one.activation, **more})
 
 
 def sparse(fields: Fields, inside: Experts) -> list[MLP | Experts]:
@@ -177,6 +178,25 @@ _OSS_NAMES = {
 _OSS_GGUF = Gguf(
     "gpt-oss", _OSS_NAMES, windowed=True, experts=True, values=lambda *_: {"rope_parameters": {"truncate": False}}
 )
+
+
+def _glm_values(fields: Fields, head_dim: int) -> dict[str, Any]:
+    if fields.integer("expert_gating_func", 2) != 2:
+        raise fields.error("expert_gating_func: only sigmoids (2) are supported for this architecture")
+    return {
+        "first_k_dense_replace": fields.integer("leading_dense_block_count", 0, minimum=0),
+        "n_shared_experts": fields.integer("expert_shared_count", 0, minimum=0),
+        "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": fields.flag("expert_weights_norm", False),
+    }
+
+
+_GLM_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
+}
+_GLM_GGUF = Gguf("glm4moe", _GLM_NAMES, experts=True, shared=True, values=_glm_values)
 _GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": _GRANITE_ROUTER}, True, experts=True, values=granite_values)
 
 FAMILIES = {
@@ -184,6 +204,6 @@ FAMILIES = {
     "OlmoeForCausalLM": Family("OLMoE", olmoe, _OLMOE, Gguf("olmoe", experts=True)),
     "MixtralForCausalLM": Family("Mixtral", mixtral, _MIXTRAL, Gguf("llama", in_pairs=True, experts=True)),
     "GraniteMoeForCausalLM": Family("Granite 3 mixtures", granite_moe, {"num_experts_per_tok": 2}, _GRANITE_GGUF),
-    "Glm4MoeForCausalLM": Family("GLM-4.5, GLM-4.6, GLM-4.7", glm4_moe, _GLM),
+    "Glm4MoeForCausalLM": Family("GLM-4.5, GLM-4.6, GLM-4.7", glm4_moe, _GLM, _GLM_GGUF),
     "GptOssForCausalLM": Family("gpt-oss", gpt_oss, _OSS, _OSS_GGUF),
 }

@@ -55,6 +55,8 @@ _FURTHER = {
     "nextn.enorm": "pre_fc_norm_embedding",
     "nextn.hnorm": "pre_fc_norm_hidden",
     "nextn.shared_head_norm": "norm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head",
 }
 #: Suffixes of the names of convolutions.
 CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
@@ -148,6 +150,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "max_position_embeddings": fields.integer("context_length"),
         "tie_word_embeddings": tied,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors or "blk.0.attn_q.bias" in file.tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "sliding_window": fields.get("attention.sliding_window"),
@@ -200,7 +203,9 @@ def _own_fields(file: GgufFile) -> Fields:
     own = {key.removeprefix(prefix): each for key, each in file.metadata.items() if key.startswith(prefix)}
     fields = Fields(own, f"{file.path}, {architecture}")
     shared = () if gguf_of(architecture).shared else ("expert_shared_count", "expert_shared_feed_forward_length")
-    fields.refuse(*shared, "expert_group_count")
+    fields.refuse(*shared)
+    if fields.integer("expert_group_count", 1, minimum=0) > 1:
+        raise fields.error("expert_group_count: groups of experts are not supported")
     return fields
 
 

@@ -1,0 +1,132 @@
+"""What KV on disk saves, and what it costs those beside: ``python -m bench restart --target FILE --other DIR``.
+
+One long prompt is answered with nothing kept; again, from memory; after a swap to the other model and back; after
+SIGTERM and a start; after SIGKILL and a start, when there was time to write. Shares are of the first token's cold time.
+Each round does it with KV on disk and without. Last, after another restart, a stream is heard while the prompt is asked
+beside it, twice: read back from disk, and found in memory. How much longer its longest gap is in the first case is
+what reading holds it up; a single step of the rest of the prompt is in both.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import record
+from bench.agents import passages
+from bench.serving import FORESAY, Answer, exchange, started
+
+#: Tokens of the prompt that says that a model is there; and seconds in which all is written.
+SHORT, IDLE = 16, 4.0
+#: Asks for a completion of this body; hears the number of each event.
+Ask = Callable[..., Answer]
+
+
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("--target", default="bundled", help="a GGUF file, a directory or a hub id")
+    parser.add_argument("--other", default="bundled", help="the model that it is swapped for")
+    parser.add_argument("--draft", default="auto")
+    parser.add_argument("--tokens", type=int, default=7800, help="of the prompt")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
+
+
+def main(args: Namespace) -> None:
+    ids, found = passages(args), defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
+    for turn in range(args.rounds):
+        for disk in ("off", "8GiB"):
+            prompt = ids[turn * args.tokens :][: args.tokens]
+            with tempfile.TemporaryDirectory() as folder:
+                for name, seconds in life(args, prompt, disk, Path(folder)):
+                    found[name][disk].append(seconds)
+                    print(f"{name:24} disk {disk:5} {seconds:8.4f}", flush=True)
+    middle = {name: {disk: median(each) for disk, each in by.items()} for name, by in found.items()}
+    rows = [[name, *(by.get(disk, "") for disk in ("off", "8GiB"))] for name, by in middle.items()]
+    record.table("seconds", ["", "no disk", "disk"], rows)
+    record.finish("restart", {"target": Path(args.target).name, "seconds": middle}, not args.no_save)
+
+
+def life(args: Namespace, prompt: Sequence[int], disk: str, folder: Path) -> Iterator[tuple[str, float]]:
+    """What was measured, and the seconds it took."""
+    server, asked = partial(serving, args, disk, folder), {"prompt": prompt, "max_tokens": 24}
+    with server() as (process, ask):
+        yield "first token, cold", (cold := ask(asked)).first
+        yield "in memory", same(ask(asked), cold)
+        yield "swap", ask({"prompt": list(range(5, 5 + SHORT)), "model": "other"}).first
+        yield "and back", ask({"prompt": prompt[:SHORT]}).first
+        yield "after both", same(ask(asked), cold)
+        if disk == "off":
+            return
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    with server() as (process, ask):
+        yield "after SIGTERM", same(ask(asked), cold)
+        ask({"prompt": (other := [*reversed(prompt)]), "max_tokens": 24})
+        yield "short, while written", ask({"prompt": prompt[-SHORT:]}).first
+        time.sleep(IDLE)
+        yield "short", ask({"prompt": prompt[-2 * SHORT : -SHORT]}).first
+        process.kill()
+        process.wait()
+    with server() as (process, ask):
+        yield "after SIGKILL", same(ask(asked), cold)
+        yield "written when idle", ask({"prompt": other, "max_tokens": 24}).first
+        process.kill()
+        process.wait()
+    with server() as (_, ask):
+        for name in ("longest gap, read", "longest gap, in memory"):
+            yield name, gap(ask, asked, prompt[:SHORT])
+
+
+def same(answer: Answer, cold: Answer) -> float:
+    """Its first token's time: it must have said the same."""
+    assert answer.text == cold.text, "texts differ"
+    return answer.first
+
+
+def gap(ask: Ask, asked: Mapping[str, object], short: Sequence[int]) -> float:
+    """The longest time without a token of a stream, from when another prompt is sent to its first token."""
+    heard: list[float] = []
+    with ThreadPoolExecutor() as threads:
+        body = {"prompt": short, "max_tokens": 600, "speculation": {"off": True}}
+        stream = threads.submit(ask, body, lambda event: heard.append(time.perf_counter()))
+        while len(heard) < 32 and not stream.done():
+            time.sleep(0.01)
+        begun = time.perf_counter()
+        until = begun + ask(asked).first
+        stream.result()
+    return max(after - before for before, after in pairwise(heard) if begun < after and before < until)
+
+
+@contextmanager
+def serving(args: Namespace, disk: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ask]]:
+    """A warm server of both models, one at a time; and what asks it."""
+    models = "".join(
+        f'[models.{name}]\ntarget = "{each}"\n' for name, each in (("one", args.target), ("other", args.other))
+    )
+    (file := folder / "foresay.toml").write_text(
+        f'[engine]\ndraft = "{args.draft}"\nkv_disk = "{disk}"\n[server]\nmax_loaded_models = 1\n{models}'
+    )
+    variables = {"XDG_CACHE_HOME": str(folder), "FORESAY_KV_DISK": disk}
+    with started([*FORESAY, "--config", str(file)], "/ready", errors=subprocess.DEVNULL, environment=variables) as (
+        process,
+        port,
+    ):
+
+        def ask(body: Mapping[str, Any], heard: Callable[[int], None] | None = None) -> Answer:
+            fixed = {"model": "one", "temperature": 0, "ignore_eos": True, "stream": True}
+            return exchange(port, {**fixed, **body}, heard)
+
+        ask({"prompt": list(range(5, 105)), "max_tokens": 24})
+        yield process, ask

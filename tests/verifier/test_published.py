@@ -1,0 +1,122 @@
+"""Published mixtures by their config.json and the names and shapes of their tensors, made by transformers of the whole
+width and a few layers: headers over nothing, for ``foresay check`` reads no more of weights."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+
+from foresay.verifier.model.checkpoint import Checkpoint, header_names
+from foresay.verifier.model.config import ModelConfig, idle_parameters, stored_parameters
+from foresay.verifier.model.predicting import beside
+from foresay.verifier.model.weights import check
+from tests.heads.test_mtp_layouts import of_each
+
+ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+AIR = {
+    "hidden_size": 4096, "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 128, "num_experts_per_tok": 8,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "attention_bias": True, "vocab_size": 151552,
+    "num_nextn_predict_layers": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+
+
+class Published(NamedTuple):
+    """config, model: transformers'; values: that are not their defaults. billions: of weights, and of those that a row
+    meets. layer: which is like that which predicts tokens, called ``beside``; more: what that has by itself. stacked:
+    whether files have a tensor of all experts. wrapped: in a model of texts and images."""
+
+    config: Any
+    model: Any
+    values: dict[str, Any]
+    billions: tuple[float, float]
+    layer: int
+    beside: str
+    more: tuple[str, ...]
+    stacked: bool = False
+    wrapped: str = ""
+
+
+MTP = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+BEHIND = ("eh_proj", "enorm", "hnorm", "shared_head.norm", "shared_head.head", "embed_tokens")
+PUBLISHED = {
+    "Qwen/Qwen3.6-35B-A3B": Published(
+        Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, {"rope_parameters": ROPE}, (34.7, 3.4), 3, "mtp.layers.0.", MTP,
+        True, "Qwen3_5MoeForConditionalGeneration",
+    ),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": Published(
+        Qwen3NextConfig, Qwen3NextForCausalLM, {"rope_parameters": ROPE}, (79.7, 3.9), 3, "mtp.layers.0.", MTP
+    ),
+    "zai-org/GLM-4.5-Air": Published(
+        Glm4MoeConfig, Glm4MoeForCausalLM, AIR, (106.9, 13.3), 3, "model.layers.4.", BEHIND
+    ),
+}  # fmt: skip
+
+
+def shapes(how: Published, config: Any) -> Iterator[tuple[str, list[int]]]:
+    """The tensors, by their names in files."""
+    with torch.device("meta"):
+        made = how.model(config).state_dict()
+    for whole, stack in made.items():
+        for name, part in [(whole, stack)] if how.stacked else of_each(whole, stack):
+            yield name.replace("model.", "model.language_model.", 1) if how.wrapped else name, list(part.shape)
+            if (own := name.removeprefix(f"model.layers.{how.layer}.")) != name:
+                yield f"{how.beside}{own}", list(part.shape)
+    prefix, width = how.beside.removesuffix("layers.0."), config.hidden_size
+    for name in how.more:
+        norm = "norm" in name
+        yield f"{prefix}{name}.weight", [width] if norm else [width, 2 * width]
+    if how.wrapped:
+        yield "model.visual.patch_embed.proj.weight", [1]
+
+
+def publish(directory: Path, how: Published) -> dict[str, Any]:
+    """A directory of four layers; the values of config.json of all."""
+    whole = how.config(**how.values).to_dict()
+    values = {**whole, "num_hidden_layers": 4, "layer_types": whole.get("layer_types", [])[:4] or None}
+    at, header = 0, dict[str, Any]()
+    for name, shape in shapes(how, how.config(**values)):
+        end = at + 2 * int(torch.Size(shape).numel())
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + at)
+    (directory / "config.json").write_text(json.dumps(config_of(how, values)))
+    return config_of(how, whole)
+
+
+def config_of(how: Published, values: dict[str, Any]) -> dict[str, Any]:
+    if how.wrapped:
+        return {"architectures": [how.wrapped], "text_config": values, "eos_token_id": 0}
+    return {**values, "architectures": [how.model.__name__]}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_checkpoints_fit(tmp_path, name) -> None:
+    """And what is beside the target's layers is known to predict further tokens, or left out."""
+    how = PUBLISHED[name]
+    whole = publish(tmp_path, how)
+    config = ModelConfig.from_directory(tmp_path)
+    check(Checkpoint.open(tmp_path), config)
+    assert beside(header_names(tmp_path), config) is not None
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config = ModelConfig.from_directory(tmp_path)
+    stored = stored_parameters(config)
+    assert (stored / 1e9, (stored - idle_parameters(config)) / 1e9) == pytest.approx(how.billions, rel=0.02)
