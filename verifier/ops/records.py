@@ -170,9 +170,9 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
-    """Of a recurrent layer, fp32: taps [T, C] of the convolution, the current row's last; decay [H], below 0, and its
-    shift [H]; norm [D] of what each head puts out. tiled: that is put out of the first head of each key, then of the
-    second, and so on; False: of all heads of a key, then of the next."""
+    """Weights of a recurrent layer, fp32: taps [T, C] of the convolution, the current row's last; decay [H], below 0,
+    and its shift [H]; norm [D] of each head's output. tiled: outputs are ordered by the first head of each key, then
+    the second, and so on; False: all heads of a key, then those of the next."""
 
     taps: Tensor
     decay: Tensor
@@ -184,11 +184,11 @@ class DeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """Which states the rows of a pass go on from, and where states of texts are kept.
+    """Which states the rows of a pass continue from, and where states of texts are saved.
 
     paged: the same rows. pages: int32[S, 3], state pages: where each sequence's state is, and those of its two stops.
-    stops: int32[S, 2], after so many rows of a text; 0: nowhere. nodes: int32[S], from which row on a text's are nodes,
-    which leave records; those of a tree all do.
+    stops: int32[S, 2], after how many rows of a text; 0: nowhere. nodes: int32[S], the first of a text's rows that are
+    nodes, which write records; all rows of a tree do.
     """
 
     paged: AttentionMetadata
@@ -248,16 +248,16 @@ class RowSampling:
         return SamplingParams(temperature=temperature, top_k=int(self.top_k[n]), top_p=top_p, min_p=min_p)
 
     def to(self, device: torch.device) -> RowSampling:
-        """The same there."""
+        """The same on another device."""
         return RowSampling(*(getattr(self, each.name).to(device) for each in fields(self)))
 
     def columns(self) -> SamplingColumns:
-        """The same memory, to be written to by the host; of tensors of a CPU."""
+        """The same memory, for the host to write to; only for CPU tensors."""
         return SamplingColumns(*(getattr(self, each.name).numpy() for each in fields(self)))
 
 
 class SamplingColumns(NamedTuple):
-    """What :class:`RowSampling` has."""
+    """The columns of :class:`RowSampling`."""
 
     temperature: Numbers
     top_k: Numbers
@@ -267,19 +267,19 @@ class SamplingColumns(NamedTuple):
     positions: Numbers
 
     def write(self, rows: int | slice, asked: SamplingParams, seed: int, positions: int | Sequence[int]) -> None:
-        """How these rows are sampled; a seed is any integer, taken modulo 2**64."""
+        """Write how these rows are sampled; a seed is any integer, taken modulo 2**64."""
         self.temperature[rows], self.top_p[rows], self.min_p[rows] = asked.temperature, asked.top_p, asked.min_p
         self.top_k[rows] = min(asked.top_k, _MOST_OF_INT32)
         self.seeds[rows], self.positions[rows] = (seed + _SIGNED) % (2 * _SIGNED) - _SIGNED, positions
 
 
-#: Children of one node at most; and the filters are looked for among so many of a row's likeliest tokens.
+#: The most children of one node; also how many of a row's likeliest tokens the filters are searched in.
 MOST_CHILDREN = 64
 
 
 class Above(NamedTuple):
-    """The nodes that a level hangs below: scores fp32[S, F], log chances along their paths; words int64[S, F];
-    numbers int64[F], alike in all trees. Contiguous."""
+    """The parents of a level: scores fp32[S, F], log chances along their paths; words int64[S, F]; numbers int64[F],
+    the same in all trees. Contiguous."""
 
     scores: Tensor
     words: Tensor
@@ -287,11 +287,11 @@ class Above(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Curves of straight pieces, by which a log chance x of the r-th best child becomes ``slope * x + shift``.
+    """Piecewise linear curves, which map a log chance x of the r-th best child to ``slope * x + shift``.
 
-    knots: fp32[32], rising, infinity behind the last. slopes, shifts: fp32[S, groups * pieces], contiguous; a child's
-    group is r, the last for all beyond; its piece is how many knots are below x. pieces: of a group. least: what is
-    lower counts as this.
+    knots: fp32[32], increasing, infinity after the last. slopes, shifts: fp32[S, groups * pieces], contiguous; a
+    child's group is r, or the last one; its piece is how many knots are below x. pieces: of a group. least: lower
+    values count as this.
     """
 
     knots: Tensor
@@ -302,8 +302,8 @@ class Pieces(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """[S, W] each. tokens, int64. places: on which of the F nodes. parents: the numbers of those. scores: fp32, minus
-    infinity where no child was left. words: int64."""
+    """[S, W] each. tokens, int64. places: indices of the parents among the F nodes. parents: their numbers. scores:
+    fp32, minus infinity where no child was left. words: int64."""
 
     tokens: Tensor
     places: Tensor
@@ -312,7 +312,7 @@ class Kept(NamedTuple):
     words: Tensor
 
 
-#: What fills the places behind a path.
+#: Fills the places after a path.
 NO_NODE = -1
 
 
@@ -322,7 +322,7 @@ class AcceptedPaths:
 
     lengths: [B], nodes on the path, 1 more than accepted drafts; 0 for a sequence without nodes. paths: [B, N], node
     ids from the root down. emitted: [B, N], the tokens to append, the bonus token last. sources: [B, N], the slots of
-    the path's nodes, which the compaction moves down to the first ``lengths`` slots. All filled up with ``NO_NODE``.
+    the path's nodes, which are moved down to the first ``lengths`` slots. All padded with ``NO_NODE``.
     """
 
     lengths: Tensor
@@ -337,8 +337,8 @@ class AcceptedPaths:
 
 
 class TextEnd(NamedTuple):
-    """tokens: int64[S, F]. lengths: int32[S], the position of the first of them. roots: int64[S], which of all the
-    roots are."""
+    """tokens: int64[S, F]. lengths: int32[S], the position of the first of them. roots: int64[S], the indices of the
+    roots among all."""
 
     tokens: Tensor
     lengths: Tensor
