@@ -155,10 +155,8 @@ async def render_completion(http: web.Request, body: CompletionRequest) -> web.R
         special, room = body.add_special_tokens is not False, room_for(service, body, "prompt")
         told = []
         for given in validation.prompts(body):
-            if isinstance(given, str):
-                prompt, tokens = given, await service.encode(given, special, room=room)
-            else:
-                prompt, tokens = await _decoded(service, given, "prompt"), given
+            tokens = await service.encode(given, special, room=room) if isinstance(given, str) else given
+            prompt = given if isinstance(given, str) else await _decoded(service, given, "prompt")
             told.append(Rendered(prompt, tokens, len(tokens), info.max_model_len))
     return json_response(told)
 

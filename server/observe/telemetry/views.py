@@ -126,7 +126,8 @@ def woken(window: Window) -> list[report.Woken]:
 
 
 async def points(windows: Sequence[Window], seconds: int) -> list[report.Point]:
-    """Buckets of a chart, each as the JSON of its :class:`Point`: cached, since finished spans no longer change."""
+    """Buckets of a chart, each as the JSON of its :class:`~foresay.server.observe.telemetry.report.Point`: encoded
+    once, since a finished bucket no longer changes."""
     slices, found = Slices(), []
     for window in windows:
         if window.told is None:

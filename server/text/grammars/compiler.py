@@ -17,15 +17,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer as Backend
 
-from foresay.server.text.grammars.constraint import (
-    Border,
-    GrammarFailed,
-    LlguidanceConstraint,
-    Stuck,
-    Vocabulary,
-    Walker,
-    complaint,
-)
+from foresay.server.text.grammars import constraint as constraint
 from foresay.server.text.tekken import tokenizer_json
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Grammar, Request
@@ -56,7 +48,7 @@ class GrammarCompiler:
         ends = [token for token in eos_token_ids if token < vocab_size]
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=size, eos_token=ends)
         self._special = [name for name, token in added.items() if self._tokenizer.is_special_token(token)]
-        self._vocabulary = Vocabulary.of(vocab_size, known, ends, size)
+        self._vocabulary = constraint.Vocabulary.of(vocab_size, known, ends, size)
         self._limits = LLParserLimits(max_lexer_states=most_states, verbose_errors=False)
         self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()  # by salt and text
         self._lock = threading.Lock()
@@ -67,8 +59,8 @@ class GrammarCompiler:
         text = tokenizer_text(directory)
         return None if text is None else cls(text, vocab_size, eos_token_ids)
 
-    def compile(self, grammar: Grammar, salt: str = "") -> LlguidanceConstraint:
-        """The constraint that enforces ``grammar``. Raises :class:`InvalidRequest` naming its field, with the reason.
+    def compile(self, grammar: Grammar, salt: str = "") -> constraint.LlguidanceConstraint:
+        """What holds a request to ``grammar``. Raises :class:`InvalidRequest` naming its field, with the reason.
 
         salt: compiled grammars are shared only between equal salts, since the time saved would reveal earlier use.
         """
@@ -77,8 +69,10 @@ class GrammarCompiler:
             matcher = self._fresh(grammar.text)
             self._check(matcher, grammar)
             matcher = self._keep((salt, grammar.text), matcher)
-        border = Border(grammar.after, grammar.opens)
-        return LlguidanceConstraint(matcher, self._vocabulary, border, lambda: self._renewed(grammar.text, salt))
+        border = constraint.Border(grammar.after, grammar.opens)
+        return constraint.LlguidanceConstraint(
+            matcher, self._vocabulary, border, lambda: self._renewed(grammar.text, salt)
+        )
 
     def kept(self, grammar: Grammar, salt: str = "") -> LLMatcher | None:
         """A matcher at the start of a cached grammar; None if it is not cached."""
@@ -109,11 +103,11 @@ class GrammarCompiler:
     def _check(self, matcher: LLMatcher, grammar: Grammar) -> None:
         """Raise unless the grammar compiled and allows a first token."""
         if matcher.is_error():
-            raise InvalidRequest(grammar.param, f" cannot be compiled: {complaint(matcher)}")
+            raise InvalidRequest(grammar.param, f" cannot be compiled: {constraint.complaint(matcher)}")
         row = np.zeros(self._vocabulary.columns, dtype=np.int32)
         try:
-            Walker(matcher.deep_copy(), self._vocabulary, Border(), "inside").fill(row)
-        except Stuck as error:
+            constraint.Walker(matcher.deep_copy(), self._vocabulary, constraint.Border(), "inside").fill(row)
+        except constraint.Stuck as error:
             raise InvalidRequest(grammar.param, f" cannot begin: {error}") from None
         if not (row & ~self._vocabulary.ends).any():
             raise InvalidRequest(grammar.param, " matches no text")
@@ -131,7 +125,7 @@ def _deeply(make: Callable[[], LLMatcher]) -> LLMatcher:
             threading.stack_size(usual)
     thread.join()
     if not made:
-        raise GrammarFailed("llguidance gave up on the grammar")
+        raise constraint.GrammarFailed("llguidance gave up on the grammar")
     return made[0]
 
 
@@ -183,7 +177,7 @@ def unforced(grammar: str) -> str:
 
 log = logging.getLogger("foresay.engine")
 
-Compiled = tuple[Request, LlguidanceConstraint | InvalidRequest]
+Compiled = tuple[Request, constraint.LlguidanceConstraint | InvalidRequest]
 
 
 class Pending:
@@ -195,7 +189,7 @@ class Pending:
 
     def __init__(self, load: Callable[[], GrammarCompiler | None], wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._waiting: deque[tuple[Request, Future[LlguidanceConstraint]]] = deque()
+        self._waiting: deque[tuple[Request, Future[constraint.LlguidanceConstraint]]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._compiler = self._thread.submit(load)
 
@@ -224,13 +218,15 @@ class Pending:
             request, compiled = self._waiting.popleft()
             yield request, _outcome(request, compiled)
 
-    def _compile(self, grammar: Grammar, salt: str) -> LlguidanceConstraint:
+    def _compile(self, grammar: Grammar, salt: str) -> constraint.LlguidanceConstraint:
         if (compiler := self._compiler.result()) is None:
             raise InvalidRequest(grammar.param, ": this model has no tokenizer.json that llguidance can read")
         return compiler.compile(grammar, salt)
 
 
-def _outcome(request: Request, compiled: Future[LlguidanceConstraint]) -> LlguidanceConstraint | InvalidRequest:
+def _outcome(
+    request: Request, compiled: Future[constraint.LlguidanceConstraint]
+) -> constraint.LlguidanceConstraint | InvalidRequest:
     error = compiled.exception()
     if error is None:
         return compiled.result()
