@@ -60,7 +60,7 @@ class GrammarCompiler:
         return None if text is None else cls(text, vocab_size, eos_token_ids)
 
     def compile(self, grammar: Grammar, salt: str = "") -> constraint.LlguidanceConstraint:
-        """What holds a request to ``grammar``. Raises :class:`InvalidRequest` naming its field, with the reason.
+        """The constraint that enforces ``grammar``. Raises :class:`InvalidRequest` naming its field, with the reason.
 
         salt: compiled grammars are shared only between equal salts, since the time saved would reveal earlier use.
         """
